@@ -1,0 +1,61 @@
+# make test and make tune need nothing but this file, Python 3.11 or newer and make: they set up .venv themselves.
+PYTHON ?= python3
+TUNE_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The CUDA version that device 0's driver supports, as a package extra; empty where no device answers.
+CUDA := $(shell nvidia-smi -i 0 2>/dev/null | sed -n 's/.*CUDA[^0-9]*Version: *\(1[23]\)\..*/,cuda\1/p')
+
+READY_TEST := $(VENV)/.ready-test,notebooks
+READY_TUNE := $(VENV)/.ready-tune$(CUDA)
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: test lint tune bench gpu-check clean check-style check-format check-types check-tests
+
+# --keep-going: a line too long does not hide what the tests say; any failure still fails the target.
+test: $(READY_TEST)
+	@$(MAKE) --no-print-directory --keep-going check-style check-format check-types check-tests
+
+lint: $(READY_TEST)
+	@$(MAKE) --no-print-directory --keep-going check-style check-format check-types
+
+tune: $(READY_TUNE)
+	$(BIN)/fmm-tune $(TUNE_ARGS)
+
+bench: $(READY_TUNE)
+	$(BIN)/python -m benchmarks.cpu
+
+# Runs in the active Python, which holds CuPy, and fails where no device answers: a check that checks nothing is no pass.
+gpu-check:
+	@$(PYTHON) -c 'import sys; from tests.conftest import no_device; sys.exit(no_device())'
+	$(PYTHON) -m pytest -m gpu tests
+	@if [ -f benchmarks/gpu.py ]; then set -x; $(PYTHON) -m benchmarks.gpu; fi
+
+check-style: $(READY_TEST)
+	$(BIN)/ruff check .
+
+check-format: $(READY_TEST)
+	$(BIN)/ruff format --check .
+
+check-types: $(READY_TEST)
+	$(BIN)/mypy
+
+check-tests: $(READY_TEST)
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp per set of extras, written after the installation: an interrupted one is repeated.
+$(VENV)/.ready-%: $(VENV)/.created pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch '$@'
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fmm needs Python 3.11 or newer; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@

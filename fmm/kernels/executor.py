@@ -1,0 +1,73 @@
+"""The executor: runs any plan on any backend by walking its recipes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from fmm.kernels.plan import Plan
+from fmm.kernels.program import Coefficient
+from fmm.kernels.recipe import Place, Product, Recipe, Sum, lower
+
+Array = Any  # numpy.ndarray, cupy.ndarray or an array of symbols: two axes, slicing, .T, .shape, .strides
+
+
+class Workspace(Protocol):
+    """Where temporaries come from: taken and given back like a stack."""
+
+    used: int
+
+    def take(self, rows: int, cols: int, fortran: bool = False) -> Array: ...
+    def release(self, mark: int) -> None: ...
+
+
+class Backend(Protocol):
+    """The two things that a recipe asks for."""
+
+    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
+    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
+
+
+def execute(
+    plan: Plan,
+    a: Array,
+    b: Array,
+    c: Array,
+    backend: Backend,
+    arena: Workspace,
+    alpha: Coefficient = 1,
+    beta: Coefficient = 0,
+) -> None:
+    """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
+    (m, k), n = a.shape, b.shape[1]
+    recipe = lower(plan, m, k, n, alpha, beta)
+    if recipe is None:
+        backend.multiply(plan.leaf, a, b, c)
+    else:
+        _run(recipe, {"A": a, "B": b, "C": c}, backend, arena)
+
+
+def _run(recipe: Recipe, arrays: dict[str, Array], backend: Backend, arena: Workspace) -> None:
+    mark = arena.used
+    for name, rows, cols in recipe.temporaries:
+        arrays[name] = arena.take(rows, cols, fortran=_fortran(arrays[recipe.layouts[name]]))
+    for step in recipe.steps:
+        if isinstance(step, Sum):
+            reads = [_view(arrays, p) for p in step.reads]
+            backend.sum(step, reads, [_view(arrays, p) for p in step.writes])
+        else:
+            _product(step, arrays, backend, arena)
+    arena.release(mark)
+
+
+def _product(step: Product, arrays: dict[str, Array], backend: Backend, arena: Workspace) -> None:
+    left, right, dest = (_view(arrays, p) for p in (step.left, step.right, step.dest))
+    execute(step.plan, left, right, dest, backend, arena, 1, int(step.accumulate))
+
+
+def _view(arrays: dict[str, Array], place: Place) -> Array:
+    return arrays[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
+
+
+def _fortran(x: Array) -> bool:
+    """Are the columns nearer to each other in memory than the rows?"""
+    return bool(abs(x.strides[0]) < abs(x.strides[1]))

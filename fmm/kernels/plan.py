@@ -1,0 +1,198 @@
+"""Plans: small immutable trees from the whole product down to the leaf that multiplies.
+
+Text form, outermost level first, levels joined by " > ":
+
+    winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
+
+A level is a scheme (or a composition of schemes, done in one pass) or a step table, then its options after dots. A
+scheme is traversed `stacked` (the default: all sums first, then the products, then the join) or `sequential` (one
+product at a time, three temporaries); a step table has its own order. Fringes: `unequal` (blocks differ by one row or
+column, sums are as if padded), `pad` (equal blocks, zeros beyond the edge are virtual) or `peel` (the even core, then
+thin strips).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
+from fmm.kernels.steps import StepTable, step_table, step_table_names
+
+Fringe = Literal["unequal", "pad", "peel"]
+Traversal = Literal["stacked", "sequential"]
+FRINGES: tuple[Fringe, ...] = ("unequal", "pad", "peel")
+TRAVERSALS: tuple[Traversal, ...] = ("stacked", "sequential")
+LEAVES = ("vendor",)
+
+
+class PlanError(ValueError):
+    """A plan that cannot be read, or that cannot run on the given problem."""
+
+
+def _choice(what: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise PlanError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a fast algorithm: which, in which order, and what happens at the fringe."""
+
+    algorithm: str
+    traversal: Traversal = "stacked"
+    fringe: Fringe = "unequal"
+
+    def __post_init__(self) -> None:
+        _choice("fringe", self.fringe, FRINGES)
+        _choice("traversal", self.traversal, TRAVERSALS)
+        if self.table is not None and self.traversal != "sequential":
+            raise PlanError(f"the step table {self.algorithm} is sequential, not {self.traversal}")
+
+    @cached_property
+    def table(self) -> StepTable | None:
+        return step_table(self.algorithm) if self.algorithm in step_table_names() else None
+
+    @cached_property
+    def scheme(self) -> Scheme | None:
+        return None if self.table else scheme(self.algorithm)
+
+    @cached_property
+    def size(self) -> tuple[int, int, int]:
+        """The grid of blocks, (m, k, n)."""
+        return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
+
+    @property
+    def products(self) -> int:
+        return self.table.products if self.table else self.scheme.rank  # type: ignore[union-attr]
+
+    def __str__(self) -> str:
+        default = _default(self.algorithm)
+        options = [o for o, d in ((self.traversal, default[0]), (self.fringe, default[1])) if o != d]
+        return ".".join([self.algorithm, *options])
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """D'Alberto and Nicolau's Table 1: halve the longest side while it is at least gamma times the others."""
+
+    gamma: float = 2
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 1.5:
+            raise PlanError(f"balanced({self.gamma:g}): gamma must be at least 1.5, or halving would never end")
+
+    def side(self, m: int, k: int, n: int) -> str | None:
+        """Which side to halve, tested in the table's order: m (tall A), n (long B), k (inner); None: almost square."""
+        if m >= self.gamma * max(k, n) and m > 1:
+            return "m"
+        if n >= self.gamma * max(m, k) and n > 1:
+            return "n"
+        if k >= self.gamma * max(m, n) and k > 1:
+            return "k"
+        return None
+
+    def __str__(self) -> str:
+        return f"balanced({self.gamma:g})"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Levels from the outermost inwards, then the leaf."""
+
+    levels: tuple[Level | Balanced, ...] = ()
+    leaf: str = "vendor"
+
+    def __post_init__(self) -> None:
+        _choice("leaf", self.leaf, LEAVES)
+
+    @property
+    def rest(self) -> Plan:
+        """The plan of the products of the first level."""
+        return _rest(self)
+
+    @property
+    def depth(self) -> int:
+        """Levels of recursion, a composition of f factors counted as f."""
+        return sum(_factors(level) for level in self.levels)
+
+    def __str__(self) -> str:
+        return " > ".join([*map(str, self.levels), self.leaf])
+
+    @staticmethod
+    def parse(text: str) -> Plan:
+        """The plan that `text` describes; PlanError says what is wrong and what is valid."""
+        return _parse(text)
+
+
+VENDOR = Plan()
+
+
+@lru_cache(maxsize=4096)
+def _rest(plan: Plan) -> Plan:
+    return replace(plan, levels=plan.levels[1:])
+
+
+def _factors(level: Level | Balanced) -> int:
+    if isinstance(level, Balanced):
+        return 0
+    return max(len(level.scheme.factors), 1) if level.scheme else 1
+
+
+def level(algorithm: str, *options: str) -> Level:
+    """A level with the defaults of its algorithm where `options` say nothing."""
+    traversal, fringe = _default(algorithm)
+    for option in options:
+        if option in TRAVERSALS:
+            traversal = option
+        elif option in FRINGES:
+            fringe = option
+        else:
+            raise PlanError(f"unknown option {option!r} of {algorithm}; valid: {', '.join(TRAVERSALS + FRINGES)}")
+    return Level(algorithm, traversal, fringe)
+
+
+@lru_cache(maxsize=256)
+def _default(algorithm: str) -> tuple[Traversal, Fringe]:
+    if algorithm not in step_table_names():
+        return "stacked", "unequal"
+    from fmm.kernels.proof import unequal_blocks  # the proof runs plans: it cannot be imported before them
+
+    return "sequential", "unequal" if unequal_blocks(algorithm) else "pad"
+
+
+_BALANCED = re.compile(r"balanced(?:\(([^()]*)\))?")
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Plan:
+    if not isinstance(text, str):
+        raise PlanError(f"a plan is a text such as 'winograd > vendor', not {text!r}")
+    *levels, leaf = (part.strip() for part in text.split(">"))
+    if leaf not in LEAVES:
+        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {', '.join(LEAVES)}")
+    return Plan(tuple(_parse_level(part, text) for part in levels), leaf)
+
+
+def _parse_level(part: str, text: str) -> Level | Balanced:
+    if match := _BALANCED.fullmatch(part):
+        try:
+            return Balanced(float(match[1])) if match[1] else Balanced()
+        except ValueError as error:
+            raise PlanError(f"{text!r}: {error}") from None
+    name, *options = part.split(".")
+    try:
+        return level(name if name in step_table_names() else _scheme_name(name), *options)
+    except ValueError as error:
+        raise PlanError(f"{text!r}: {error}") from None
+
+
+def _scheme_name(name: str) -> str:
+    names = re.split(r"\*|\^\d+\*?", name.replace(" ", ""))
+    for unknown in (n for n in names if n and n not in scheme_names()):
+        valid = ", ".join((*scheme_names(), *step_table_names(), "balanced"))
+        raise PlanError(f"unknown algorithm {unknown!r}; valid: {valid}")
+    scheme(name)
+    return canonical(name)

@@ -1,0 +1,475 @@
+"""Recipes: one level of a plan, lowered to sums and products over named rectangles. The one description of what runs.
+
+A recipe is found from a plan and the sizes alone. The executor runs it on arrays, `workspace` and the counters read
+the same steps, and the symbolic proof runs it on symbols. Sizes are exact: a place is the rectangle that holds
+numbers, so a block at the fringe is simply smaller, and a sum of unequal blocks is as if the smaller were padded with
+zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+from fmm.kernels import program as programs
+from fmm.kernels.plan import Balanced, Level, Plan, PlanError
+from fmm.kernels.program import Coefficient, Program
+from fmm.kernels.scheme import Scheme
+from fmm.kernels.steps import Step, StepTable
+
+ALIGN = 64  # bytes: every temporary starts on a cache line, and its rows do
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rectangle of A, B, C or of a temporary."""
+
+    name: str
+    row: int
+    col: int
+    rows: int
+    cols: int
+
+    def cropped(self, rows: int, cols: int) -> Place:
+        return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols))
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Additions in one pass: `program` over the `reads` gives the `writes`; what a read lacks counts as zero."""
+
+    label: str
+    program: Program
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+
+    @cached_property
+    def aliases(self) -> tuple[tuple[int, int], ...]:
+        """(write, read) pairs that stand in the same place: sums done in place."""
+        spots = [(p.name, p.row, p.col) for p in self.reads]
+        pairs = ((o, (p.name, p.row, p.col)) for o, p in enumerate(self.writes))
+        return tuple((o, spots.index(spot)) for o, spot in pairs if spot in spots)
+
+
+@dataclass(frozen=True)
+class Product:
+    """dest = left right (+ dest if `accumulate`), by a plan of its own."""
+
+    left: Place
+    right: Place
+    dest: Place
+    plan: Plan
+    accumulate: bool = False
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.left.rows, self.left.cols, self.right.cols
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The steps of one level, and the temporaries they need (name -> rows, columns)."""
+
+    temporaries: tuple[tuple[str, int, int], ...]
+    steps: tuple[Sum | Product, ...]
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def products(self) -> Iterator[Product]:
+        return (step for step in self.steps if isinstance(step, Product))
+
+    @cached_property
+    def layouts(self) -> dict[str, str]:
+        """Whose memory order each temporary should follow: the operand that it is first formed from."""
+        follows = {"A": "A", "B": "B", "C": "C"}
+        for step in self.steps:
+            parent = follows[step.reads[0].name] if isinstance(step, Sum) and step.reads else "C"
+            for place in step.writes if isinstance(step, Sum) else (step.dest,):
+                follows.setdefault(place.name, parent)
+        return follows
+
+
+@lru_cache(maxsize=4096)
+def lower(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> Recipe | None:
+    """The recipe of a plan's first level for C = alpha A B + beta C; None where the leaf itself does just that."""
+    if not plan.levels:
+        return None if (alpha, beta) == (1, 0) else _updated_leaf(plan, m, k, n, alpha, beta)
+    first = plan.levels[0]
+    if isinstance(first, Level) and first.traversal == "stacked" and first.fringe != "peel":
+        return _stacked(plan, first, m, k, n, alpha, beta)
+    if (alpha, beta) != (1, 0):
+        return _updated(plan, m, k, n, alpha, beta)
+    if isinstance(first, Balanced):
+        return _balanced(plan, first, m, k, n)
+    if first.fringe == "peel":
+        return _peeled(plan, first, m, k, n)
+    return _sequential(plan, first, m, k, n) if first.scheme else _tabled(plan, first, m, k, n)
+
+
+# ---- cutting
+
+
+def cuts(length: int, parts: int, fringe: str) -> list[tuple[int, int]]:
+    """(start, size) of each part: sizes differing by at most one, or all but the last ones equal (`pad`)."""
+    if fringe == "unequal":
+        small, larger = divmod(length, parts)
+        sizes = [small + (i < larger) for i in range(parts)]
+    else:
+        full = -(-length // parts)
+        sizes = [min(full, max(length - i * full, 0)) for i in range(parts)]
+    starts = [min(sum(sizes[:i]), length) for i in range(parts)]
+    return list(zip(starts, sizes, strict=True))
+
+
+def grid(name: str, rows: int, cols: int, parts: tuple[int, int], fringe: str) -> list[Place]:
+    """The blocks of an operand, in row-major order."""
+    across = cuts(cols, parts[1], fringe)
+    return [Place(name, r, c, h, w) for r, h in cuts(rows, parts[0], fringe) for c, w in across]
+
+
+def whole(name: str, rows: int, cols: int) -> Place:
+    return Place(name, 0, 0, rows, cols)
+
+
+# ---- schemes, stacked
+
+
+def _stacked(plan: Plan, level: Level, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+    """All left operands in one pass over A, all right ones over B, the products, then C in one pass over them."""
+    scheme = _scheme(level)
+    blocks = {
+        "A": grid("A", m, k, (scheme.m, scheme.k), level.fringe),
+        "B": grid("B", k, n, (scheme.k, scheme.n), level.fringe),
+        "C": grid("C", m, n, (scheme.m, scheme.n), level.fringe),
+    }
+    lefts, split_a = _operands("S", scheme.programs.left, scheme.u, blocks["A"], level.fringe)
+    rights, split_b = _operands("T", scheme.programs.right, scheme.v, blocks["B"], level.fringe)
+    products = [_product(p, a, b, plan.rest) for p, (a, b) in enumerate(zip(lefts, rights, strict=True), 1)]
+    results = tuple(p.dest for p in products)
+    program = programs.updating(scheme.programs.join, alpha, beta)
+    reads = results + (tuple(blocks["C"]) if beta else ())
+    join = Sum("join", program, reads, tuple(blocks["C"]))
+    splits = [s for s in (split_a, split_b) if s.writes]
+    temporaries = [(w.name, w.rows, w.cols) for s in splits for w in s.writes]
+    temporaries += [(r.name, r.rows, r.cols) for r in results]
+    return Recipe(tuple(temporaries), (*splits, *products, join))
+
+
+def _operands(
+    letter: str, program: Program, matrix: programs.Matrix, blocks: Sequence[Place], fringe: str
+) -> tuple[list[Place], Sum]:
+    """Where each operand stands: a block read in place if it needs no sum, else a temporary that the split writes."""
+    height, width = (max(b.rows for b in blocks), max(b.cols for b in blocks))
+    places: list[Place] = []
+    for p, column in enumerate(zip(*matrix, strict=True), 1):
+        parts = [b for b, c in zip(blocks, column, strict=True) if c]
+        rows, cols = max(b.rows for b in parts), max(b.cols for b in parts)
+        full = fringe != "pad" or (rows, cols) == (height, width)
+        if full and program.outputs[p - 1] < program.inputs:
+            places.append(blocks[program.outputs[p - 1]])
+        else:
+            shape = (height, width) if fringe == "pad" else (rows, cols)
+            places.append(whole(f"{letter}{p}", *shape))
+    written = [i for i, place in enumerate(places) if place.name not in "AB"]
+    kept = Program(program.inputs, program.lines, tuple(program.outputs[i] for i in written))
+    return places, Sum(f"split {blocks[0].name}", kept, tuple(blocks), tuple(places[i] for i in written))
+
+
+def _product(number: int, left: Place, right: Place, plan: Plan) -> Product:
+    """Product p into its own temporary; columns or rows that the other operand lacks meet only zeros."""
+    k = min(left.cols, right.rows)
+    dest = whole(f"M{number}", left.rows, right.cols)
+    return Product(left.cropped(left.rows, k), right.cropped(k, right.cols), dest, plan)
+
+
+# ---- schemes, one product at a time
+
+
+def _sequential(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
+    """For any scheme: form the two operands of a product, multiply, add it where it belongs. Three temporaries."""
+    scheme = _scheme(level)
+    a = grid("A", m, k, (scheme.m, scheme.k), level.fringe)
+    b = grid("B", k, n, (scheme.k, scheme.n), level.fringe)
+    c = grid("C", m, n, (scheme.m, scheme.n), level.fringe)
+    steps: list[Sum | Product] = []
+    started: set[int] = set()
+    for p in range(scheme.rank):
+        left = _operand("S", [row[p] for row in scheme.u], a, steps)
+        right = _operand("T", [row[p] for row in scheme.v], b, steps)
+        width = min(left.cols, right.rows)
+        dest = whole("M", left.rows, right.cols)
+        steps.append(Product(left.cropped(left.rows, width), right.cropped(width, right.cols), dest, plan.rest))
+        steps.append(_scatter([row[p] for row in scheme.w], dest, c, started))
+    untouched = [block for i, block in enumerate(c) if i not in started]
+    if untouched:
+        steps.append(
+            Sum(
+                "clear",
+                Program(0, ((),) * len(untouched), tuple(range(len(untouched)))),
+                (),
+                tuple(untouched),
+            )
+        )
+    return Recipe(_temporaries(steps), tuple(steps))
+
+
+def _operand(name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]) -> Place:
+    parts = [(c, block) for c, block in zip(column, blocks, strict=True) if c]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return parts[0][1]
+    place = whole(name, max(b.rows for _, b in parts), max(b.cols for _, b in parts))
+    program = programs.plain([[c for c, _ in parts]], len(parts))
+    steps.append(Sum("sum", program, tuple(b for _, b in parts), (place,)))
+    return place
+
+
+def _scatter(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
+    """Add a product to the blocks of C that want it; the first time a block is met it is written, not read."""
+    wanted = [i for i, c in enumerate(column) if c]
+    old = [i for i in wanted if i in started]
+    lines = []
+    for i in wanted:
+        before: list[tuple[Coefficient, int]] = [(1, 1 + old.index(i))] if i in started else []
+        lines.append((*before, (column[i], 0)))
+    started.update(wanted)
+    inputs = 1 + len(old)
+    program = Program(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
+    return Sum("add", program, (product, *(blocks[i] for i in old)), tuple(blocks[i] for i in wanted))
+
+
+def _temporaries(steps: Sequence[Sum | Product]) -> tuple[tuple[str, int, int], ...]:
+    """Each temporary as large as the largest rectangle that it holds."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for step in steps:
+        for place in step.writes if isinstance(step, Sum) else (step.dest,):
+            if place.name not in "ABC":
+                rows, cols = sizes.get(place.name, (0, 0))
+                sizes[place.name] = max(rows, place.rows), max(cols, place.cols)
+    return tuple((name, *size) for name, size in sizes.items())
+
+
+# ---- step tables
+
+
+def _tabled(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
+    """A paper's table with its places sized. With `pad`, a C that does not divide is computed in a padded temporary."""
+    table = level.table
+    assert table is not None
+    parts = table.size
+    shape = (m, n)
+    padded = level.fringe == "pad" and (m % parts[0] != 0 or n % parts[2] != 0)
+    if padded:
+        shape = (-(-m // parts[0]) * parts[0], -(-n // parts[2]) * parts[2])
+    blocks = {
+        **_named(grid("A", m, k, parts[:2], level.fringe), parts[1]),
+        **_named(grid("B", k, n, parts[1:], level.fringe), parts[2]),
+        **_named(grid("C'" if padded else "C", *shape, (parts[0], parts[2]), level.fringe), parts[2]),
+    }
+    steps = _Sizing(table, blocks, plan.rest).run()
+    if padded:
+        result = whole("C'", *shape).cropped(m, n)
+        steps.append(Sum("crop", _COPY, (result,), (whole("C", m, n),)))
+        return Recipe((("C'", *shape), *(t for t in _temporaries(steps) if t[0] != "C'")), tuple(steps))
+    return Recipe(_temporaries(steps), tuple(steps))
+
+
+_COPY = Program(1, (), (0,))
+
+
+def _named(blocks: Sequence[Place], columns: int) -> dict[str, Place]:
+    letter = blocks[0].name[0]
+    return {f"{letter}{i // columns + 1}{i % columns + 1}": block for i, block in enumerate(blocks)}
+
+
+class _Sizing:
+    """Walks a table once, keeping for every place the rectangle that it holds at the moment."""
+
+    def __init__(self, table: StepTable, blocks: dict[str, Place], plan: Plan) -> None:
+        self.table, self.blocks, self.plan = table, blocks, plan
+        self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
+        # Is what a place holds a sum of A, a sum of B, or part of C? Only the last may be cropped to its block.
+        self.kind = {name: name[0] for name in self.held}
+        self.steps: list[Sum | Product] = []
+
+    def run(self) -> list[Sum | Product]:
+        for step in self.table.steps:
+            self._step(step)
+        return self.steps
+
+    def _step(self, step: Step) -> None:
+        sources = [self.held[step.bound[f]] for f in step.kernel.reads]
+        kind = max((self.kind[step.bound[f]] for f in step.kernel.reads), default="C")
+        if step.kernel.product:
+            sources.insert(0, self._product(step))
+            kind = "C"
+        writes = []
+        for name, needs in zip(step.writes, step.kernel.dependencies, strict=True):
+            rows, cols = max(sources[i].rows for i in needs), max(sources[i].cols for i in needs)
+            writes.append(self._place(name, rows, cols, kind, step))
+        program, kept = _without_copies(step.kernel.program, tuple(sources), tuple(writes))
+        if kept:
+            self.steps.append(Sum(step.kernel.name, program, tuple(sources), kept))
+
+    def _product(self, step: Step) -> Place:
+        """Emit the product; into a place that the kernel overwrites if there is one, else into the scratch P."""
+        left, right = (self.held[step.bound[f]] for f in step.kernel.product or ())
+        width = min(left.cols, right.rows)
+        free = [f for f in step.kernel.writes if f not in step.kernel.reads]
+        if free:
+            dest = self._place(step.bound[free[0]], left.rows, right.cols, "C", step)
+        else:
+            dest = whole("P", left.rows, right.cols)
+        left, right = left.cropped(dest.rows, width), right.cropped(width, dest.cols)
+        self.steps.append(Product(left, right, dest, self.plan))
+        return dest
+
+    def _place(self, name: str, rows: int, cols: int, kind: str, step: Step) -> Place:
+        block = self.blocks.get(name)
+        place = whole(name, rows, cols) if block is None else block.cropped(rows, cols)
+        if kind != "C" and (place.rows, place.cols) != (rows, cols):
+            raise PlanError(
+                f"{self.table.name} keeps a {rows} x {cols} sum in {name}, which is only {place.rows} x {place.cols}, "
+                f"at {step}; use a table with temporaries of its own (hasa, adaptive-winograd) or another scheme"
+            )
+        self.held[name], self.kind[name] = place, kind
+        return place
+
+
+def _without_copies(
+    program: Program, reads: tuple[Place, ...], writes: tuple[Place, ...]
+) -> tuple[Program, tuple[Place, ...]]:
+    """Drop outputs that already stand where they belong (a product that was written in place)."""
+    kept = [i for i, v in enumerate(program.outputs) if v >= program.inputs or reads[v] != writes[i]]
+    return Program(program.inputs, program.lines, tuple(program.outputs[i] for i in kept)), tuple(
+        writes[i] for i in kept
+    )
+
+
+# ---- fringes, halving, alpha and beta
+
+
+def _peeled(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
+    """The largest core that divides, then three strips by the leaf, each entry of C's strips computed once."""
+    core = Plan((Level(level.algorithm, level.traversal, "pad"), *plan.levels[1:]), plan.leaf)
+    leaf = Plan((), plan.leaf)
+    mc, kc, nc = (side - side % part for side, part in zip((m, k, n), level.size, strict=True))
+    if 0 in (mc, kc, nc):
+        return Recipe((), (Product(whole("A", m, k), whole("B", k, n), whole("C", m, n), leaf),))
+    steps = [Product(Place("A", 0, 0, mc, kc), Place("B", 0, 0, kc, nc), Place("C", 0, 0, mc, nc), core)]
+    if kc < k:
+        inner = Place("A", 0, kc, mc, k - kc), Place("B", kc, 0, k - kc, nc)
+        steps.append(Product(*inner, Place("C", 0, 0, mc, nc), leaf, accumulate=True))
+    if nc < n:
+        steps.append(
+            Product(Place("A", 0, 0, mc, k), Place("B", 0, nc, k, n - nc), Place("C", 0, nc, mc, n - nc), leaf)
+        )
+    if mc < m:
+        steps.append(Product(Place("A", mc, 0, m - mc, k), whole("B", k, n), Place("C", mc, 0, m - mc, n), leaf))
+    return Recipe((), tuple(steps))
+
+
+def _balanced(plan: Plan, level: Balanced, m: int, k: int, n: int) -> Recipe:
+    """One halving of Table 1 (or none: then the rest of the plan does the whole)."""
+    side = level.side(m, k, n)
+    a, b, c = whole("A", m, k), whole("B", k, n), whole("C", m, n)
+    if side is None:
+        return Recipe((), (Product(a, b, c, plan.rest),))
+    pieces = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}[side]
+    lefts, rights = grid("A", m, k, pieces[:2], "unequal"), grid("B", k, n, pieces[1:], "unequal")
+    dests = grid("C", m, n, (pieces[0], pieces[2]), "unequal")
+    steps = [
+        Product(
+            lefts[i % len(lefts)],
+            rights[i % len(rights)],
+            dests[i % len(dests)],
+            plan,
+            side == "k" and i == 1,
+        )
+        for i in range(2)
+    ]
+    return Recipe((), tuple(steps))
+
+
+PANEL = 1 << 20  # elements: an updating leaf computes this much of A B at a time, so that its scratch stays small
+
+
+def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+    """C = alpha A B + beta C in bands of rows: the leaf has no beta, and a scratch as large as C would cost more."""
+    height = max(min(m, PANEL // max(n, 1)), 1)
+    program = programs.updating(_COPY, alpha, beta)
+    steps: list[Sum | Product] = []
+    for row in range(0, m, height):
+        rows = min(height, m - row)
+        scratch, band = whole("P", rows, n), Place("C", row, 0, rows, n)
+        steps.append(Product(Place("A", row, 0, rows, k), whole("B", k, n), scratch, plan))
+        steps.append(Sum("update", program, (scratch, band) if beta else (scratch,), (band,)))
+    return Recipe(_temporaries(steps), tuple(steps))
+
+
+def _updated(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+    """C = alpha A B + beta C around a level that uses C as scratch: the product goes to a temporary first."""
+    product, c = whole("D", m, n), whole("C", m, n)
+    program = programs.updating(_COPY, alpha, beta)
+    update = Sum("update", program, (product, c) if beta else (product,), (c,))
+    return Recipe((("D", m, n),), (Product(whole("A", m, k), whole("B", k, n), product, plan), update))
+
+
+# ---- what a plan needs
+
+
+def leading(cols: int, itemsize: int) -> int:
+    """Elements from one row of a temporary to the next: whole cache lines, and never a large power of two.
+
+    Rows that lie a multiple of 4 KiB apart fall into the same cache sets, and a panel of them evicts itself.
+    """
+    line = max(ALIGN // itemsize, 1)
+    padded = -(-cols // line) * line
+    return padded + line if padded * itemsize % 4096 == 0 and padded else padded
+
+
+def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
+    """Enough for either memory order, so that a plan's workspace does not depend on its operands' layouts."""
+    elements = max(rows * leading(cols, itemsize), cols * leading(rows, itemsize))
+    return -(-elements * itemsize // ALIGN) * ALIGN
+
+
+@lru_cache(maxsize=65536)
+def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> int:
+    """Peak bytes of temporaries, all levels: this level's, plus the hungriest of its products' (they take turns)."""
+    recipe = lower(plan, m, k, n, alpha, beta)
+    if recipe is None:
+        return 0
+    own = sum(temporary_bytes(rows, cols, itemsize) for _, rows, cols in recipe.temporaries)
+    inner = {(p.plan, *p.size, p.accumulate) for p in recipe.products}
+    return own + max((workspace(p, *size, itemsize, 1, int(acc)) for p, *size, acc in inner), default=0)
+
+
+def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, int], int]:
+    """The multiset of leaf products (m, k, n) -> how many."""
+    return dict(_leaves(plan, m, k, n, 0))
+
+
+@lru_cache(maxsize=65536)
+def _leaves(plan: Plan, m: int, k: int, n: int, beta: int) -> tuple[tuple[tuple[int, int, int], int], ...]:
+    recipe = lower(plan, m, k, n, 1, beta)
+    if recipe is None:
+        return (((m, k, n), 1),)
+    found: dict[tuple[int, int, int], int] = {}
+    for p in recipe.products:
+        for size, count in _leaves(p.plan, *p.size, int(p.accumulate)):
+            found[size] = found.get(size, 0) + count
+    return tuple(found.items())
+
+
+def flops(plan: Plan, m: int, k: int, n: int) -> int:
+    """Multiplications and additions inside the leaf products, 2mkn each."""
+    return sum(2 * prod(size) * count for size, count in leaf_products(plan, m, k, n).items())
+
+
+def _scheme(level: Level) -> Scheme:
+    assert level.scheme is not None
+    return level.scheme

@@ -1,0 +1,429 @@
+"""Bilinear algorithms <m,k,n;r> as data: read from text files, proved by the Brent equations, composed and permuted.
+
+A scheme multiplies an m x k grid of blocks by a k x n grid with r products: product p is
+(sum_b U[b][p] A_b) (sum_b V[b][p] B_b), and block c of the result is sum_p W[c][p] product_p.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from importlib import resources
+from itertools import product
+from math import lcm, prod, sqrt
+
+import numpy as np
+
+from fmm.kernels import program as programs
+from fmm.kernels.program import Matrix, Program
+
+
+class SchemeError(ValueError):
+    """A scheme that is unknown, malformed or not a matrix multiplication."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The additions of one scheme: forming the left operands, the right operands and the blocks of the result."""
+
+    left: Program
+    right: Program
+    join: Program
+
+    @property
+    def additions(self) -> int:
+        return self.left.additions + self.right.additions + self.join.additions
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """<m,k,n;r> with its coefficient matrices (blocks in row-major order x products) and, if composed, its factors."""
+
+    name: str
+    source: str
+    m: int
+    k: int
+    n: int
+    u: Matrix
+    v: Matrix
+    w: Matrix
+    factors: tuple[Scheme, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.m, self.k, self.n, self.rank))
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.m, self.k, self.n
+
+    @property
+    def rank(self) -> int:
+        return len(self.u[0])
+
+    def __str__(self) -> str:
+        return f"{self.name} <{self.m},{self.k},{self.n};{self.rank}>"
+
+    @cached_property
+    def programs(self) -> Programs:
+        """Additions with common sums shared; a composed scheme's are its factors' run level by level."""
+        if self.factors:
+            return _composed_programs(self.factors)
+        columns = tuple(zip(*self.u, strict=True)), tuple(zip(*self.v, strict=True))
+        return Programs(
+            programs.shared(columns[0], self.m * self.k),
+            programs.shared(columns[1], self.k * self.n),
+            programs.shared(self.w, self.rank),
+        )
+
+    @property
+    def additions(self) -> int:
+        """Block additions with common sums shared (15 for Winograd's variant)."""
+        return self.programs.additions
+
+    @property
+    def additions_plain(self) -> int:
+        """Block additions when every operand and every block of C is formed on its own (18 for Strassen's)."""
+        operands = [sum(1 for c in column if c) - 1 for x in (self.u, self.v) for column in zip(*x, strict=True)]
+        return sum(operands) + sum(sum(1 for c in row if c) - 1 for row in self.w)
+
+    @property
+    def nonzeros(self) -> tuple[int, int, int]:
+        return tuple(sum(1 for row in x for c in row if c) for x in (self.u, self.v, self.w))  # type: ignore[return-value]
+
+    @cached_property
+    def stability_factor(self) -> Fraction:
+        """max over C blocks of sum_p |w_cp| |u_p|_1 |v_p|_1: the growth of the error bound per level (Ballard et al.
+        2016, after Bini and Lotti 1980): 12 for Strassen's, 18 for Winograd's."""
+        if self.factors:
+            return Fraction(prod((f.stability_factor for f in self.factors), start=Fraction(1)))
+        left, right = _column_norms(self.u), _column_norms(self.v)
+        return max(
+            sum((abs(c) * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w
+        )
+
+    @cached_property
+    def error_growth(self) -> float:
+        """Expected error of one level as a multiple of the classical product's, on random data of one size.
+
+        The error of a sum of length k is taken to grow like k (its variance like k^2), independently in each product:
+        then block c has variance sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 relative to the classical one's. Left out: the
+        rounding of the additions themselves, the shorter sums' gain in blocked kernels, and structured data.
+        """
+        if self.factors:
+            return prod(f.error_growth for f in self.factors)
+        left, right = _column_squares(self.u), _column_squares(self.v)
+        worst = max(sum(c * c * x * y for c, x, y in zip(row, left, right, strict=True)) for row in self.w)
+        return max(1.0, sqrt(worst) / self.k)
+
+    def defect(self) -> str | None:
+        """None if the Brent equations hold exactly, else the first one that does not."""
+        (u, du), (v, dv), (w, dw) = (_integers(x) for x in (self.u, self.v, self.w))
+        found = np.einsum("ap,bp,cp->abc", u, v, w)
+        expected = np.zeros(found.shape, dtype=np.int64)
+        for i, j, q in product(range(self.m), range(self.k), range(self.n)):
+            expected[i * self.k + j, j * self.n + q, i * self.n + q] = du * dv * dw
+        wrong = np.argwhere(found != expected)
+        if not len(wrong):
+            return None
+        a, b, c = (int(x) for x in wrong[0])
+        names = _block("A", a, self.k), _block("B", b, self.n), _block("C", c, self.n)
+        value = Fraction(int(found[a, b, c]), du * dv * dw)
+        right = expected[a, b, c] != 0
+        return f"the coefficient of {names[0]} {names[1]} in {names[2]} is {value}, not {int(right)}"
+
+    def text(self) -> str:
+        """The scheme as its data file would have it."""
+        return "\n".join(_lines(self)) + "\n"
+
+
+def _column_norms(x: Matrix) -> list[Fraction]:
+    return [sum((abs(c) for c in column), Fraction(0)) for column in zip(*x, strict=True)]
+
+
+def _column_squares(x: Matrix) -> list[Fraction]:
+    return [sum((c * c for c in column), Fraction(0)) for column in zip(*x, strict=True)]
+
+
+def _integers(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
+    """The matrix times its common denominator: exact integer arithmetic is what makes the check a proof."""
+    scale = lcm(*(c.denominator for row in x for c in row))
+    return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale
+
+
+def _block(letter: str, index: int, columns: int) -> str:
+    return f"{letter}{index // columns + 1}{index % columns + 1}"
+
+
+# ---- reading and writing
+
+
+_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/\d+)?)\s*\*?\s*)?([ABCM]\d+)")
+
+
+def parse(text: str, origin: str = "scheme") -> Scheme:
+    """A scheme from its text form, proved; SchemeError names the file and what is wrong."""
+    head, equations = _sections(text, origin)
+    try:
+        m, k, n = (int(x) for x in head["size"].split())
+        products = [key for key in equations if key.startswith("M")]
+        if products != [f"M{p + 1}" for p in range(len(products))]:
+            raise SchemeError(f"products must be M1, M2, ... in order, not {', '.join(products)}")
+        pairs = [re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equations[p]) for p in products]
+        if None in pairs:
+            raise SchemeError(f"{products[pairs.index(None)]} is not of the form (sum of A)(sum of B)")
+        u = _columns([_sum(p[1], "A", m, k) for p in pairs if p], m * k)
+        v = _columns([_sum(p[2], "B", k, n) for p in pairs if p], k * n)
+        w = tuple(_row(equations, _block("C", c, n), len(products)) for c in range(m * n))
+        scheme = Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
+    except (KeyError, ValueError, IndexError) as error:
+        reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise SchemeError(f"{origin}: {reason}") from None
+    if (defect := scheme.defect()) is not None:
+        raise SchemeError(f"{origin}: not a matrix multiplication: {defect}")
+    return scheme
+
+
+def _sections(text: str, origin: str) -> tuple[dict[str, str], dict[str, str]]:
+    head: dict[str, str] = {}
+    equations: dict[str, str] = {}
+    for line in (line.split("#")[0].strip() for line in text.splitlines()):
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if equals and re.fullmatch(r"[MC]\d+", key):
+            if key in equations:
+                raise SchemeError(f"{origin}: {key} is given twice")
+            equations[key] = value
+        elif line:
+            word, _, rest = line.partition(" ")
+            head[word] = rest.strip()
+    return head, equations
+
+
+def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
+    terms: dict[int, Fraction] = {}
+    position = 0
+    while position < len(text.rstrip()):
+        match = _TERM.match(text, position)
+        if match is None or match[3][0] != letter or (terms and not match[1]):
+            raise SchemeError(f"cannot read {text.strip()!r} as a sum of {letter} blocks")
+        position = match.end()
+        index = _index(match[3], letter, rows, columns)
+        terms[index] = terms.get(index, Fraction(0)) + Fraction(match[2] or 1) * (-1 if match[1] == "-" else 1)
+    return terms
+
+
+def _index(name: str, letter: str, rows: int, columns: int) -> int:
+    if letter == "M":
+        return int(name[1:]) - 1
+    row, column = int(name[1]), int(name[2:])
+    if not (1 <= row <= rows and 1 <= column <= columns):
+        raise SchemeError(f"{name} is outside the {rows} x {columns} grid")
+    return (row - 1) * columns + column - 1
+
+
+def _columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
+    return tuple(tuple(s.get(row, Fraction(0)) for s in sums) for row in range(rows))
+
+
+def _row(equations: dict[str, str], block: str, rank: int) -> tuple[Fraction, ...]:
+    terms = _sum(equations[block], "M", 1, rank)
+    if terms and max(terms) >= rank:
+        raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
+    return tuple(terms.get(p, Fraction(0)) for p in range(rank))
+
+
+def _lines(scheme: Scheme) -> Iterator[str]:
+    yield f"name    {scheme.name}"
+    yield f"source  {scheme.source}"
+    yield f"size    {scheme.m} {scheme.k} {scheme.n}"
+    yield ""
+    for p in range(scheme.rank):
+        left = _spell("A", [row[p] for row in scheme.u], scheme.k)
+        right = _spell("B", [row[p] for row in scheme.v], scheme.n)
+        yield f"M{p + 1} = ({left})({right})"
+    yield ""
+    for c, row in enumerate(scheme.w):
+        yield f"{_block('C', c, scheme.n)} = {_spell('M', list(row), None)}"
+
+
+def _spell(letter: str, coefficients: list[Fraction], columns: int | None) -> str:
+    words: list[str] = []
+    for index, c in enumerate(coefficients):
+        if c:
+            name = f"{letter}{index + 1}" if columns is None else _block(letter, index, columns)
+            sign = ("- " if c < 0 else "+ ") if words else ("-" if c < 0 else "")
+            words.append(f"{sign}{'' if abs(c) == 1 else f'{abs(c)} '}{name}")
+    return " ".join(words)
+
+
+# ---- permuting and composing
+
+
+def transposed(scheme: Scheme, name: str) -> Scheme:
+    """<n,k,m> from <m,k,n>: C^T = B^T A^T."""
+    u = _reordered(scheme.v, scheme.k, scheme.n)
+    v = _reordered(scheme.u, scheme.m, scheme.k)
+    w = _reordered(scheme.w, scheme.m, scheme.n)
+    return Scheme(name, f"transpose of {scheme.name}: {scheme.source}", scheme.n, scheme.k, scheme.m, u, v, w)
+
+
+def rotated(scheme: Scheme, name: str) -> Scheme:
+    """<k,n,m> from <m,k,n>: the trilinear form sum A_ij B_jl C_li does not change when its factors are rotated."""
+    v = _reordered(scheme.w, scheme.m, scheme.n)
+    w = _reordered(scheme.u, scheme.m, scheme.k)
+    return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)
+
+
+def _reordered(x: Matrix, rows: int, columns: int) -> Matrix:
+    """The coefficient rows of a grid of blocks, re-sorted for the transposed grid."""
+    return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
+
+
+def composed(factors: tuple[Scheme, ...], name: str) -> Scheme:
+    """The Kronecker product: the first factor's blocks are multiplied by the second's algorithm, and so on."""
+    first, *rest = factors
+    for second in rest:
+        first = _kronecker(first, second)
+    source = " (x) ".join(f.name for f in factors)
+    return Scheme(name, source, first.m, first.k, first.n, first.u, first.v, first.w, factors)
+
+
+def _kronecker(x: Scheme, y: Scheme) -> Scheme:
+    def grid(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
+        rows = []
+        for i, s, j, t in product(range(len(p) // columns), range(inner_rows), range(columns), range(inner_columns)):
+            outer, inner = p[i * columns + j], q[s * inner_columns + t]
+            rows.append(tuple(a * b for a in outer for b in inner))
+        return tuple(rows)
+
+    u = grid(x.u, y.u, x.k, y.m, y.k)
+    v = grid(x.v, y.v, x.n, y.k, y.n)
+    w = grid(x.w, y.w, x.n, y.m, y.n)
+    return Scheme(f"{x.name}*{y.name}", "", x.m * y.m, x.k * y.k, x.n * y.n, u, v, w)
+
+
+def _composed_programs(factors: tuple[Scheme, ...]) -> Programs:
+    outer = factors[0]
+    if len(factors) == 1:
+        return outer.programs
+    inner = composed(factors[1:], "inner")
+    p, q = outer.programs, inner.programs
+    return Programs(
+        _split_twice(p.left, q.left, (outer.m, outer.k), (inner.m, inner.k), outer.rank),
+        _split_twice(p.right, q.right, (outer.k, outer.n), (inner.k, inner.n), outer.rank),
+        _join_twice(p.join, q.join, (outer.m, outer.n), (inner.m, inner.n), outer.rank),
+    )
+
+
+def _split_twice(p: Program, q: Program, outer: tuple[int, int], inner: tuple[int, int], rank: int) -> Program:
+    """Outer sums once for every inner position, then the inner sums of each of the outer products."""
+    places = prod(inner)
+    wiring = [[(place, r) for place in range(places)] for r in range(rank)]
+    program = programs.chain([p] * places, [q] * rank, wiring)
+    return programs.permuted(program, _by_place(outer, inner))
+
+
+def _join_twice(p: Program, q: Program, outer: tuple[int, int], inner: tuple[int, int], rank: int) -> Program:
+    """Inner joins of each outer product, then the outer join once for every inner position."""
+    wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
+    program = programs.chain([q] * rank, [p] * prod(inner), wiring)
+    order = _by_place(outer, inner)
+    outputs = [0] * len(order)
+    for position, block in enumerate(order):
+        outputs[block] = program.outputs[position]
+    return Program(program.inputs, program.lines, tuple(outputs))
+
+
+def _by_place(outer: tuple[int, int], inner: tuple[int, int]) -> list[int]:
+    """Row-major block numbers of the composed grid, sorted by inner position first, then by outer block."""
+    columns = outer[1] * inner[1]
+    return [
+        (i * inner[0] + s) * columns + j * inner[1] + t
+        for s, t in product(range(inner[0]), range(inner[1]))
+        for i, j in product(range(outer[0]), range(outer[1]))
+    ]
+
+
+# ---- the folder of schemes
+
+
+def scheme_names() -> tuple[str, ...]:
+    """Every scheme that can be named: the files, and the permutations of those named after their size."""
+    return tuple(sorted(_catalogue()))
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> dict[str, tuple[str, str]]:
+    """name -> (file, permutation letters). A file whose name ends in its sizes, as hk223, gives all six orders."""
+    files = sorted(f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt"))
+    names = {name: (name, "mkn") for name in files}
+    for file in files:
+        digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
+        if digits:
+            sizes = dict(zip("mkn", digits.groups()[1:], strict=True))
+            for order in _ORDERS:
+                names.setdefault(digits[1] + "".join(sizes[x] for x in order), (file, order))
+    return names
+
+
+def _folder() -> resources.abc.Traversable:
+    return resources.files("fmm.kernels") / "schemes"
+
+
+@lru_cache(maxsize=256)
+def scheme(expression: str) -> Scheme:
+    """A scheme by name: `strassen`, `strassen^2`, `strassen*hk223`; the leftmost factor is the outermost level."""
+    factors: list[Scheme] = []
+    for part in expression.split("*"):
+        name, _, power = part.strip().partition("^")
+        if power and not (power.isdecimal() and 1 <= int(power) <= 6):
+            raise SchemeError(f"{expression!r}: the power {power!r} is not a whole number from 1 to 6")
+        factors += [_named(name.strip())] * int(power or 1)
+    if len(factors) == 1:
+        return factors[0]
+    return composed(tuple(factors), canonical(expression))
+
+
+def canonical(expression: str) -> str:
+    """The short spelling of a composition: equal neighbours as a power, no spaces."""
+    names: list[tuple[str, int]] = []
+    for part in expression.replace(" ", "").split("*"):
+        name, _, power = part.partition("^")
+        times = int(power or 1)
+        if names and names[-1][0] == name:
+            names[-1] = (name, names[-1][1] + times)
+        else:
+            names.append((name, times))
+    return "*".join(name if times == 1 else f"{name}^{times}" for name, times in names)
+
+
+@lru_cache(maxsize=256)
+def _named(name: str) -> Scheme:
+    if name not in _catalogue():
+        raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
+    file, order = _catalogue()[name]
+    base = parse((_folder() / f"{file}.txt").read_text(encoding="utf-8"), f"{file}.txt")
+    if base.name != file:
+        raise SchemeError(f"{file}.txt: its name line says {base.name!r}; it must be {file!r}")
+    return _permutation(base, order, name)
+
+
+def _permutation(base: Scheme, order: str, name: str) -> Scheme:
+    flip, turns = _ORDERS[order]
+    base = transposed(base, name) if flip else base
+    for _ in range(turns):
+        base = rotated(base, name)
+    return base
+
+
+# The letters of the new size in terms of the old <m,k,n>: whether to transpose first, and how often to rotate.
+_ORDERS = {
+    "mkn": (False, 0),
+    "knm": (False, 1),
+    "nmk": (False, 2),
+    "nkm": (True, 0),
+    "kmn": (True, 1),
+    "mnk": (True, 2),
+}

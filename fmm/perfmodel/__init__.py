@@ -1,0 +1,1 @@
+"""The performance model: what can be known about a plan without running it. Numbers in, numbers out."""

@@ -1,0 +1,152 @@
+"""Facts about GPUs: datasheet numbers per device, limits per compute capability. A new device is a new row.
+
+The two tables are `devices.csv` and `capabilities.csv` beside this file; every row names its source.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What every device of one compute capability shares; sizes in bytes, rates per SM and clock.
+
+    `register_granularity` says who is given registers in units of `register_unit`: a warp, or (1.x) a block.
+    `warp_granularity` is the number of SM partitions among which warps are dealt out evenly.
+    `shared_per_block` is the largest size a kernel can opt into. The rates count cores: an FMA is two flops.
+    """
+
+    capability: str
+    max_threads_per_block: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int
+    registers_per_block: int
+    max_registers_per_thread: int
+    register_unit: int
+    register_granularity: str
+    warp_granularity: int
+    shared_per_sm: int
+    shared_per_block: int
+    reserved_shared_per_block: int
+    shared_unit: int
+    shared_bytes_per_clock: int
+    fp32_per_clock: int
+    fp64_per_clock: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One product's datasheet: fields as printed, in TFLOPS and GB/s; properties in flop/s and bytes/s.
+
+    Tensor rates are dense, with 32-bit accumulation for TF32 and FP16; None where there is no such unit.
+    `memory_gb` is the advertised size. Left out: the clock under load, often below boost for want of power.
+    """
+
+    name: str
+    capability: str
+    sms: int
+    boost_mhz: float
+    fp32_tflops: float
+    fp64_tflops: float
+    fp64_tensor_tflops: float | None
+    tf32_tflops: float | None
+    fp16_tflops: float | None
+    bandwidth_gbs: float
+    memory_gb: float
+    l2_kib: int
+    source: str
+
+    @property
+    def limits(self) -> Capability:
+        return capability(self.capability)
+
+    @property
+    def fp32_peak(self) -> float:
+        """Cores x clock x 2, not the printed number: it is what the papers' models start from."""
+        return 2e6 * self.sms * self.limits.fp32_per_clock * self.boost_mhz
+
+    @property
+    def fp64_peak(self) -> float:
+        """Cores x clock x 2, without tensor cores."""
+        return 2e6 * self.sms * self.limits.fp64_per_clock * self.boost_mhz
+
+    @property
+    def global_bandwidth(self) -> float:
+        return 1e9 * self.bandwidth_gbs
+
+    @property
+    def shared_bandwidth(self) -> float:
+        """All SMs' shared memory banks at the boost clock (Huang et al., footnote 13)."""
+        return 1e6 * self.sms * self.limits.shared_bytes_per_clock * self.boost_mhz
+
+    def peak(self, element_bytes: int) -> float:
+        """Flop/s of the ordinary cores for an element of 4 (float32) or 8 (float64) bytes."""
+        if element_bytes not in (4, 8):
+            raise ValueError(f"no core peak for elements of {element_bytes} bytes; the sizes are 4 and 8")
+        return self.fp32_peak if element_bytes == 4 else self.fp64_peak
+
+
+def device(name: str) -> Device:
+    """A device by name, in any case and spacing: "h200", "RTX4090", "gtx-1050"."""
+    found = _devices().get(_key(name))
+    if found is None:
+        raise ValueError(f"unknown device {name!r}; the devices are {', '.join(device_names())}")
+    return found
+
+
+def device_names() -> tuple[str, ...]:
+    """Every device in the table, oldest first."""
+    return tuple(d.name for d in _devices().values())
+
+
+def capability(name: str) -> Capability:
+    """The limits of one compute capability, as "9.0"."""
+    found = _capabilities().get(name)
+    if found is None:
+        raise ValueError(f"unknown compute capability {name!r}; the table has {', '.join(capabilities())}")
+    return found
+
+
+def capabilities() -> tuple[str, ...]:
+    """Every compute capability in the table, oldest first."""
+    return tuple(_capabilities())
+
+
+def _key(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
+
+
+@cache
+def _devices() -> dict[str, Device]:
+    return {_key(row["name"]): Device(**_typed(Device, row)) for row in _rows("devices.csv")}
+
+
+@cache
+def _capabilities() -> dict[str, Capability]:
+    return {row["capability"]: Capability(**_typed(Capability, row)) for row in _rows("capabilities.csv")}
+
+
+def _rows(file: str) -> Iterator[dict[str, str]]:
+    text = (resources.files("fmm.perfmodel") / file).read_text(encoding="utf-8")
+    yield from csv.DictReader(text.splitlines(), strict=True)
+
+
+# Annotations are strings here (from __future__), so the column types are keyed by their spelling.
+_READERS: dict[str, Callable[[str], object]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "float | None": lambda text: float(text) if text else None,
+}
+
+
+def _typed(record: type[Device] | type[Capability], row: dict[str, str]) -> dict[str, Any]:
+    return {field.name: _READERS[str(field.type)](row[field.name]) for field in fields(record)}

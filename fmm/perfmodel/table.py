@@ -1,0 +1,31 @@
+"""A table of numbers with a name: what a paper printed beside what is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+Cell = str | int | float | Fraction | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under named columns; None is an empty cell (nothing printed, so no difference either)."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"table {self.name}: row {row} does not fit the columns {self.columns}")
+
+    def column(self, name: str) -> tuple[Cell, ...]:
+        """One column, top to bottom."""
+        if name not in self.columns:
+            raise ValueError(f"table {self.name} has no column {name!r}; it has {', '.join(self.columns)}")
+        index = self.columns.index(name)
+        return tuple(row[index] for row in self.rows)

@@ -1,0 +1,1 @@
+"""The tuner: the fmm-tune command."""

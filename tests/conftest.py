@@ -1,0 +1,39 @@
+"""What every test shares: the skip without a CUDA device, the Hypothesis profile, a random generator."""
+
+import os
+import warnings
+from functools import cache
+
+import hypothesis
+import numpy as np
+import pytest
+
+# No deadline: the first multiplication of a size allocates and starts threads; that time is not the code's.
+hypothesis.settings.register_profile("local", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@cache
+def no_device() -> str | None:
+    """Why no CUDA device can be used, or None when device 0 answers."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import cupy
+
+            cupy.cuda.Device(0).synchronize()
+    except Exception as error:  # whatever the driver or the import raises, the answer is the same
+        return f"no CUDA device: {type(error).__name__}: {error}"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := no_device()):
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """The same numbers in every test, whatever ran before it."""
+    return np.random.default_rng(20260101)

@@ -1,0 +1,328 @@
+"""The block model of Huang, Yu and van de Geijn against the numbers that their paper prints."""
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from math import inf
+from typing import cast
+
+import pytest
+
+from fmm.kernels.scheme import scheme
+from fmm.perfmodel import blocks, paper_huang
+from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, STRATEGIES, Machine, Operands, strategy
+from fmm.perfmodel.devices import device, device_names
+from fmm.perfmodel.paper_huang import FIGURE_6, counts, v100
+
+ONE, TWO = (2, 2, 2), (4, 4, 4)  # Var#0 of one and of two levels
+
+
+@pytest.fixture
+def on() -> Machine:
+    return v100()
+
+
+# ---- Figures 3 and 6
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_figure_6_is_what_the_scheme_gives(level: int) -> None:
+    printed = Counter({w: count for figure_level, _, w, count in FIGURE_6 if figure_level == level})
+    assert counts(level) == printed
+    assert sum(printed.values()) == 7**level
+
+
+def test_counts_of_the_square_need_not_form_it() -> None:
+    assert blocks.composed_counts(counts(1), counts(1)) == counts(2)
+
+
+def test_figure_5_has_one_sign_wrong() -> None:
+    """M10 = (A13 + A15)(B4 - B0): C8 and C12 gain it, C10 and C14 lose it; Figure 5 prints C14 += M10."""
+    found = paper_huang.direct(2)
+    assert {c: row[10] for c, row in enumerate(found.w) if row[10]} == {8: 1, 12: 1, 10: -1, 14: -1}
+
+
+def test_counts_of_other_schemes() -> None:
+    winograd, classical = scheme("winograd"), scheme("classical")
+    found = blocks.operand_counts(winograd.u, winograd.v, winograd.w)
+    assert sum(found.values()) == 7
+    assert sum(w[0] * n for w, n in found.items()) == winograd.nonzeros[0]
+    assert blocks.operand_counts(classical.u, classical.v, classical.w) == Counter({GEMM: classical.rank})
+
+
+def test_counts_refuse_matrices_of_different_products() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        blocks.operand_counts([[1, 0]], [[1, 0]], [[Fraction(1)]])
+
+
+def test_figure_3_threads() -> None:
+    table = paper_huang.huang_fig3()
+    assert table.column("t_x difference") == table.column("t_y difference") == (0,) * 6
+    assert table.column("threads") == (64, 64, 64, 128, 128, 256)
+
+
+@pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
+def test_a_warp_has_32_threads_and_a_block_whole_warps(preset: blocks.Strategy) -> None:
+    assert preset.warp_m * preset.warp_n == 32
+    assert preset.threads_m % preset.warp_m == preset.threads_n % preset.warp_n == 0
+
+
+def test_strategy_by_name() -> None:
+    assert strategy("huge").m_s == 128
+    with pytest.raises(ValueError, match=r"unknown strategy 'giant'.*Small.*Huge"):
+        strategy("giant")
+
+
+# ---- equations (8) to (14)
+
+
+def test_counts_per_block_written_out() -> None:
+    """Huge, W = (2,1,2), k = 64, by hand."""
+    huge = strategy("Huge")
+    assert blocks.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
+    assert blocks.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
+    assert blocks.write_back(huge) == 128 * 128  # (10)
+    assert blocks.flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
+    assert blocks.global_elements(huge, (2, 1, 2), 64) == 2 * 8192 + 8192 + 2 * 16384  # (12)
+    assert blocks.shared_elements(huge, 64) == 2 * 131072 + 2 * 8192  # (14)
+
+
+def test_operands_that_differ_by_side() -> None:
+    """Tall, W = (4,1,2), k = 10, by hand: what belongs to A is not taken for B."""
+    tall, w = strategy("Tall"), (4, 1, 2)
+    assert blocks.registers(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
+    assert blocks.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
+    assert blocks.flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
+    assert blocks.shared_tile(tall) == (128 + 32) * 8  # (17)
+
+
+@pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("w", [GEMM, ONE, TWO, (1, 4, 4), (4, 2, 2)])
+def test_intensities_tend_to_their_limits(preset: blocks.Strategy, w: Operands) -> None:
+    for intensity in (blocks.global_intensity, blocks.shared_intensity):
+        assert intensity(preset, w, 10**9) == pytest.approx(intensity(preset, w), rel=1e-5)
+
+
+def test_depth_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="k must be positive, not 0"):
+        blocks.global_intensity(strategy("Huge"), GEMM, 0)
+
+
+# ---- (13) and (15) to (18)
+
+
+def test_rates(on: Machine) -> None:
+    assert on.flop == pytest.approx(15.67e12, rel=5e-4)  # footnote 4
+    assert on.gmop == pytest.approx(1.08e12)  # footnote 12
+    assert on.smop == pytest.approx(15.67e12, rel=5e-4)  # footnote 13, not Figure 9's 15.30
+
+
+def test_least_tile_of_13(on: Machine) -> None:
+    """58.2 is printed: 58.03 in the limit of k, 58.2 with the write-back of C at the paper's sizes."""
+    assert round(blocks.least_square_tile(GEMM, on), 2) == 58.03
+    assert [round(blocks.least_square_tile(GEMM, on, k), 1) for k in (7600, 8192, 10240, 13600)] == [58.2] * 4
+    assert [round(blocks.least_square_tile(GEMM, on, k), 1) for k in (7500, 13800)] == [58.3, 58.1]
+
+
+@pytest.mark.parametrize("w", [GEMM, ONE, (1, 2, 2), TWO, (2, 2, 4)])
+@pytest.mark.parametrize("k", [None, 20480, 4096])
+def test_least_tile_meets_13_exactly(on: Machine, w: Operands, k: int | None) -> None:
+    """The solved form against the bound itself, on tiles just above and just below."""
+    size = blocks.least_square_tile(w, on, k)
+    for tile, holds in ((int(size), False), (int(size) + 1, True)):
+        square = replace(strategy("Huge"), m_s=tile, n_s=tile, m_r=1, n_r=1)
+        assert (blocks.global_intensity(square, w, k) >= blocks.global_need(on)) is holds
+
+
+def test_no_tile_is_large_enough_for_a_shallow_product(on: Machine) -> None:
+    assert blocks.least_square_tile(TWO, on, 64) == inf
+
+
+def test_least_piece_of_15(on: Machine) -> None:
+    figure_9 = replace(on, smop=paper_huang.SMOP_FIGURE_9)
+    assert round(blocks.least_square_piece(128, on), 1) == 4.1  # printed; tau_smop = 15.67
+    assert round(blocks.least_square_piece(inf, figure_9), 1) == 4.1  # or so
+    assert blocks.least_square_piece(inf, on) == pytest.approx(4.0)
+    assert round(blocks.least_square_piece(128, figure_9), 1) == 4.2
+    assert blocks.least_square_piece(4, on) == inf
+
+
+def test_greatest_piece_of_16(on: Machine) -> None:
+    """'< 12' is printed: the roots are 12.46 at one level (12.06 with footnote 14's), 13.25 for GEMM."""
+    found = [round(blocks.greatest_square_piece(w, on), 2) for w in (GEMM, ONE, TWO)]
+    assert found == [13.25, 12.46, 11.06]
+    assert round(blocks.greatest_square_piece(ONE, on, extra=13), 2) == 12.06
+
+
+@pytest.mark.parametrize(("w", "most"), [(GEMM, 13), (ONE, 12), (TWO, 11)])
+def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) -> None:
+    for size, holds in ((most, True), (most + 1, False)):
+        square = replace(strategy("Huge"), m_r=size, n_r=size)
+        assert (blocks.registers(square, w) < 255) is holds
+        assert (size < blocks.greatest_square_piece(w, on)) is holds
+
+
+@pytest.mark.parametrize(
+    ("level", "names"),
+    [(0, ["Large", "Huge"]), (1, ["Huge"]), (2, [])],  # section 5.2, each in words
+)
+def test_admitted_strategies(on: Machine, level: int, names: list[str]) -> None:
+    assert [s.name for s in blocks.admitted(STRATEGIES, counts(level), on)] == names
+
+
+def test_one_variant_of_two_levels_would_fit(on: Machine) -> None:
+    fitting = [w for w in counts(2) if blocks.admitted(STRATEGIES, [w], on)]
+    assert fitting == [(2, 2, 4)]
+
+
+def test_bounds_17_and_18(on: Machine) -> None:
+    fails = {
+        (s.name, b.equation)
+        for s in STRATEGIES
+        for b in blocks.bounds(s, GEMM, on)
+        if b.equation in (16, 17, 18) and not b.holds
+    }
+    assert fails == {("Small", 18)}  # 64 threads x 2 elements against a tile of 256
+    deep = replace(strategy("Huge"), k_s=96)
+    assert not next(b for b in blocks.bounds(deep, GEMM, on) if b.equation == 17).holds  # 96 KiB
+
+
+def test_section_5_4(on: Machine) -> None:
+    """Direct 2-level: 'up to 160 registers', 'up to 1,900 GB/s'; 1-level adds m_R + n_R registers."""
+    huge = strategy("Huge")
+    assert blocks.registers(huge, TWO) == 160
+    assert on.element_bytes * on.flop / blocks.global_intensity(huge, TWO) == pytest.approx(1900e9, rel=0.01)
+    assert blocks.registers(huge, ONE) - blocks.registers(huge, GEMM) == huge.m_r + huge.n_r
+
+
+def test_doubles_take_twice_the_room() -> None:
+    double = blocks.machine(device("v100"), element_bytes=8)
+    single = blocks.machine(device("v100"), element_bytes=4)
+    assert double.flop == single.flop / 2
+    assert blocks.global_need(double) == pytest.approx(blocks.global_need(single))
+    huge = strategy("Huge")
+    have = {b.equation: b.have for b in blocks.bounds(huge, ONE, double)}
+    assert (have[16], have[17]) == (256, 16384)
+    assert blocks.admitted([huge], [ONE], double) == ()  # 256 registers are not below 255
+    assert FOOTNOTE_14.wanted(huge, GEMM, double) == 2 * 112 + 2 + 5
+
+
+# ---- footnote 15
+
+
+def test_footnote_15() -> None:
+    table = paper_huang.huang_footnote15()
+    assert table.column("computed") == table.column("printed") == (2, 2, 2, 24, 20, 18)
+    for row in table.rows:
+        _, _, _, _, _, _, _, model, least, most = row
+        assert isinstance(least, int) and isinstance(model, int) and isinstance(most, int)
+        assert least <= model <= most
+
+
+def test_no_other_constant_gives_footnote_15(on: Machine) -> None:
+    """With one register per pointer 12 to 15 unprinted registers give Small's counts; with two, none do."""
+
+    def reproduce(per_pointer: int) -> list[int]:
+        models = {n: replace(FOOTNOTE_15, per_pointer=per_pointer, unprinted=n) for n in range(64)}
+        small, kernels = strategy("Small"), (GEMM, ONE, TWO)
+        found = {n: [blocks.blocks_per_sm(small, w, on, x) for w in kernels] for n, x in models.items()}
+        return [n for n, active in found.items() if active == [24, 20, 18]]
+
+    assert reproduce(1) == [12, 13, 14, 15]
+    assert reproduce(2) == []
+
+
+def test_footnote_14_alone_does_not_give_footnote_15(on: Machine) -> None:
+    kernels = (GEMM, ONE, TWO)
+    small = [blocks.blocks_per_sm(strategy("Small"), w, on, FOOTNOTE_14) for w in kernels]
+    huge = [blocks.blocks_per_sm(strategy("Huge"), w, on, FOOTNOTE_14) for w in kernels]
+    assert (small, huge) == ([32, 32, 20], [2, 1, 1])
+
+
+# ---- (19) to (22) and Figure 10
+
+
+def test_time_written_out(on: Machine) -> None:
+    """Huge GEMM at 4096: 1024 tiles on 160 active blocks are 7 waves."""
+    n, huge = 4096, strategy("Huge")
+    time = blocks.block_time(huge, GEMM, (n, n, n), on)
+    assert time.flop == pytest.approx(7 * 160 * 2 * 128 * 128 * n / on.flop)
+    assert time.smop == pytest.approx(7 * 160 * 4 * (2 * 2048 + 2 * 128) * n / on.smop)
+    assert time.gmop == pytest.approx(1024 * 4 * (2 * 128 * n + 128 * 128) / on.gmop)
+    assert (time.seconds, time.limited_by) == (time.flop, "flop")
+
+
+def test_fringes_cost_whole_tiles(on: Machine) -> None:
+    huge = strategy("Huge")
+    assert blocks.block_time(huge, GEMM, (129, 64, 1), on) == blocks.block_time(huge, GEMM, (256, 64, 128), on)
+
+
+def test_time_is_that_of_the_axes_in_their_order(on: Machine) -> None:
+    """Shapes are (m, k, n): a deep product has few tiles."""
+    tall = strategy("Tall")
+    deep = blocks.block_time(tall, GEMM, (128, 4096, 32), on)
+    assert deep.gmop == pytest.approx(4 * blocks.global_elements(tall, GEMM, 4096) / on.gmop)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 1), (4, -1, 4), (4, 4, 0)])
+def test_sizes_must_be_positive(on: Machine, shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        blocks.block_time(strategy("Huge"), GEMM, shape, on)
+
+
+def test_a_kernel_that_does_not_fit_is_refused(on: Machine) -> None:
+    greedy = replace(strategy("Huge"), m_r=4, n_r=4, k_s=200)
+    with pytest.raises(ValueError, match="no block fits"):
+        blocks.block_time(greedy, GEMM, (128, 128, 128), on)
+
+
+def curves(name: str) -> dict[int, tuple[float, float, float]]:
+    """Size -> TFLOPS of GEMM, 1-level and 2-level."""
+    rows = (row[1:] for row in paper_huang.huang_fig10().rows if row[0] == name)
+    return {cast(int, n): cast(tuple[float, float, float], tuple(values)) for n, *values in rows}
+
+
+def test_figure_10_huge() -> None:
+    found = curves("Huge")
+    assert max(gemm for gemm, _, _ in found.values()) == pytest.approx(15.67, abs=0.01)  # tau_flop, whole waves
+    assert max(one for _, one, _ in found.values()) <= 15.67 * 8 / 7  # footnote 10
+    assert found[20480][1] / found[20480][0] == pytest.approx(1.136, abs=0.01)
+    assert all(one > gemm for n, (gemm, one, _) in found.items() if n >= 6144)
+    assert all(two < min(gemm, one) for gemm, one, two in found.values())
+
+
+def test_figure_10_small() -> None:
+    found = curves("Small")
+    assert all(two < one < gemm for gemm, one, two in found.values())
+    assert found[20480][0] == pytest.approx(16 / 4 * 1.08, abs=0.01)  # limited by (22): 16 flops per element
+
+
+def test_direct_time_of_one_level_is_its_seven_products(on: Machine) -> None:
+    huge, shape, half = strategy("Huge"), (4096, 4096, 4096), (2048, 2048, 2048)
+    expected = sum(n * blocks.block_time(huge, w, half, on).seconds for w, n in counts(1).items())
+    assert blocks.direct_seconds(huge, counts(1), (2, 2, 2), shape, on) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("element_bytes", [4, 8])
+def test_the_model_answers_for_every_device(name: str, element_bytes: int) -> None:
+    gpu = blocks.machine(device(name), element_bytes)
+    time = blocks.block_time(strategy("Medium"), ONE, (1000, 1000, 1000), gpu)
+    assert 0 < blocks.effective_tflops((1000, 1000, 1000), time.seconds) <= 1e-12 * gpu.flop
+
+
+def test_every_table_has_a_name_of_its_own() -> None:
+    tables = [make() for make in paper_huang.TABLES]
+    assert len({t.name for t in tables}) == len(tables)
+    assert all(t.name.startswith("huang-") and t.rows for t in tables)
+
+
+def test_differences_are_computed_minus_printed() -> None:
+    for table in (paper_huang.huang_fig6(), paper_huang.huang_bounds(), paper_huang.huang_footnote15()):
+        triples = zip(*(table.column(c) for c in ("printed", "computed", "difference")), strict=True)
+        for printed, computed, difference in triples:
+            if printed is None:
+                assert difference is None
+                continue
+            assert isinstance(printed, int | float) and isinstance(computed, int | float)
+            assert difference == pytest.approx(computed - printed)

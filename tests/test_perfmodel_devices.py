@@ -1,0 +1,189 @@
+"""Device facts agree with themselves and with datasheets; occupancy agrees with NVIDIA's calculator."""
+
+import pytest
+
+from fmm.perfmodel.devices import capabilities, capability, device, device_names
+from fmm.perfmodel.occupancy import Launch, active_blocks, most_registers, occupancy, register_counts
+from fmm.perfmodel.table import Table
+
+
+@pytest.mark.parametrize("spelling", ["h200", "H200", " h 200 ", "h-200"])
+def test_device_by_any_spelling(spelling: str) -> None:
+    assert device(spelling).name == "H200"
+
+
+@pytest.mark.parametrize("spelling", ["RTX 4090", "rtx4090", "rtx_4090"])
+def test_device_of_two_words(spelling: str) -> None:
+    assert device(spelling).name == "RTX 4090"
+
+
+def test_unknown_device_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=r"unknown device 'h300'.*C1060.*H200.*RTX 5090"):
+        device("h300")
+
+
+def test_unknown_capability_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=r"unknown compute capability '3\.5'.*1\.3.*12\.0"):
+        capability("3.5")
+
+
+def test_the_devices_are_those_of_the_papers_and_today() -> None:
+    expected = {"C1060", "C2050", "GTX 1050", "V100", "A100", "H100", "H200", "B200", "RTX 4090", "RTX 5090"}
+    assert expected <= set(device_names())
+
+
+def test_capabilities_of_the_table() -> None:
+    expected = {"1.3", "2.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}
+    assert expected <= set(capabilities())
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_printed_peaks_are_cores_times_clock(name: str) -> None:
+    """A typing error in SMs, clock, cores or peak shows here. C1060's printed FP32 counts 3 flops a clock."""
+    gpu = device(name)
+    flops = 1.5 if name == "C1060" else 1.0
+    assert gpu.fp32_peak * flops == pytest.approx(1e12 * gpu.fp32_tflops, rel=0.01)
+    assert gpu.fp64_peak == pytest.approx(1e12 * gpu.fp64_tflops, rel=0.01)
+    assert gpu.source and gpu.limits.source
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_units_of_the_datasheet_columns(name: str) -> None:
+    gpu = device(name)
+    assert 50 < gpu.bandwidth_gbs < 20_000
+    assert 1 < gpu.memory_gb < 1000
+    assert gpu.l2_kib == 0 or 256 <= gpu.l2_kib < 1_000_000
+    assert gpu.fp16_tflops is None or gpu.fp16_tflops > gpu.fp32_tflops
+
+
+def test_peak_by_element_size() -> None:
+    gpu = device("v100")
+    assert (gpu.peak(4), gpu.peak(8)) == (gpu.fp32_peak, gpu.fp64_peak)
+    with pytest.raises(ValueError, match="elements of 2 bytes; the sizes are 4 and 8"):
+        gpu.peak(2)
+
+
+def test_shared_bandwidth_is_footnote_13_of_huang() -> None:
+    assert device("v100").shared_bandwidth == pytest.approx(80 * 32 * 4 * 1530e6)
+
+
+@pytest.mark.parametrize("name", capabilities())
+def test_limits_are_consistent(name: str) -> None:
+    limits = capability(name)
+    assert limits.max_threads_per_block <= limits.max_threads_per_sm
+    assert limits.shared_per_block + limits.reserved_shared_per_block <= limits.shared_per_sm
+    assert limits.registers_per_block <= limits.registers_per_sm
+    assert limits.register_granularity in ("warp", "block")
+    assert limits.registers_per_sm % (limits.register_unit * limits.warp_granularity) == 0
+
+
+# Capability, threads, registers, shared bytes, active blocks. From 6.1 on the blocks are what NVIDIA's own
+# cuda_occupancy.h (CUDA 13) answers with the largest carve-out and the opt-in limit; older ones are worked
+# out in the comments.
+OCCUPANCY = [
+    ("1.3", 256, 16, 4096, 4),  # 8 warps x 16 x 32 = 4096 of 16384 registers
+    ("1.3", 96, 20, 0, 6),  # 3 warps count as 4: 2560 registers; 6 fit
+    ("1.3", 64, 10, 8193, 1),  # 8193 B become 8704
+    ("1.3", 512, 33, 0, 0),  # 16896 registers
+    ("1.3", 513, 8, 0, 0),  # a block has at most 512 threads
+    ("1.3", 32, 8, 0, 8),  # 8 blocks
+    ("2.0", 256, 20, 0, 6),  # 1536 threads
+    ("2.0", 256, 63, 0, 2),  # 2016 -> 2048 per warp: 16 warps
+    ("2.0", 64, 16, 0, 8),  # 8 blocks
+    ("2.0", 192, 32, 24577, 1),  # 24577 -> 24704 of 49152 bytes
+    ("6.1", 64, 16, 0, 32),
+    ("6.1", 256, 128, 0, 2),
+    ("6.1", 96, 168, 0, 4),
+    ("6.1", 128, 32, 49152, 2),
+    ("6.1", 128, 32, 49153, 0),  # no opt-in before Volta
+    ("7.0", 64, 40, 2048, 24),
+    ("7.0", 64, 41, 2048, 20),  # registers go by eights ...
+    ("7.0", 64, 48, 2048, 20),
+    ("7.0", 64, 56, 2048, 18),  # ... and whole warps fill each quarter of an SM: 36, not 37
+    ("7.0", 256, 128, 8192, 2),
+    ("7.0", 256, 129, 8192, 1),
+    ("7.0", 64, 32, 3072, 32),
+    ("7.0", 64, 32, 3073, 29),  # shared memory goes by 256 bytes
+    ("7.0", 1024, 64, 0, 1),
+    ("7.0", 1024, 65, 0, 0),
+    ("7.0", 32, 16, 98304, 1),
+    ("7.5", 256, 64, 16384, 4),
+    ("7.5", 64, 16, 0, 16),
+    ("7.5", 96, 40, 20000, 3),
+    ("8.0", 256, 128, 8192, 2),
+    ("8.0", 128, 64, 54000, 3),  # 1 KiB of each block's shared memory is the system's
+    ("8.0", 64, 32, 4096, 32),
+    ("8.0", 64, 32, 166912, 1),
+    ("8.0", 64, 32, 166913, 0),
+    ("8.6", 128, 46, 4096, 10),
+    ("8.6", 672, 48, 0, 1),
+    ("8.6", 64, 24, 0, 16),
+    ("8.9", 128, 48, 1792, 10),
+    ("8.9", 64, 48, 1792, 20),
+    ("8.9", 160, 72, 30000, 3),
+    ("9.0", 256, 128, 8192, 2),
+    ("9.0", 384, 168, 232448, 1),
+    ("9.0", 288, 72, 40000, 3),
+    ("9.0", 100, 37, 1000, 12),
+    ("9.0", 64, 24, 0, 32),
+    ("10.0", 64, 24, 0, 32),
+    ("10.0", 256, 96, 65536, 2),
+    ("10.0", 1024, 32, 0, 2),
+    ("12.0", 256, 128, 50000, 2),
+    ("12.0", 64, 40, 3000, 24),
+]
+
+
+@pytest.mark.parametrize(("name", "threads", "registers", "shared", "blocks"), OCCUPANCY)
+def test_active_blocks(name: str, threads: int, registers: int, shared: int, blocks: int) -> None:
+    assert active_blocks(capability(name), threads, registers, shared) == blocks
+
+
+@pytest.mark.parametrize("name", capabilities())
+def test_more_of_anything_never_gives_more_blocks(name: str) -> None:
+    limits = capability(name)
+    for threads in (32, 96, 256, 480):
+        by_registers = [active_blocks(limits, threads, r) for r in range(1, 256)]
+        by_shared = [active_blocks(limits, threads, 16, s) for s in range(0, limits.shared_per_sm, 1111)]
+        assert by_registers == sorted(by_registers, reverse=True)
+        assert by_shared == sorted(by_shared, reverse=True)
+
+
+def test_what_limits_occupancy() -> None:
+    found = occupancy(capability("7.0"), Launch(threads=256, registers=128, shared_bytes=8192))
+    assert (found.blocks, found.limited_by) == (2, ("registers",))
+    assert (found.by_threads, found.by_blocks, found.by_shared) == (8, 32, 12)
+
+
+@pytest.mark.parametrize(("threads", "blocks"), [(64, 24), (64, 18), (256, 2), (256, 8), (256, 7)])
+def test_register_counts_is_the_inverse_of_active_blocks(threads: int, blocks: int) -> None:
+    limits = capability("7.0")
+    found = register_counts(limits, threads, 2048, blocks)
+    every = [r for r in range(1, 256) if active_blocks(limits, threads, r, 2048) == blocks]
+    assert list(found) == every
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+def test_most_registers_is_the_edge(blocks: int) -> None:
+    limits = capability("9.0")
+    edge = most_registers(limits, 256, blocks)
+    assert active_blocks(limits, 256, edge) >= blocks
+    assert edge == limits.max_registers_per_thread or active_blocks(limits, 256, edge + 1) < blocks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0, 32, 0), "threads per block"), ((32, -1, 0), "registers"), ((32, 32, -1), "shared memory")],
+)
+def test_nonsense_launches_are_refused(arguments: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        active_blocks(capability("9.0"), *arguments)
+
+
+def test_table_refuses_ragged_rows_and_unknown_columns() -> None:
+    with pytest.raises(ValueError, match="does not fit the columns"):
+        Table("t", "T", ("a", "b"), ((1, 2), (3,)))
+    table = Table("t", "T", ("a", "b"), ((1, 2), (3, 4)))
+    assert table.column("b") == (2, 4)
+    with pytest.raises(ValueError, match="no column 'c'; it has a, b"):
+        table.column("c")
