@@ -11,15 +11,19 @@ from fmm.kernels.recipe import ALIGN, leading, temporary_bytes
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Arena:
-    """`nbytes` allocated once; temporaries of all levels are views of it. Fresh pages cost more than the additions,
-    so the products of a level reuse each other's memory."""
+def block(nbytes: int) -> Array:
+    """`nbytes` of uninitialised memory that starts on a cache line."""
+    raw = np.empty(nbytes + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + nbytes]
 
-    def __init__(self, nbytes: int, dtype: np.dtype[Any]) -> None:
-        self.nbytes, self.dtype = nbytes, dtype
-        raw = np.empty(nbytes + ALIGN, np.uint8)
-        start = -raw.ctypes.data % ALIGN
-        self._buffer = raw[start : start + nbytes]
+
+class Arena:
+    """Temporaries of all levels as views of one block, so that the products of a level reuse each other's memory:
+    fresh pages cost more than the additions."""
+
+    def __init__(self, memory: Array, dtype: np.dtype[Any]) -> None:
+        self.memory, self.dtype = memory, dtype
         self.used = self.peak = 0
 
     def take(self, rows: int, cols: int, fortran: bool = False) -> Array:
@@ -29,9 +33,9 @@ class Arena:
         start, item = self.used, self.dtype.itemsize
         self.used += temporary_bytes(rows, cols, item)
         self.peak = max(self.peak, self.used)
-        assert self.used <= self.nbytes, "the plan's workspace was counted too small"
+        assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
         stride = leading(cols, item)
-        flat = self._buffer[start : start + rows * stride * item].view(self.dtype)
+        flat = self.memory[start : start + rows * stride * item].view(self.dtype)
         return flat.reshape(rows, stride)[:, :cols]
 
     def release(self, mark: int) -> None:

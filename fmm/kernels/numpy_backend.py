@@ -39,6 +39,8 @@ class NumpyBackend:
         for window in _regions(reads, writes):
             present = tuple(_inside(x, window) for x in reads)
             wanted = tuple(_inside(x, window) for x in writes)
+            if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
+                continue
             plan = schedule(step.program, present, wanted, step.aliases)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             tasks += [partial(_panel, plan, slots, panel) for panel in _panels(window, plan, slots)]

@@ -76,7 +76,7 @@ def shared(rows: Sequence[Sequence[Coefficient]], inputs: int) -> Program:
         new = inputs + len(lines)
         lines.append(((1, x), (ratio, y)))
         for terms in outputs:
-            if x in terms and y in terms and terms[y] == ratio * terms[x]:
+            if x in terms and y in terms and _ratio(terms[y], terms[x]) == ratio:
                 terms[new] = terms.pop(x)
                 del terms[y]
     return _emit(outputs, inputs, lines)

@@ -92,7 +92,7 @@ class _Builder:
             return
         (c, value), *rest = terms
         first = self.slot[value]
-        if c == 1 and rest and abs(rest[0][0]) == 1:
+        if c == 1 and rest and rest[0][0] in (1, -1):
             d, value = rest.pop(0)
             self.calls.append(Call("add" if d == 1 else "subtract", dest, first, self.slot[value]))
         elif c == -1 and rest and rest[0][0] == 1:
@@ -105,7 +105,7 @@ class _Builder:
             self._accumulate(dest, d, self.slot[value])
 
     def _accumulate(self, dest: int, c: Coefficient, source: int) -> None:
-        if abs(c) == 1:
+        if c in (1, -1):
             self.calls.append(Call("add" if c == 1 else "subtract", dest, dest, source))
             return
         scaled = self._take()

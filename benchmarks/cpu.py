@@ -1,0 +1,13 @@
+"""The CPU benchmark: `python -m benchmarks.cpu [quick|full]` measures every suite and writes results/<device>/."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fmm.tuner.cli import main
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+if __name__ == "__main__":
+    sys.exit(main(["--effort", *(sys.argv[1:] or ["full"]), "--output", str(RESULTS)]))

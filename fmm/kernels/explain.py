@@ -1,0 +1,62 @@
+"""A plan as a table that explains it: what each level does to the product, and what it costs in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fmm.kernels.plan import Level, Plan
+from fmm.kernels.recipe import Product, Sum, leaf_products, lower, temporary_bytes, workspace
+
+
+class Row(NamedTuple):
+    """One line of the table; the products of a level are represented by its largest."""
+
+    level: str
+    problem: str
+    does: str
+    products: int
+    temporaries: int
+
+
+def rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
+    """The levels from the outside in, each on the largest product of the level above it."""
+    while (recipe := lower(plan, m, k, n)) is not None:
+        products = list(recipe.products)
+        taken = sum(temporary_bytes(r, c, itemsize) for _, r, c in recipe.temporaries)
+        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", _does(plan, recipe.steps), len(products), taken)
+        largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
+        plan, (m, k, n) = largest.plan, largest.size
+    yield Row(plan.leaf, f"{m} x {k} x {n}", "one BLAS call", 1, 0)
+
+
+def _does(plan: Plan, steps: tuple[Sum | Product, ...]) -> str:
+    first = plan.levels[0]
+    sums = sum(1 for step in steps if isinstance(step, Sum))
+    if not isinstance(first, Level):
+        return "halves the longest side" if len(steps) > 1 else "almost square: passed on"
+    if first.fringe == "peel" and not sums:
+        return f"core, then {len(steps) - 1} strips" if len(steps) > 1 else "too small: leaf"
+    grid = "x".join(map(str, first.size))
+    return f"{grid} blocks, {sums} passes of sums"
+
+
+def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
+    """The rows as aligned text, with the totals below."""
+    lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
+    for row in rows(plan, m, k, n, itemsize):
+        lines.append((*row[:3], str(row.products), _bytes(row.temporaries)))
+    widths = [max(len(line[i]) for line in lines) for i in range(5)]
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    leaves = leaf_products(plan, m, k, n)
+    work = sum(count * size[0] * size[1] * size[2] for size, count in leaves.items())
+    share = f"{work / (m * k * n):.1%} of the classical multiplications, " if m * k * n else ""
+    total = _bytes(workspace(plan, m, k, n, itemsize))
+    return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products, workspace {total}"])
+
+
+def _bytes(n: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{n} B"

@@ -1,0 +1,66 @@
+"""Memory for workspaces: how much may be used, and the block that is kept from one call to the next."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fmm.kernels.arena import Array, block
+
+SHARE = 0.5  # of the memory that is available, unless the caller says otherwise
+KEEP = 0.25  # of the machine's memory: a larger block is not kept for the next call
+
+_lock = threading.Lock()
+_idle: list[Array] = []
+
+
+def default_limit() -> int:
+    """Bytes that a workspace may take when the caller names no limit."""
+    return int(available() * SHARE)
+
+
+def available() -> int:
+    """Bytes that can be had without swapping, the kept block among them."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        free = total() // 2
+    return free + sum(memory.nbytes for memory in _idle)
+
+
+def total() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30  # not a POSIX system: a modest guess
+
+
+@contextmanager
+def borrowed(nbytes: int) -> Iterator[Array]:
+    """A block of at least `nbytes`: the kept one if it is large enough, else a new one, which is then kept.
+
+    Fresh pages cost about as much as a pass of additions, so a loop of products should pay for them once.
+    """
+    with _lock:
+        memory = _idle.pop() if _idle and _idle[-1].nbytes >= nbytes else None
+        if memory is None:
+            _idle.clear()  # too small: give it back before asking for more
+    if memory is None:
+        memory = block(nbytes)
+    try:
+        yield memory
+    finally:
+        with _lock:
+            if not _idle and memory.nbytes <= KEEP * total():
+                _idle.append(memory)
+
+
+def release_workspace() -> int:
+    """Free the block of memory that fmm keeps between calls; returns how many bytes it had."""
+    with _lock:
+        freed = sum(memory.nbytes for memory in _idle)
+        _idle.clear()
+    return freed

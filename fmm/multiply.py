@@ -1,0 +1,234 @@
+"""fmm.matmul: numpy.matmul's contract, a fast plan where one pays, NumPy itself everywhere else."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from fmm.choice import ERROR_GROWTH, Decision, Limits, Problem, choose, leaner, smallest
+from fmm.guard import may_overflow
+from fmm.kernels.arena import Arena, Array
+from fmm.kernels.executor import execute
+from fmm.kernels.numpy_backend import NumpyBackend
+from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.recipe import temporary_bytes
+from fmm.kernels.recipe import workspace as plan_workspace
+from fmm.kernels.threads import Threads, blas_threads
+from fmm.memory import borrowed, default_limit
+from fmm.operands import (
+    NotOurs,
+    Operands,
+    Options,
+    blas_ready,
+    operands,
+    result,
+    same_memory_transposed,
+    two_axes,
+)
+
+# Below this many rows, columns or inner products nothing is ever gained: the check that a small call pays.
+SIDE = smallest()
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    casting: Any = "same_kind",
+    order: Any = "K",
+    dtype: Any = None,
+    plan: Plan | Decision | str | None = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+) -> Any:
+    """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
+
+    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions.
+
+    plan
+        Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
+    max_error_growth
+        Choose only plans whose expected error is at most this multiple of the vendor's own (10 unless given).
+    workspace
+        Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
+    """
+    if plan is None and max_error_growth is None and workspace is None and _hopeless(a, b):
+        if dtype is None and order == "K" and casting == "same_kind":
+            return np.matmul(a, b) if out is None else np.matmul(a, b, out)
+        return np.matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
+    options = Options(out[0] if isinstance(out, tuple) and len(out) == 1 else out, casting, order, dtype)
+    limits = _limits(max_error_growth, workspace)
+    try:
+        call = operands(a, b, options)
+    except NotOurs as reason:
+        _must_be_vendor(plan, reason)
+        return options.vendor(a, b)
+    return _matmul(call, options, _given(plan), limits)
+
+
+def explain(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    casting: Any = "same_kind",
+    order: Any = "K",
+    dtype: Any = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+) -> Decision:
+    """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
+    limits = _limits(max_error_growth, workspace)
+    try:
+        call = operands(a, b, Options(out, casting, order, dtype))
+    except NotOurs as reason:
+        return Decision(VENDOR, None, f"NumPy answers: {reason}")
+    return _decide(call, limits)
+
+
+def plan(
+    m: int,
+    k: int,
+    n: int,
+    *,
+    dtype: Any = np.float64,
+    device: str = "cpu",
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+) -> Decision:
+    """The decision for an m x k by k x n product, without arrays."""
+    if device != "cpu":
+        raise ValueError(f"unknown device {device!r}; valid: 'cpu'")
+    for name, side in (("m", m), ("k", k), ("n", n)):
+        if not isinstance(side, int | np.integer) or side < 0:
+            raise ValueError(f"{name} must be a whole number, 0 or more, not {side!r}")
+    kind = np.dtype(dtype)
+    limits = _limits(max_error_growth, workspace)
+    if kind not in (np.dtype(t) for t in "fdFD"):
+        return Decision(VENDOR, None, f"NumPy answers: {kind} products are NumPy's own")
+    return choose(_problem((int(m), int(k), int(n)), kind), limits, blas_threads())
+
+
+def _hopeless(a: Any, b: Any) -> bool:
+    """A quick no for everything small: costs less than a microsecond, and never says no to a product that could win."""
+    if type(a) is not np.ndarray or type(b) is not np.ndarray:
+        return True
+    if a.ndim == 2 and b.ndim == 2:
+        return bool(a.shape[0] < SIDE or a.shape[1] < SIDE or b.shape[1] < SIDE)
+    return bool(a.ndim < 3 or a.shape[-1] < SIDE or b.ndim < 2 or b.shape[-1] < SIDE)
+
+
+def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits) -> Any:
+    decision = _decide(call, limits) if given is None else None
+    chosen = decision.plan if decision else given
+    if chosen is None or (chosen == VENDOR and not call.folds) or 0 in (*call.a.shape, *call.b.shape):
+        return options.vendor(call.a, call.b)
+    fresh = options.out is None or not _direct(call, options.out)
+    c = result(call, options.order) if fresh else options.out
+    lean = _Multiplier(chosen, limits, blas_threads())
+    try:
+        for a, b, part in call.products(two_axes(call, c)):
+            if not lean.multiply(_as(a, call.dtype), _as(b, call.dtype), part):
+                return options.vendor(call.a, call.b)
+    except BaseException:
+        if not fresh:
+            options.vendor(call.a, call.b)  # out is complete or untouched, whatever leaves
+        raise
+    if options.out is None:
+        return c
+    if fresh:
+        np.copyto(options.out, c, casting=options.casting)
+    return options.out
+
+
+def _decide(call: Operands, limits: Limits) -> Decision:
+    problem = _problem(call.size, call.dtype)
+    if call.a.ndim == 2 and call.b.ndim == 2 and same_memory_transposed(call.a, call.b):
+        return Decision(VENDOR, problem, "b is a transposed in place: NumPy calls syrk, which does half the work")
+    return choose(problem, limits, blas_threads())
+
+
+class _Multiplier:
+    """Multiplies pairs of matrices by one plan, or by leaner ones once memory has run out."""
+
+    def __init__(self, plan: Plan, limits: Limits, threads: int) -> None:
+        self.plan, self.limits, self.threads = plan, limits, Threads(threads)
+
+    def multiply(self, a: Array, b: Array, c: Array) -> bool:
+        """c = a b; False (and c untouched) if the vendor must do it because numbers may overflow."""
+        (m, k), n = a.shape, b.shape[1]
+        if self.plan != VENDOR and may_overflow(self.plan, a, b, self.threads):
+            return False
+        problem = _problem((m, k, n), a.dtype)
+        for plan in (self.plan, *leaner(problem, self.plan, self.limits, self.threads.count)):
+            try:
+                self._run(plan, a, b, c)
+            except MemoryError:
+                continue
+            self.plan = plan
+            return True
+        return False
+
+    def _run(self, plan: Plan, a: Array, b: Array, c: Array) -> None:
+        """Everything that may run out of memory is allocated before c is touched."""
+        copies = [x for x in (a, b) if not blas_ready(x)] if plan != VENDOR else []
+        (m, k), n = a.shape, b.shape[1]
+        extra = sum(temporary_bytes(*x.shape, x.itemsize) for x in copies)
+        # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
+        quiet = np.errstate(all="ignore") if plan != VENDOR else nullcontext()
+        with borrowed(plan_workspace(plan, m, k, n, a.itemsize) + extra) as memory, quiet:
+            arena = Arena(memory, a.dtype)
+            a, b = (self._packed(x, arena) if any(x is y for y in copies) else x for x in (a, b))
+            execute(plan, a, b, c, NumpyBackend(self.threads), arena)
+
+    def _packed(self, x: Array, arena: Arena) -> Array:
+        """A copy that BLAS can read, of a view that it cannot (negative strides, or gaps along both axes)."""
+        copy = arena.take(*x.shape, fortran=abs(x.strides[0]) < abs(x.strides[1]))
+        np.copyto(copy, x)
+        return copy
+
+
+def _as(x: Array, dtype: np.dtype[Any]) -> Array:
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _direct(call: Operands, out: Array) -> bool:
+    """May the plan write straight into `out`: right type, BLAS can write it, and it shares no memory with a or b?"""
+    parts = two_axes(call, out)
+    block = parts[(0,) * (parts.ndim - 2)] if parts.size else parts
+    return (
+        out.dtype == call.dtype
+        and blas_ready(block)
+        and not np.may_share_memory(out, call.a)
+        and not np.may_share_memory(out, call.b)
+    )
+
+
+def _problem(size: tuple[int, int, int], dtype: np.dtype[Any]) -> Problem:
+    return Problem(*size, dtype.itemsize, dtype.itemsize // (2 if dtype.kind == "c" else 1))
+
+
+def _limits(max_error_growth: float | None, workspace: int | None) -> Limits:
+    growth = ERROR_GROWTH if max_error_growth is None else max_error_growth
+    if not isinstance(growth, int | float) or not growth >= 1:
+        raise ValueError(f"max_error_growth must be a number, 1 or more, not {growth!r}")
+    if workspace is not None and (not isinstance(workspace, int | np.integer) or workspace < 0):
+        raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {workspace!r}")
+    return Limits(default_limit() if workspace is None else int(workspace), float(growth))
+
+
+def _given(plan: Plan | Decision | str | None) -> Plan | None:
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    return plan.plan if isinstance(plan, Decision) else Plan.parse(plan)
+
+
+def _must_be_vendor(plan: Plan | Decision | str | None, reason: NotOurs) -> None:
+    given = _given(plan)
+    if given is not None and given != VENDOR and "do not match" not in str(reason):
+        raise PlanError(f"the plan {given} cannot run here: {reason}")

@@ -1,0 +1,74 @@
+"""Where and with what something was measured: it travels with every result."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.threads import blas_threads, processors
+
+
+def environment(command: list[str]) -> dict[str, Any]:
+    """Processor, Python, NumPy, BLAS and its threads, the commit, the date and the command."""
+    return {
+        "processor": processor(),
+        "processors": processors(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "blas": _blas(),
+        "blas_threads": blas_threads(),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(command),
+    }
+
+
+def command() -> list[str]:
+    """What the user typed, as far as it can be known."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def device_folder() -> str:
+    """A folder name for this processor and number of threads, as used under results/."""
+    words = "".join(c if c.isalnum() else " " for c in processor().lower()).split()
+    return "-".join(["cpu", *words, f"{blas_threads()}t"])
+
+
+def commit() -> str:
+    """The commit of the source tree, with a mark if files have changed since; empty for an installed wheel."""
+    root = Path(__file__).parents[2]
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
+
+
+def _blas() -> str:
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return "unknown (threadpoolctl is not installed)"
+    found = [i for i in threadpool_info() if i["user_api"] == "blas"]
+    return ", ".join(f"{i['internal_api']} {i['version']} {i.get('architecture', '')}".strip() for i in found)

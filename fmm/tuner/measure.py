@@ -1,0 +1,83 @@
+"""Paired measurements: candidate and vendor in shuffled rounds, so that a machine's drift hits both alike."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import comb
+from statistics import median
+from typing import Any
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How long to go on: at least `least` rounds, then until `seconds` are over, at most `most`."""
+
+    least: int = 5
+    most: int = 31
+    seconds: float = 20.0
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Seconds of each round, vendor and candidate measured next to each other; `repeat` calls make one sample."""
+
+    vendor: tuple[float, ...]
+    candidate: tuple[float, ...]
+    repeat: int = 1
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The vendor's time over the candidate's in each round: above 1 where the candidate is faster."""
+        return tuple(v / c for v, c in zip(self.vendor, self.candidate, strict=True))
+
+    @property
+    def speedup(self) -> float:
+        return median(self.ratios)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """A confidence interval of the median ratio from order statistics: at least 95 %, no distribution assumed.
+
+        With fewer than six rounds the whole range is all that can be said (94 % for five).
+        """
+        ordered = sorted(self.ratios)
+        n = len(ordered)
+        rank = max((r for r in range(1, n // 2 + 1) if _covers(n, r) >= 0.95), default=1)
+        return ordered[rank - 1], ordered[n - rank]
+
+    def as_dict(self) -> dict[str, Any]:
+        low, high = self.interval
+        return {"speedup": self.speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
+
+
+def _covers(n: int, rank: int) -> float:
+    """The chance that the true median lies between the rank-th smallest and the rank-th largest of n samples."""
+    return float(1 - 2 * sum(comb(n, i) for i in range(rank)) / 2**n)
+
+
+def paired(vendor: Call, candidate: Call, rounds: Rounds, seed: int = 0) -> Paired:
+    """Measure both in shuffled rounds after one warm-up each; short calls are repeated to be measurable."""
+    shuffled = random.Random(seed)
+    repeat = max(int(0.01 / max(_seconds(vendor, 1), _seconds(candidate, 1), 1e-7)), 1)
+    samples: dict[Call, list[float]] = {vendor: [], candidate: []}
+    end = time.perf_counter() + rounds.seconds
+    while len(samples[vendor]) < rounds.most:
+        order = [vendor, candidate]
+        shuffled.shuffle(order)
+        for call in order:
+            samples[call].append(_seconds(call, repeat))
+        if time.perf_counter() > end and len(samples[vendor]) >= rounds.least:
+            break
+    return Paired(tuple(samples[vendor]), tuple(samples[candidate]), repeat)
+
+
+def _seconds(call: Call, repeat: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    return (time.perf_counter() - start) / repeat
