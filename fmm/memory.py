@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 from fmm.kernels.arena import Array, block
 
@@ -17,8 +19,18 @@ _idle: list[Array] = []
 
 
 def default_limit() -> int:
-    """Bytes that a workspace may take when the caller names no limit."""
-    return int(available() * SHARE)
+    """Bytes that a workspace may take when the caller names no limit, rounded down so that choices can be remembered.
+
+    The system is asked at most once a second: a file is read, which costs more than all the rest of a small call.
+    """
+    return _limit(int(time.monotonic()))
+
+
+@lru_cache(maxsize=1)
+def _limit(second: int) -> int:
+    limit = int(available() * SHARE)
+    step = 1 << max(limit.bit_length() - 3, 0)
+    return limit // step * step
 
 
 def available() -> int:

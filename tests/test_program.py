@@ -197,29 +197,6 @@ def test_chain_multiplies_the_matrices(data: st.DataObject) -> None:
     assert list(found) == expected
 
 
-GAINS = [
-    (Program(2, (), (0, 1)), 1),
-    (Program(2, (((1, 0), (-1, 1)),), (2,)), 2),
-    (Program(2, (((1, 0), (-1, 1)), ((1, 2), (1, 0))), (3,)), 3),
-    # An intermediate can be larger than every output.
-    (Program(1, (((8, 0),), ((Fraction(1, 8), 1),)), (2,)), 8),
-    (Program(0, ((),), (0,)), 1),
-    # |3 + 4i| = 5: a complex alpha magnifies by its modulus.
-    (updating(Program(1, (), (0,)), 3 + 4j, 0), 5),
-    (updating(Program(1, (), (0,)), 2j, 0), 2),
-]
-
-
-@pytest.mark.parametrize(("program", "gain"), GAINS)
-def test_gain_bounds_every_value(program: Program, gain: float) -> None:
-    assert program.gain == gain
-
-
-@given(random_programs())
-def test_gain_is_at_least_that_of_the_outputs(program: Program) -> None:
-    assert program.gain >= max((float(sum(abs(c) for c in row)) for row in program.matrix()), default=0)
-
-
 @pytest.mark.parametrize("source", [1, 2, -1])
 def test_a_line_that_reads_ahead_is_refused(source: int) -> None:
     with pytest.raises(ValueError, match=r"line 1 reads a value that does not exist yet"):

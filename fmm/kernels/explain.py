@@ -45,17 +45,17 @@ def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
     """The rows as aligned text, with the totals below."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
     for row in rows(plan, m, k, n, itemsize):
-        lines.append((*row[:3], str(row.products), _bytes(row.temporaries)))
+        lines.append((*row[:3], str(row.products), spelled_bytes(row.temporaries)))
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     leaves = leaf_products(plan, m, k, n)
     work = sum(count * size[0] * size[1] * size[2] for size, count in leaves.items())
     share = f"{work / (m * k * n):.1%} of the classical multiplications, " if m * k * n else ""
-    total = _bytes(workspace(plan, m, k, n, itemsize))
+    total = spelled_bytes(workspace(plan, m, k, n, itemsize))
     return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products, workspace {total}"])
 
 
-def _bytes(n: int) -> str:
+def spelled_bytes(n: int) -> str:
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if n >= size:
             return f"{n / size:.1f} {unit}"

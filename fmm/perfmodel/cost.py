@@ -4,23 +4,27 @@ The counts come from the recipes that the executor runs, at the actual sizes. At
 which every array is wholly there or wholly absent, and what is absent is neither added nor read; on sizes that divide
 there is one region. A sum moves each block that it needs once (temporaries inside the sum stay in registers or cache),
 a leaf moves A and B in and C out once, whatever its own blocking does. Left out: scalings by a coefficient, caches
-between steps, partly used transactions of rows that are not contiguous. A product or sum of no elements costs nothing.
+between steps, partly used transactions of rows that are not contiguous. What has no elements costs nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
-from typing import NamedTuple
+from math import prod
+from typing import NamedTuple, TypeVar
 
-from fmm.kernels.plan import Level, Plan
+from fmm.kernels.plan import Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program, restricted
-from fmm.kernels.recipe import Recipe, Sum, lower, workspace
+from fmm.kernels.recipe import Recipe, Sum, lower, temporary_bytes
 
 Shape = tuple[int, int, int]  # (m, k, n)
+Rectangle = tuple[int, int]  # rows, columns
+Leaves = tuple[tuple[Shape, int], ...]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Cost:
     leaf_bytes: int  # A, B and C of every leaf product once
     transactions: int  # bytes / transaction, rounded up for every rectangle read or written
     launches: int  # sums and leaf products
-    leaves: tuple[tuple[Shape, int], ...]  # the multiset of leaf products
+    leaves: Leaves  # the multiset of leaf products: (m, k, n), how many
     workspace: int  # bytes of temporaries at the peak
     depth: int  # levels of the plan
 
@@ -63,7 +67,7 @@ def cost(
 ) -> Cost:
     """The cost of C = alpha A B + beta C. `batched`: equal leaf products of one stacked level are one launch.
 
-    A product with an empty side costs nothing at all.
+    A problem with an empty side costs nothing at all.
     """
     if min(m, k, n) < 0:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
@@ -71,10 +75,13 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    tally = _tally(plan, (m, k, n), alpha, beta, _Units(itemsize, transaction, batched))
-    flops = sum(2 * x * y * z * times for (x, y, z), times in tally.leaves)
-    space = workspace(plan, m, k, n, itemsize, alpha, beta)
-    return Cost(flops, *tally[:-1], tally.leaves, space, plan.depth)
+    t = _tally(plan, (m, k, n), alpha, beta, _Units(itemsize, transaction, batched))
+    flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
+    numbers = (t.additions, t.bytes_read, t.bytes_written, t.leaf_bytes, t.transactions, t.launches)
+    return Cost(flops, *numbers, tuple(sorted(t.leaves)), t.workspace, plan.depth)
+
+
+# ---- adding up the levels
 
 
 class _Units(NamedTuple):
@@ -82,98 +89,126 @@ class _Units(NamedTuple):
     transaction: int
     batched: bool
 
-    def traffic(self, elements: Iterable[int]) -> tuple[int, int]:
-        """Bytes and transactions of rectangles of so many elements."""
-        sizes = [x * self.itemsize for x in elements]
-        return sum(sizes), sum(-(-size // self.transaction) for size in sizes)
+    def traffic(self, rectangles: Mapping[int, int]) -> tuple[int, int]:
+        """Bytes and transactions of rectangles: elements -> how many."""
+        elements = sum(size * times for size, times in rectangles.items())
+        moves = sum(-(-size * self.itemsize // self.transaction) * times for size, times in rectangles.items())
+        return elements * self.itemsize, moves
 
 
 class _Tally(NamedTuple):
-    """A cost in the making; all but the leaves just add up."""
+    """A cost in the making."""
 
-    additions: int = 0
-    read: int = 0
-    written: int = 0
-    leaf_bytes: int = 0
-    transactions: int = 0
-    launches: int = 0
-    leaves: tuple[tuple[Shape, int], ...] = ()
+    additions: int
+    bytes_read: int
+    bytes_written: int
+    leaf_bytes: int
+    transactions: int
+    launches: int
+    workspace: int
+    leaves: Leaves
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, units: _Units) -> _Tally:
-    recipe = lower(plan, *shape, alpha, beta)
-    if recipe is None:
+    level = _level(plan, shape, alpha, beta)
+    if level is None:
         return _leaf(shape, units)
-    parts = [(_sum(step, units), 1) for step in recipe.steps if isinstance(step, Sum)]
-    calls = Counter((p.plan, p.size, p.accumulate) for p in recipe.products)
-    for (inner, size, accumulate), times in calls.items():
-        parts.append((_tally(inner, size, 1, int(accumulate), units), times))
-    total = _total(parts)
-    return total._replace(launches=total.launches - _saved(plan, recipe)) if units.batched else total
+    read, loads = units.traffic(level.read)
+    written, stores = units.traffic(level.written)
+    launches = level.launches - (_saved(plan, level) if units.batched else 0)
+    own = sum(temporary_bytes(*size, units.itemsize) * times for size, times in level.temporaries.items())
+    start = _Tally(level.additions, read, written, 0, loads + stores, launches, own, ())
+    inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
+    return _total(start, inner)
 
 
 def _leaf(shape: Shape, units: _Units) -> _Tally:
     m, k, n = shape
     if not m * k * n:
-        return _Tally(leaves=((shape, 1),))
-    moved, transactions = units.traffic((m * k, k * n, m * n))
-    return _Tally(leaf_bytes=moved, transactions=transactions, launches=1, leaves=((shape, 1),))
+        return _Tally(0, 0, 0, 0, 0, 0, 0, ((shape, 1),))
+    moved, moves = units.traffic(Counter((m * k, k * n, m * n)))
+    return _Tally(0, 0, 0, moved, moves, 1, 0, ((shape, 1),))
 
 
-def _total(parts: Sequence[tuple[_Tally, int]]) -> _Tally:
-    numbers = [sum(getattr(tally, name) * times for tally, times in parts) for name in _Tally._fields[:-1]]
+def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]]) -> _Tally:
+    """Everything adds up but the workspace: products take turns."""
+    numbers = list(start[:6])
     leaves: dict[Shape, int] = {}
-    for tally, times in parts:
+    for tally, times in inner:
+        for i in range(6):
+            numbers[i] += tally[i] * times  # type: ignore[operator]
         for shape, count in tally.leaves:
             leaves[shape] = leaves.get(shape, 0) + count * times
-    return _Tally(*numbers, leaves=tuple(sorted(leaves.items())))
+    space = start.workspace + max((tally.workspace for tally, _ in inner), default=0)
+    return _Tally(*numbers, space, tuple(leaves.items()))  # type: ignore[arg-type]
 
 
-def _saved(plan: Plan, recipe: Recipe) -> int:
+def _saved(plan: Plan, level: _Level) -> int:
     """Launches that batching saves where a stacked level's products are leaves: all but one of every shape."""
     first = plan.levels[0] if plan.levels else None
     if not isinstance(first, Level) or first.traversal != "stacked" or first.fringe == "peel":
         return 0
-    shapes = Counter(p.size for p in recipe.products if not p.plan.levels and 0 not in p.size)
-    return sum(times - 1 for times in shapes.values())
+    return sum(times - 1 for (inner, size, _), times in level.calls.items() if not inner.levels and 0 not in size)
 
 
-# ---- sums
+# ---- one level: its sums, temporaries and products
 
 
-def _sum(step: Sum, units: _Units) -> _Tally:
-    """One pass: the region's program over each region, and every rectangle's traffic."""
-    reads, writes = (tuple((p.rows, p.cols) for p in places) for places in (step.reads, step.writes))
-    additions, read, written = _pass(step.program, reads, writes)
-    bytes_read, loads = units.traffic(read)
-    bytes_written, stores = units.traffic(written)
-    return _Tally(additions, bytes_read, bytes_written, 0, loads + stores, int(bytes_written > 0))
+class _Level(NamedTuple):
+    additions: int
+    read: Mapping[int, int]  # rectangles that sums read: elements -> how many
+    written: Mapping[int, int]
+    launches: int
+    temporaries: Mapping[Rectangle, int]
+    calls: Mapping[tuple[Plan, Shape, bool], int]
 
 
-Rectangle = tuple[int, int]  # rows, columns
+def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _Level | None:
+    """The counts of a plan's first level, None for a leaf; by its formulas if the blocks are large enough."""
+    first = plan.levels[0] if plan.levels else None
+    if isinstance(first, Level) and _regular(first, shape, alpha, beta):
+        residues = tuple(side % parts for side, parts in zip(shape, first.size, strict=True))
+        return _formulas(first, residues, alpha, beta).at(shape, plan.rest)
+    recipe = lower(plan, *shape, alpha, beta)
+    return None if recipe is None else _counted(recipe)
 
 
-def _pass(
-    program: Program, reads: tuple[Rectangle, ...], writes: tuple[Rectangle, ...]
-) -> tuple[int, list[int], list[int]]:
+def _counted(recipe: Recipe) -> _Level:
+    additions = launches = 0
+    read: Counter[int] = Counter()
+    written: Counter[int] = Counter()
+    for step in recipe.steps:
+        if isinstance(step, Sum):
+            added, reads, writes = _pass(step)
+            additions += added
+            launches += any(writes)
+            read.update(x for x in reads if x)
+            written.update(x for x in writes if x)
+    temporaries = Counter((rows, cols) for _, rows, cols in recipe.temporaries)
+    calls = Counter((p.plan, p.size, p.accumulate) for p in recipe.products)
+    return _Level(additions, read, written, launches, temporaries, calls)
+
+
+def _pass(step: Sum) -> tuple[int, list[int], list[int]]:
     """Additions, elements read of each input, elements written of each output."""
+    reads, writes = ([(p.rows, p.cols) for p in places] for places in (step.reads, step.writes))
     additions, read, written = 0, [0] * len(reads), [rows * cols for rows, cols in writes]
     for top, left, area in _regions(reads, writes):
-        present = tuple(top < rows and left < cols for rows, cols in reads)
-        wanted = tuple(top < rows and left < cols for rows, cols in writes)
-        each, needed = _region(program, present, wanted)
+        present = tuple([top < rows and left < cols for rows, cols in reads])
+        wanted = tuple([top < rows and left < cols for rows, cols in writes])
+        each, needed = _region(step.program, present, wanted)
         additions += each * area
         for i in needed:
             read[i] += area
     return additions, read, written
 
 
-def _regions(reads: Sequence[Rectangle], writes: Sequence[Rectangle]) -> Iterable[tuple[int, int, int]]:
+def _regions(reads: Sequence[Rectangle], writes: Sequence[Rectangle]) -> Iterator[tuple[int, int, int]]:
     """(top, left, area) of the rectangles into which the arrays' edges cut what is written."""
-    distinct = {*reads, *writes}
+    shapes = {*reads, *writes}
     ends = [max(w[axis] for w in writes) for axis in (0, 1)]
-    edges = [sorted({0, *(min(shape[axis], ends[axis]) for shape in distinct)}) for axis in (0, 1)]
+    edges = [sorted({0, *(min(shape[axis], ends[axis]) for shape in shapes)}) for axis in (0, 1)]
     for (top, bottom), (left, right) in product(*(pairwise(e) for e in edges)):
         yield top, left, (bottom - top) * (right - left)
 
@@ -184,3 +219,104 @@ def _region(program: Program, present: tuple[bool, ...], wanted: tuple[bool, ...
     left = restricted(program, present, wanted)
     used = {v for terms in left.lines for _, v in terms} | set(left.outputs)
     return left.additions, tuple(sorted(v for v in used if v < left.inputs))
+
+
+# ---- formulas: the counts of a level as polynomials in the sizes of its blocks
+#
+# A level cut into parts p has blocks of q = side // p rows, a few more or fewer, so that all its counts are polynomials
+# in the three q, the same for all sides with one remainder. They are found by counting a single problem whose q are
+# such large powers of BASE that the coefficients stand side by side as digits (Kronecker substitution).
+
+BASE = 1 << 24
+POWERS = (3, 1, 9)  # of BASE, for m, k and n; the products mk, kn, mn have 4, 10, 12: all different
+Digits = tuple[tuple[int, int], ...]  # (power of BASE, coefficient)
+
+
+def _regular(level: Level, shape: Shape, alpha: Coefficient, beta: Coefficient) -> bool:
+    """Is the level lowered block by block, with no block empty and every sum where it would be at the sizes of _formulas?
+
+    The last is a question for tables that keep sums of A and B in C: they fit if k is the shortest side.
+    """
+    if level.fringe == "peel" or (level.traversal != "stacked" and (alpha, beta) != (1, 0)):
+        return False
+    least = [side // parts for side, parts in zip(shape, level.size, strict=True)]
+    if any(q < parts for q, parts in zip(least, level.size, strict=True)):
+        return False
+    return -(-shape[1] // level.size[1]) <= min(least) or not (level.table and _sums_in_c(level))
+
+
+@lru_cache(maxsize=256)
+def _sums_in_c(level: Level) -> bool:
+    """Does the table keep a sum of A or B in C, where it need not fit?"""
+    m, k, n = level.size
+    try:
+        lower(Plan((level,)), m, 4 * k, n)
+    except PlanError:
+        return True
+    return False
+
+
+class _Formulas(NamedTuple):
+    """A level's counts; the plan of its products is filled in when the formulas are used."""
+
+    size: Shape
+    additions: Digits
+    read: tuple[tuple[Digits, int], ...]
+    written: tuple[tuple[Digits, int], ...]
+    launches: int
+    temporaries: tuple[tuple[tuple[Digits, ...], int], ...]
+    calls: tuple[tuple[tuple[Digits, ...], bool, int], ...]
+
+    def at(self, shape: Shape, inner: Plan) -> _Level:
+        m, k, n = (side // parts for side, parts in zip(shape, self.size, strict=True))
+        values = {0: 1, 3: m, 1: k, 9: n, 4: m * k, 10: k * n, 12: m * n}
+
+        def value(digits: Digits) -> int:
+            return sum(c * values[power] for power, c in digits)
+
+        def sizes(sides: tuple[Digits, ...]) -> tuple[int, ...]:
+            return tuple([value(side) for side in sides])
+
+        temporaries = _merged((sizes(sides), times) for sides, times in self.temporaries)
+        calls = _merged(((inner, sizes(sides), acc), times) for sides, acc, times in self.calls)
+        read = _merged((value(digits), times) for digits, times in self.read)
+        written = _merged((value(digits), times) for digits, times in self.written)
+        return _Level(value(self.additions), read, written, self.launches, temporaries, calls)  # type: ignore[arg-type]
+
+
+def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
+    """Sizes that are different formulas may be equal numbers."""
+    found: dict[Key, int] = {}
+    for key, times in pairs:
+        found[key] = found.get(key, 0) + times
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _formulas(level: Level, residues: tuple[int, ...], alpha: Coefficient, beta: Coefficient) -> _Formulas:
+    sides = [p * BASE**power + r for p, power, r in zip(level.size, POWERS, residues, strict=True)]
+    recipe = lower.__wrapped__(Plan((level,)), *sides, alpha, beta)
+    assert recipe is not None
+    counted = _counted(recipe)
+    return _Formulas(
+        level.size,
+        _digits(counted.additions),
+        tuple((_digits(size), times) for size, times in counted.read.items()),
+        tuple((_digits(size), times) for size, times in counted.written.items()),
+        counted.launches,
+        tuple((tuple(map(_digits, size)), times) for size, times in counted.temporaries.items()),
+        tuple((tuple(map(_digits, size)), acc, times) for (_, size, acc), times in counted.calls.items()),
+    )
+
+
+def _digits(value: int) -> Digits:
+    """The nonzero digits of a number in base BASE, from -BASE/2 to BASE/2."""
+    found: list[tuple[int, int]] = []
+    power = 0
+    while value:
+        digit = (value + BASE // 2) % BASE - BASE // 2
+        if digit:
+            found.append((power, digit))
+        value = (value - digit) // BASE
+        power += 1
+    return tuple(found)

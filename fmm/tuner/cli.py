@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fmm
+from fmm.tuner import papers, predictions
 from fmm.tuner.environment import command, device_folder, environment
 
 
@@ -34,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the results below this folder")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON lines instead of tables")
     parser.set_defaults(run=_measure)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    papers.add_parser(commands)
+    predictions.add_parser(commands)
     return parser
 
 

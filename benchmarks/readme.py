@@ -1,0 +1,88 @@
+"""Writes the README's numbers from results/: `python -m benchmarks.readme [--check]`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Row = dict[str, Any]
+
+
+def filled(readme: str, results: Path) -> str:
+    """The README with every marked section written anew."""
+    folders = sorted(folder for folder in results.iterdir() if (folder / "speed.json").exists())
+    sections = {"example": _example, "tables": _tables}
+    return MARK.sub(lambda m: m[1] + "\n".join(sections[m[2]](folders)) + "\n" + m[3], readme)
+
+
+def _load(folder: Path, suite: str) -> tuple[Row, list[Row]]:
+    content = json.loads((folder / f"{suite}.json").read_text(encoding="utf-8"))
+    return content["environment"], content["rows"]
+
+
+def _machine(environment: Row) -> str:
+    return f"{environment['processor']}, {environment['blas_threads']} threads, NumPy {environment['numpy']}, {environment['blas']}"
+
+
+def _example(folders: list[Path]) -> Iterator[str]:
+    for folder in folders:
+        environment, rows = _load(folder, "speed")
+        row = next((r for r in rows if r["size"] == [8192] * 3 and r["dtype"] == "float64"), None)
+        if row:
+            ours, theirs = median(row["candidate"]), median(row["vendor"])
+            yield f"On {_machine(environment)}: NumPy {theirs:.2f} s, fmm **{ours:.2f} s**."
+
+
+def _tables(folders: list[Path]) -> Iterator[str]:
+    for folder in folders:
+        environment, speed = _load(folder, "speed")
+        yield f"**{_machine(environment)}** (`results/{folder.name}/`, commit {environment['commit']})"
+        yield ""
+        yield "| m x k x n | type | speedup over NumPy (95 % interval) | plan | workspace |"
+        yield "|---|---|---|---|---|"
+        for r in speed:
+            size = " x ".join(map(str, r["size"]))
+            interval = f"{r['low']:.3f} to {r['high']:.3f}"
+            space = f"{r['workspace'] / 2**20:.0f} MiB"
+            yield f"| {size} | {r['dtype']} | **{r['speedup']:.2f}** ({interval}) | `{r['plan']}` | {space} |"
+        yield ""
+        yield from _sentences(folder)
+
+
+def _sentences(folder: Path) -> Iterator[str]:
+    shapes = _load(folder, "never_slower")[1]
+    small = {r["side"]: r["extra_microseconds"] for r in _load(folder, "small_calls")[1]}
+    errors = _load(folder, "errors")[1]
+    memory = _load(folder, "memory")[1]
+    check = _load(folder, "guard")[1]
+    worst = max(errors, key=lambda r: float(r["ratio"]))
+    yield (
+        f"{len(shapes)} random shapes with sides up to 6000: worst median ratio {min(r['speedup'] for r in shapes):.3f}, "
+        f"best {max(r['speedup'] for r in shapes):.3f}. Extra cost of a small call: "
+        + ", ".join(f"{us:.2f} µs at {side} x {side}" for side, us in small.items())
+        + f". Largest error: {worst['ratio']:.1f} times NumPy's ({worst['dtype']}, {worst['data']}, {worst['side']}). "
+        f"Peak memory over what the plan said: {max(r['ratio'] for r in memory):.4f}. The check for overflow takes at most "
+        f"{max(r['share'] for r in check):.2%} of a product."
+    )
+
+
+def main(arguments: list[str]) -> int:
+    path = ROOT / "README.md"
+    old = path.read_text(encoding="utf-8")
+    new = filled(old, ROOT / "results")
+    if "--check" in arguments:
+        return int(old != new)
+    path.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""Calibrations: a device as the prediction sees it, a value of a dozen numbers. Measured, from a datasheet, or built in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from fmm.perfmodel.devices import Device, device
+from fmm.perfmodel.problem import ELEMENTS
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How fast one element type is multiplied: `flops` on large products, less on small ones.
+
+    A batch of b products m x k x n takes flops / rate * (1 + fill / (b m n) + pipe / k): `fill` entries of C keep the
+    device half busy, and after `pipe` steps of the inner dimension half the time is start-up.
+    """
+
+    flops: float
+    fill: float
+    pipe: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Rates per element type, the streaming rate of sums in bytes/s, seconds per launch, and what overlaps.
+
+    `small` is the traffic at which a pass of sums reaches half its rate; `overlap` the share of the shorter of sums and
+    products that is hidden behind the other; with `batches`, equal products of a stacked level start together.
+    """
+
+    name: str
+    source: str
+    rates: Mapping[str, Rate] = field(hash=False)
+    stream: float
+    small: float = 0.0
+    launch: float = 0.0
+    overlap: float = 0.0
+    batches: bool = False
+
+    def rate(self, dtype: str) -> Rate:
+        if dtype not in self.rates:
+            raise ValueError(f"{self.name} has no rate for {dtype}; it has {', '.join(self.rates)}")
+        return self.rates[dtype]
+
+
+# ---- a CPU that nobody has measured
+
+# Flops that BLAS does while the sums move a byte. Two cores of a current server give 9 (float64) and 18 (float32); set
+# higher, so that a plan is chosen only where it pays on machines with slow memory too.
+FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
+# Nominal: only ratios matter to a choice. Bytes/s that the sums of one thread move.
+CPU_STREAM = 10e9
+# The sums gain nothing from more threads than this: they share the memory and Python's lock.
+SUM_THREADS = 8
+
+
+def cpu(threads: int) -> Calibration:
+    """The built-in calibration of a CPU: conservative ratios, nominal seconds."""
+    rates = {t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0) for t, r in FLOPS_PER_BYTE.items()}
+    stream = CPU_STREAM * min(threads, SUM_THREADS)
+    source = "built-in recursion point, device not tuned"
+    return Calibration(f"cpu, {threads} threads", source, MappingProxyType(rates), stream, 1e6, 20e-6)
+
+
+# ---- a GPU of which only the datasheet is known
+
+# Shares of the printed peaks that the vendor's product and a streaming kernel reach on large problems. On an H200:
+# float32 0.76 to 0.80, float64 0.86 to 0.94, bfloat16 0.70 to 0.78 of the peak; copies 0.87 of the bandwidth.
+PRODUCT_SHARE = 0.8
+STREAM_SHARE = 0.87
+LAUNCH = 4e-6
+TILE = 128 * 128  # entries of C that one SM computes at a time
+PIPE = 128.0
+
+
+def datasheet(name: str) -> Calibration:
+    """A GPU's calibration from its printed peaks: what a choice rests on until the device is tuned."""
+    gpu = device(name)
+    peaks = {t: peak for t, peak in ((t, _peak(gpu, t)) for t in ELEMENTS) if peak}
+    rates = {t: Rate(peak * PRODUCT_SHARE, gpu.sms * TILE / 2, PIPE) for t, peak in peaks.items()}
+    stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
+    return Calibration(gpu.name, "datasheet, not measured", MappingProxyType(rates), stream, stream * LAUNCH, LAUNCH, batches=True)
+
+
+def _peak(gpu: Device, dtype: str) -> float:
+    """flop/s, or 0 if the datasheet prints none for this type."""
+    tflops = {
+        "float64": gpu.fp64_tensor_tflops or gpu.fp64_tflops,
+        "complex128": gpu.fp64_tensor_tflops or gpu.fp64_tflops,
+        "float32": gpu.fp32_tflops,
+        "complex64": gpu.fp32_tflops,
+        "tf32": gpu.tf32_tflops,
+        "float16": gpu.fp16_tflops,
+        "bfloat16": gpu.fp16_tflops if gpu.capability >= "8.0" or len(gpu.capability) > 3 else None,
+    }
+    return (tflops[dtype] or 0.0) * 1e12

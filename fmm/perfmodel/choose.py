@@ -1,0 +1,93 @@
+"""Choosing: candidates, an estimate for each, the least within the limits. A pure function of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.recipe import workspace
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.predict import Prediction, estimated, plans, seconds
+from fmm.perfmodel.problem import Problem
+from fmm.perfmodel.stability import expected_growth
+
+# A plan must be predicted to win by this much: less is within what the model leaves out.
+MARGIN = 0.01
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan may cost besides time: bytes of workspace, and expected error as a multiple of the vendor's."""
+
+    workspace: int
+    error_growth: float = 10.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with its prediction; `time` is relative to the vendor's."""
+
+    plan: Plan
+    prediction: Prediction
+    time: float
+    error_growth: float
+
+    @property
+    def workspace(self) -> int:
+        problem = self.prediction.problem
+        return workspace(self.plan, *problem.size, problem.itemsize)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen candidate, why, and the others from the fastest down."""
+
+    best: Candidate
+    reason: str
+    considered: tuple[Candidate, ...]
+
+
+@lru_cache(maxsize=1)
+def candidates() -> tuple[Plan, ...]:
+    """Depth by depth: stacked one level at a time, several levels in one pass, and the leanest step tables."""
+    stacked = ["winograd", "winograd > winograd", "winograd > winograd > winograd", "winograd^2", "strassen^2"]
+    deep = ["strassen^3", "strassen > strassen^2", "strassen^2 > strassen^2", "strassen > strassen^3"]
+    deep += ["strassen^2 > strassen^3", "strassen", "strassen > strassen"]
+    lean = [" > ".join(["li-fig23"] * depth) for depth in (1, 2, 3)]
+    return plans(["", *stacked, *deep, *lean])
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
+    """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
+    considered = ranked(problem, calibration)
+    vendor = next(c for c in considered if c.plan == VENDOR)
+    fitting = (c for c in considered if c.time <= 1 - MARGIN and c.error_growth <= limits.error_growth)
+    best = next((c for c in fitting if c.workspace <= limits.workspace), vendor)
+    return Choice(best, _reason(best, considered, calibration, limits), considered)
+
+
+def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
+    """All candidates, the fastest first; equally fast ones in the order of the list."""
+    base = _predicted(VENDOR, problem, calibration).seconds
+    found = []
+    for plan in among or candidates():
+        prediction = _predicted(plan, problem, calibration)
+        found.append(Candidate(plan, prediction, prediction.seconds / base if base else 1.0, expected_growth(plan)))
+    return tuple(sorted(found, key=lambda c: c.time))
+
+
+def _predicted(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
+    return seconds(plan, problem, estimated(plan, problem, calibration.batches), calibration)
+
+
+def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
+    fastest = considered[0]
+    if fastest.plan == VENDOR or fastest.time > 1 - MARGIN:
+        return f"no plan is predicted to beat the vendor by {MARGIN:.0%} ({calibration.source})"
+    if fastest.plan == best.plan:
+        return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
+    what = "more error" if fastest.error_growth > limits.error_growth else "more workspace"
+    return f"least predicted time within the limits; {fastest.plan} would need {what} than allowed ({calibration.source})"

@@ -1,0 +1,215 @@
+"""Plans: the text form, its defaults, its round trip, and what it says about mistakes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmm.kernels.plan import FRINGES, TRAVERSALS, VENDOR, Balanced, Level, Plan, PlanError, level
+from fmm.kernels.scheme import scheme_names
+from fmm.kernels.steps import step_table_names
+
+EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]
+
+LEVELS = (
+    st.builds(Level, st.sampled_from(EXPRESSIONS), st.sampled_from(TRAVERSALS), st.sampled_from(FRINGES))
+    | st.builds(Level, st.sampled_from(step_table_names()), st.just("sequential"), st.sampled_from(FRINGES))
+    | st.builds(Balanced, st.floats(1.5, 1e9))
+)
+PLANS = st.builds(Plan, st.lists(LEVELS, max_size=4).map(tuple))
+
+
+@given(PLANS)
+def test_round_trip(plan: Plan) -> None:
+    text = str(plan)
+    assert Plan.parse(text) == plan
+    assert hash(Plan.parse(text)) == hash(plan)
+    assert str(Plan.parse(text)) == text
+
+
+@given(PLANS)
+def test_the_text_has_one_part_a_level(plan: Plan) -> None:
+    assert len(str(plan).split(" > ")) == len(plan.levels) + 1
+    assert str(plan).endswith("vendor")
+
+
+CANONICAL = [
+    # (text, its short form)
+    ("vendor", "vendor"),
+    ("  vendor ", "vendor"),
+    ("winograd>vendor", "winograd > vendor"),
+    ("strassen.stacked.unequal > vendor", "strassen > vendor"),
+    ("strassen.peel.sequential > vendor", "strassen.sequential.peel > vendor"),
+    ("strassen*strassen > vendor", "strassen^2 > vendor"),
+    ("strassen^1 > vendor", "strassen > vendor"),
+    ("winograd * winograd^2.pad > vendor", "winograd^3.pad > vendor"),
+    ("balanced > vendor", "balanced(2) > vendor"),
+    ("balanced() > vendor", "balanced(2) > vendor"),
+    ("balanced(2.0) > hasa > vendor", "balanced(2) > hasa > vendor"),
+    ("balanced(1.5) > vendor", "balanced(1.5) > vendor"),
+    ("hasa.sequential.unequal > vendor", "hasa > vendor"),
+    ("hasa.pad > vendor", "hasa.pad > vendor"),
+    ("li-fig2.pad > vendor", "li-fig2 > vendor"),
+    ("winograd^2 > li-fig3.peel > vendor", "winograd^2 > li-fig3.peel > vendor"),
+    ("strassen-huang > vendor", "strassen-huang > vendor"),
+]
+
+
+@pytest.mark.parametrize(("text", "short"), CANONICAL)
+def test_text_forms(text: str, short: str) -> None:
+    assert str(Plan.parse(text)) == short
+    assert Plan.parse(text) == Plan.parse(short)
+
+
+DEFAULTS = [
+    ("strassen", "stacked", "unequal"),
+    ("hk223*winograd", "stacked", "unequal"),
+    ("hasa", "sequential", "unequal"),
+    ("adaptive-winograd", "sequential", "unequal"),
+    ("li-fig3", "sequential", "unequal"),  # proved to bear unequal blocks
+    ("li-fig2", "sequential", "pad"),  # proved not to
+    ("li-fig12", "sequential", "pad"),
+    ("li-fig16", "sequential", "pad"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "traversal", "fringe"), DEFAULTS)
+def test_defaults(algorithm: str, traversal: str, fringe: str) -> None:
+    (found,) = Plan.parse(f"{algorithm} > vendor").levels
+    assert isinstance(found, Level)
+    assert (found.algorithm, found.traversal, found.fringe) == (algorithm, traversal, fringe)
+    assert found == level(algorithm)
+
+
+def test_a_level_knows_its_grid_and_products() -> None:
+    assert (level("hk223").size, level("hk223").products) == ((2, 2, 3), 11)
+    assert (level("strassen^2").size, level("strassen^2").products) == ((4, 4, 4), 49)
+    assert (level("li-fig3").size, level("li-fig3").products) == ((2, 2, 2), 7)
+
+
+DEPTHS = [("vendor", 0), ("balanced > vendor", 0), ("strassen > vendor", 1), ("strassen^2 > li-fig3 > vendor", 3)]
+
+
+@pytest.mark.parametrize(("text", "depth"), DEPTHS)
+def test_depth(text: str, depth: int) -> None:
+    assert Plan.parse(text).depth == depth
+
+
+def test_the_rest_is_the_plan_without_its_first_level() -> None:
+    plan = Plan.parse("strassen^2 > hasa > vendor")
+    assert str(plan.rest) == "hasa > vendor"
+    assert plan.rest.rest == VENDOR == Plan() == Plan.parse("vendor")
+
+
+BAD = [
+    # (text, what the message must say)
+    ("nosuch > vendor", "unknown algorithm 'nosuch'; valid: .*strassen.*winograd.*hasa.*li-fig3.*balanced"),
+    ("strassen*nosuch > vendor", "unknown algorithm 'nosuch'; valid: "),
+    ("li-fig99 > vendor", "unknown algorithm 'li-fig99'.*li-fig3"),
+    ("hasa*strassen > vendor", "hasa"),  # step tables do not compose
+    ("hasa^2 > vendor", "hasa"),
+    ("strassen.foo > vendor", "unknown option 'foo' of strassen; valid: stacked, sequential, unequal, pad, peel"),
+    ("strassen. > vendor", "unknown option '' of strassen; valid: "),
+    ("hasa.stacked > vendor", "the step table hasa is sequential, not stacked"),
+    ("strassen > gpu", "ends in 'gpu'; a plan ends in its leaf: vendor"),
+    ("strassen", "ends in 'strassen'; a plan ends in its leaf: vendor"),
+    ("vendor > strassen", "ends in 'strassen'"),
+    ("", "ends in ''.*vendor"),
+    (" > vendor", "unknown"),
+    ("strassen > > vendor", "unknown"),
+    ("vendor > vendor", "unknown algorithm 'vendor'"),
+    ("balanced(x) > vendor", "x"),
+    ("balanced(1) > vendor", r"balanced\(1\): gamma must be at least 1.5"),
+    ("balanced(-2) > vendor", "gamma must be at least 1.5"),
+    ("balanced(nan) > vendor", "gamma must be at least 1.5"),
+    ("balanced(2 > vendor", r"balanced\(2"),
+    ("strassen^0 > vendor", "power '0' is not a whole number from 1 to"),
+    ("strassen^99 > vendor", "power '99' is not a whole number from 1 to"),
+    ("strassen^x > vendor", "x"),
+    ("strassen^ > vendor", "strassen"),
+    ("strassen^2strassen > vendor", "2strassen"),
+    ("strassen* > vendor", "unknown"),
+    # Two answers to one question: neither is taken silently.
+    ("strassen.pad.peel > vendor", "pad.*peel"),
+    ("strassen.stacked.sequential > vendor", "stacked.*sequential"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_mistakes_are_named_with_what_is_valid(text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message) as error:
+        Plan.parse(text)
+    assert text in str(error.value), "the whole text, so that it can be found in a config file"
+
+
+@pytest.mark.parametrize("text", [None, 3, b"vendor", VENDOR])
+def test_a_plan_is_read_from_text_only(text: object) -> None:
+    with pytest.raises(PlanError, match=re.escape(repr(text))):
+        Plan.parse(text)  # type: ignore[arg-type]
+
+
+BUILT = [
+    (lambda: Plan((), "cublas"), "unknown leaf 'cublas'; valid: vendor"),
+    (lambda: Level("strassen", "fused"), "unknown traversal 'fused'; valid: stacked, sequential"),  # type: ignore[arg-type]
+    (lambda: Level("strassen", "stacked", "crop"), "unknown fringe 'crop'; valid: unequal, pad, peel"),  # type: ignore[arg-type]
+    (lambda: Level("hasa"), "the step table hasa is sequential, not stacked"),
+    (lambda: Level("nosuch"), "nosuch.*strassen"),
+    (lambda: Balanced(1.2), "at least 1.5"),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), BUILT, ids=[message for _, message in BUILT])
+def test_plans_built_by_hand_are_checked_too(build: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()  # type: ignore[operator]
+
+
+def test_a_composition_spelt_out_is_the_same_level() -> None:
+    """Plans are keys: the two spellings must not be two plans."""
+    built = Plan((Level("strassen*strassen"),))
+    assert Plan.parse(str(built)) == built
+
+
+SIDES = [
+    # (m, k, n, which side is halved): Table 1 of D'Alberto and Nicolau, gamma = 2, tested in the order m, n, k
+    (8, 4, 4, "m"),
+    (8, 4, 5, None),
+    (7, 4, 4, None),
+    (4, 4, 8, "n"),
+    (4, 8, 4, "k"),
+    (100, 1, 50, "m"),
+    (50, 1, 100, "n"),
+    (8, 2, 8, None),  # two long sides of three: nothing to halve
+    (1, 1, 1, None),
+    (1, 1, 2, "n"),
+    (2, 1, 1, "m"),
+    (1, 2, 1, "k"),
+    (0, 0, 0, None),
+    (0, 5, 3, None),
+    (4, 0, 0, "m"),
+]
+
+
+@pytest.mark.parametrize(("m", "k", "n", "side"), SIDES)
+def test_table_1_of_dalberto_and_nicolau(m: int, k: int, n: int, side: str | None) -> None:
+    assert Balanced().side(m, k, n) == side
+
+
+@given(st.floats(1.5, 10), *[st.integers(0, 3000)] * 3)
+def test_halving_ends_almost_square(gamma: float, m: int, k: int, n: int) -> None:
+    balanced = Balanced(gamma)
+    sides = {"m": m, "k": k, "n": n}
+    for _ in range(40):
+        side = balanced.side(sides["m"], sides["k"], sides["n"])
+        if side is None:
+            break
+        others = [length for name, length in sides.items() if name != side]
+        assert sides[side] >= gamma * max(others)
+        sides[side] = -(-sides[side] // 2)
+    else:
+        pytest.fail("does not end")
+    low, high = sorted(sides.values())[1:]
+    assert high < gamma * low or high <= 1
