@@ -166,7 +166,7 @@ def _work(plan: Plan, m: int, k: int, n: int) -> tuple[int, int]:
     if recipe is None:
         return m * k * n, 0
     work = traffic = 0
-    for step in recipe.steps:
+    for step in recipe.flat:
         if isinstance(step, Sum):
             traffic += sum(p.rows * p.cols for p in (*step.reads, *step.writes))
         else:

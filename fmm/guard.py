@@ -56,7 +56,7 @@ def gain(plan: Plan, m: int, k: int, n: int) -> float:
         return 1.0
     size = dict.fromkeys("ABC", 1.0)
     largest = 1.0
-    for step in recipe.steps:
+    for step in recipe.flat:
         if isinstance(step, Product):
             inner = gain(step.plan, *step.size) * size[step.left.name] * size[step.right.name]
             size[step.dest.name] = inner + (size[step.dest.name] if step.accumulate else 0)

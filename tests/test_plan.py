@@ -109,8 +109,8 @@ BAD = [
     ("nosuch > vendor", "unknown algorithm 'nosuch'; valid: .*strassen.*winograd.*hasa.*li-fig3.*balanced"),
     ("strassen*nosuch > vendor", "unknown algorithm 'nosuch'; valid: "),
     ("li-fig99 > vendor", "unknown algorithm 'li-fig99'.*li-fig3"),
-    ("hasa*strassen > vendor", "hasa"),  # step tables do not compose
-    ("hasa^2 > vendor", "hasa"),
+    ("hasa*strassen > vendor", "step table"),  # hasa is known, but step tables do not compose
+    ("hasa^2 > vendor", "step table"),
     ("strassen.foo > vendor", "unknown option 'foo' of strassen; valid: stacked, sequential, unequal, pad, peel"),
     ("strassen. > vendor", "unknown option '' of strassen; valid: "),
     ("hasa.stacked > vendor", "the step table hasa is sequential, not stacked"),

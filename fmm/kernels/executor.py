@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from fmm.kernels.plan import Plan
 from fmm.kernels.program import Coefficient
-from fmm.kernels.recipe import Place, Product, Recipe, Sum, lower
+from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, lower
 
 Array = Any  # numpy.ndarray, cupy.ndarray or an array of symbols: two axes, slicing, .T, .shape, .strides
 
@@ -21,10 +21,11 @@ class Workspace(Protocol):
 
 
 class Backend(Protocol):
-    """The two things that a recipe asks for."""
+    """The things that a recipe asks for."""
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
+    def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
 
 
 def execute(
@@ -54,8 +55,12 @@ def _run(recipe: Recipe, arrays: dict[str, Array], backend: Backend, arena: Work
         if isinstance(step, Sum):
             reads = [_view(arrays, p) for p in step.reads]
             backend.sum(step, reads, [_view(arrays, p) for p in step.writes])
+        elif isinstance(step, Batch) and not step.products[0].plan.levels:
+            factors = [[_view(arrays, place) for place in places] for places in step.places]
+            backend.multiply_batch(step.products[0].plan.leaf, *factors)
         else:
-            _product(step, arrays, backend, arena)
+            for product in step.products if isinstance(step, Batch) else (step,):
+                _product(product, arrays, backend, arena)
     arena.release(mark)
 
 

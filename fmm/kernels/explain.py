@@ -24,7 +24,7 @@ def rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
     while (recipe := lower(plan, m, k, n)) is not None:
         products = list(recipe.products)
         taken = sum(temporary_bytes(r, c, itemsize) for _, r, c in recipe.temporaries)
-        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", _does(plan, recipe.steps), len(products), taken)
+        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", _does(plan, tuple(recipe.flat)), len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n) = largest.plan, largest.size
     yield Row(plan.leaf, f"{m} x {k} x {n}", "one BLAS call", 1, 0)

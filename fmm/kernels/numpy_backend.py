@@ -31,6 +31,11 @@ class NumpyBackend:
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         np.matmul(left, right, out=dest)
 
+    def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
+        """One after the other: each uses all threads."""
+        for left, right, dest in zip(lefts, rights, dests, strict=True):
+            self.multiply(leaf, left, right, dest)
+
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums; beyond the edge of a smaller read there are zeros."""
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):

@@ -5,9 +5,10 @@ Text form, outermost level first, levels joined by " > ":
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
 A level is a scheme (or a composition of schemes, done in one pass) or a step table, then its options after dots. A
-scheme is traversed `stacked` (the default: all sums first, then the products, then the join) or `sequential` (one
-product at a time, three temporaries); a step table has its own order. Fringes: `unequal` (blocks differ by one row or
-column, sums are as if padded), `pad` (equal blocks, zeros beyond the edge are virtual) or `peel` (the even core, then
+scheme is traversed `stacked` (the default: all sums first, then the products, then the join), `batched` (the same, every
+operand in a block of its own, the products as one batch) or `sequential` (one product at a time, three temporaries); a
+step table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if padded), `pad` (equal
+blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the core that divides, then
 thin strips).
 """
 
@@ -21,10 +22,10 @@ from typing import Literal
 from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
 from fmm.kernels.steps import StepTable, step_table, step_table_names
 
-Fringe = Literal["unequal", "pad", "peel"]
-Traversal = Literal["stacked", "sequential"]
-FRINGES: tuple[Fringe, ...] = ("unequal", "pad", "peel")
-TRAVERSALS: tuple[Traversal, ...] = ("stacked", "sequential")
+Traversal = Literal["stacked", "batched", "sequential"]
+FRINGES = ("unequal", "pad", "peel")
+UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
+TRAVERSALS: tuple[Traversal, ...] = ("stacked", "batched", "sequential")
 LEAVES = ("vendor",)
 
 
@@ -43,11 +44,13 @@ class Level:
 
     algorithm: str
     traversal: Traversal = "stacked"
-    fringe: Fringe = "unequal"
+    fringe: str = "unequal"
 
     def __post_init__(self) -> None:
-        _choice("fringe", self.fringe, FRINGES)
+        _choice("fringe", self.fringe, FRINGES + UNITS)
         _choice("traversal", self.traversal, TRAVERSALS)
+        if self.traversal == "batched" and not self.fringe.startswith("pad"):
+            raise PlanError(f"{self.algorithm}: a batch needs equal blocks, so pad, not {self.fringe}")
         if self.table is not None and self.traversal != "sequential":
             raise PlanError(f"the step table {self.algorithm} is sequential, not {self.traversal}")
 
@@ -65,12 +68,19 @@ class Level:
         return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
 
     @property
+    def unit(self) -> int:
+        """Blocks' sides are multiples of this."""
+        return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
+
+    @property
     def products(self) -> int:
         return self.table.products if self.table else self.scheme.rank  # type: ignore[union-attr]
 
     def __str__(self) -> str:
-        default = _default(self.algorithm)
-        options = [o for o, d in ((self.traversal, default[0]), (self.fringe, default[1])) if o != d]
+        usual = _usual_traversal(self.algorithm)
+        options = [] if self.traversal == usual else [str(self.traversal)]
+        if self.fringe != _usual_fringe(self.algorithm, self.traversal):
+            options.append(self.fringe)
         return ".".join([self.algorithm, *options])
 
 
@@ -143,24 +153,30 @@ def _factors(level: Level | Balanced) -> int:
 
 def level(algorithm: str, *options: str) -> Level:
     """A level with the defaults of its algorithm where `options` say nothing."""
-    traversal, fringe = _default(algorithm)
+    traversal, fringe = _usual_traversal(algorithm), ""
     for option in options:
         if option in TRAVERSALS:
             traversal = option
-        elif option in FRINGES:
+        elif option in FRINGES + UNITS:
             fringe = option
         else:
-            raise PlanError(f"unknown option {option!r} of {algorithm}; valid: {', '.join(TRAVERSALS + FRINGES)}")
-    return Level(algorithm, traversal, fringe)
+            valid = ", ".join(TRAVERSALS + FRINGES + UNITS)
+            raise PlanError(f"unknown option {option!r} of {algorithm}; valid: {valid}")
+    return Level(algorithm, traversal, fringe or _usual_fringe(algorithm, traversal))
+
+
+def _usual_traversal(algorithm: str) -> Traversal:
+    return "sequential" if algorithm in step_table_names() else "stacked"
 
 
 @lru_cache(maxsize=256)
-def _default(algorithm: str) -> tuple[Traversal, Fringe]:
-    if algorithm not in step_table_names():
-        return "stacked", "unequal"
-    from fmm.kernels.proof import unequal_blocks  # the proof runs plans: it cannot be imported before them
+def _usual_fringe(algorithm: str, traversal: Traversal) -> str:
+    """Unequal blocks wherever they are possible: they multiply no zeros."""
+    if algorithm in step_table_names():
+        from fmm.kernels.proof import unequal_blocks  # the proof runs plans: it cannot be imported before them
 
-    return "sequential", "unequal" if unequal_blocks(algorithm) else "pad"
+        return "unequal" if unequal_blocks(algorithm) else "pad"
+    return "pad" if traversal == "batched" else "unequal"
 
 
 _BALANCED = re.compile(r"balanced(?:\(([^()]*)\))?")

@@ -69,24 +69,45 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Independent products of one size by one plan, their operands and results at constant distances."""
+
+    products: tuple[Product, ...]
+
+    @property
+    def places(self) -> tuple[tuple[Place, ...], ...]:
+        """All left operands, all right ones, all results."""
+        return tuple(zip(*((p.left, p.right, p.dest) for p in self.products), strict=True))
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The steps of one level, and the temporaries they need (name -> rows, columns)."""
 
     temporaries: tuple[tuple[str, int, int], ...]
-    steps: tuple[Sum | Product, ...]
+    steps: tuple[Sum | Product | Batch, ...]
 
     def __hash__(self) -> int:
         return id(self)
 
     @property
+    def flat(self) -> Iterator[Sum | Product]:
+        """The steps with every batch taken apart."""
+        for step in self.steps:
+            if isinstance(step, Batch):
+                yield from step.products
+            else:
+                yield step
+
+    @property
     def products(self) -> Iterator[Product]:
-        return (step for step in self.steps if isinstance(step, Product))
+        return (step for step in self.flat if isinstance(step, Product))
 
     @cached_property
     def layouts(self) -> dict[str, str]:
         """Whose memory order each temporary should follow: the operand that it is first formed from."""
         follows = {"A": "A", "B": "B", "C": "C"}
-        for step in self.steps:
+        for step in self.flat:
             parent = follows[step.reads[0].name] if isinstance(step, Sum) and step.reads else "C"
             for place in step.writes if isinstance(step, Sum) else (step.dest,):
                 follows.setdefault(place.name, parent)
@@ -99,7 +120,7 @@ def lower(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coef
     if not plan.levels:
         return None if (alpha, beta) == (1, 0) else _updated_leaf(plan, m, k, n, alpha, beta)
     first = plan.levels[0]
-    if isinstance(first, Level) and first.traversal == "stacked" and first.fringe != "peel":
+    if isinstance(first, Level) and first.traversal != "sequential" and first.fringe != "peel":
         return _stacked(plan, first, m, k, n, alpha, beta)
     if (alpha, beta) != (1, 0):
         return _updated(plan, m, k, n, alpha, beta)
@@ -113,22 +134,28 @@ def lower(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coef
 # ---- cutting
 
 
-def cuts(length: int, parts: int, fringe: str) -> list[tuple[int, int]]:
-    """(start, size) of each part: sizes differing by at most one, or all but the last ones equal (`pad`)."""
-    if fringe == "unequal":
+def cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
+    """(start, size) of each part: sizes differing by at most one (no unit), or all but the last ones equal."""
+    if unit is None:
         small, larger = divmod(length, parts)
         sizes = [small + (i < larger) for i in range(parts)]
     else:
-        full = -(-length // parts)
+        full = side(length, parts, unit)
         sizes = [min(full, max(length - i * full, 0)) for i in range(parts)]
     starts = [min(sum(sizes[:i]), length) for i in range(parts)]
     return list(zip(starts, sizes, strict=True))
 
 
-def grid(name: str, rows: int, cols: int, parts: tuple[int, int], fringe: str) -> list[Place]:
+def side(length: int, parts: int, unit: int) -> int:
+    """The side of equal blocks: enough for all, and a multiple of the unit."""
+    return -(-length // (parts * unit)) * unit
+
+
+def grid(name: str, rows: int, cols: int, parts: tuple[int, int], level: Level) -> list[Place]:
     """The blocks of an operand, in row-major order."""
-    across = cuts(cols, parts[1], fringe)
-    return [Place(name, r, c, h, w) for r, h in cuts(rows, parts[0], fringe) for c, w in across]
+    unit = None if level.fringe == "unequal" else level.unit
+    across = cuts(cols, parts[1], unit)
+    return [Place(name, r, c, h, w) for r, h in cuts(rows, parts[0], unit) for c, w in across]
 
 
 def whole(name: str, rows: int, cols: int) -> Place:
@@ -140,50 +167,64 @@ def whole(name: str, rows: int, cols: int) -> Place:
 
 def _stacked(plan: Plan, level: Level, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
     """All left operands in one pass over A, all right ones over B, the products, then C in one pass over them."""
-    scheme = _scheme(level)
-    blocks = {
-        "A": grid("A", m, k, (scheme.m, scheme.k), level.fringe),
-        "B": grid("B", k, n, (scheme.k, scheme.n), level.fringe),
-        "C": grid("C", m, n, (scheme.m, scheme.n), level.fringe),
-    }
-    lefts, split_a = _operands("S", scheme.programs.left, scheme.u, blocks["A"], level.fringe)
-    rights, split_b = _operands("T", scheme.programs.right, scheme.v, blocks["B"], level.fringe)
-    products = [_product(p, a, b, plan.rest) for p, (a, b) in enumerate(zip(lefts, rights, strict=True), 1)]
-    results = tuple(p.dest for p in products)
+    scheme, batched = _scheme(level), level.traversal == "batched"
+    sides = tuple(side(x, parts, level.unit) for x, parts in zip((m, k, n), level.size, strict=True))
+    a = grid("A", m, k, (scheme.m, scheme.k), level)
+    b = grid("B", k, n, (scheme.k, scheme.n), level)
+    c = grid("C", m, n, (scheme.m, scheme.n), level)
+    shapes = (None, None) if level.fringe == "unequal" else (sides[:2], sides[1:])
+    lefts, split_a = _operands("S", scheme.programs.left, scheme.u, a, shapes[0], batched)
+    rights, split_b = _operands("T", scheme.programs.right, scheme.v, b, shapes[1], batched)
+    products = _products(lefts, rights, plan.rest, batched)
     program = programs.updating(scheme.programs.join, alpha, beta)
-    reads = results + (tuple(blocks["C"]) if beta else ())
-    join = Sum("join", program, reads, tuple(blocks["C"]))
+    join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
     splits = [s for s in (split_a, split_b) if s.writes]
-    temporaries = [(w.name, w.rows, w.cols) for s in splits for w in s.writes]
-    temporaries += [(r.name, r.rows, r.cols) for r in results]
-    return Recipe(tuple(temporaries), (*splits, *products, join))
+    middle: tuple[Product | Batch, ...] = (Batch(products),) if batched else products
+    return Recipe(_temporaries([*splits, *products]), (*splits, *middle, join))
 
 
 def _operands(
-    letter: str, program: Program, matrix: programs.Matrix, blocks: Sequence[Place], fringe: str
+    letter: str,
+    program: Program,
+    matrix: programs.Matrix,
+    blocks: Sequence[Place],
+    shape: tuple[int, ...] | None,
+    batched: bool,
 ) -> tuple[list[Place], Sum]:
-    """Where each operand stands: a block read in place if it needs no sum, else a temporary that the split writes."""
-    height, width = (max(b.rows for b in blocks), max(b.cols for b in blocks))
+    """Where each operand stands: a block read in place if it needs no sum, else a temporary that the split writes.
+
+    With a `shape`, all temporaries have it, and a block at the edge that is smaller is copied too; in a batch every
+    operand is copied into one tall temporary.
+    """
     places: list[Place] = []
-    for p, column in enumerate(zip(*matrix, strict=True), 1):
+    for p, column in enumerate(zip(*matrix, strict=True)):
         parts = [b for b, c in zip(blocks, column, strict=True) if c]
-        rows, cols = max(b.rows for b in parts), max(b.cols for b in parts)
-        full = fringe != "pad" or (rows, cols) == (height, width)
-        if full and program.outputs[p - 1] < program.inputs:
-            places.append(blocks[program.outputs[p - 1]])
+        size = max(b.rows for b in parts), max(b.cols for b in parts)
+        if not batched and size == (shape or size) and program.outputs[p] < program.inputs:
+            places.append(blocks[program.outputs[p]])
+        elif batched:
+            places.append(_layer(letter, p, *(shape or size)))
         else:
-            shape = (height, width) if fringe == "pad" else (rows, cols)
-            places.append(whole(f"{letter}{p}", *shape))
+            places.append(whole(f"{letter}{p + 1}", *(shape or size)))
     written = [i for i, place in enumerate(places) if place.name not in "AB"]
     kept = Program(program.inputs, program.lines, tuple(program.outputs[i] for i in written))
     return places, Sum(f"split {blocks[0].name}", kept, tuple(blocks), tuple(places[i] for i in written))
 
 
-def _product(number: int, left: Place, right: Place, plan: Plan) -> Product:
-    """Product p into its own temporary; columns or rows that the other operand lacks meet only zeros."""
-    k = min(left.cols, right.rows)
-    dest = whole(f"M{number}", left.rows, right.cols)
-    return Product(left.cropped(left.rows, k), right.cropped(k, right.cols), dest, plan)
+def _products(lefts: Sequence[Place], rights: Sequence[Place], plan: Plan, batched: bool) -> tuple[Product, ...]:
+    """Each product into a temporary; columns or rows that the other operand lacks meet only zeros."""
+    products = []
+    for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
+        k = min(left.cols, right.rows)
+        size = left.rows, right.cols
+        dest = _layer("M", p, *size) if batched else whole(f"M{p + 1}", *size)
+        products.append(Product(left.cropped(left.rows, k), right.cropped(k, right.cols), dest, plan))
+    return tuple(products)
+
+
+def _layer(name: str, index: int, rows: int, cols: int) -> Place:
+    """One of equal blocks that stand on top of each other in one tall temporary."""
+    return Place(name, index * rows, 0, rows, cols)
 
 
 # ---- schemes, one product at a time
@@ -192,9 +233,9 @@ def _product(number: int, left: Place, right: Place, plan: Plan) -> Product:
 def _sequential(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
     """For any scheme: form the two operands of a product, multiply, add it where it belongs. Three temporaries."""
     scheme = _scheme(level)
-    a = grid("A", m, k, (scheme.m, scheme.k), level.fringe)
-    b = grid("B", k, n, (scheme.k, scheme.n), level.fringe)
-    c = grid("C", m, n, (scheme.m, scheme.n), level.fringe)
+    a = grid("A", m, k, (scheme.m, scheme.k), level)
+    b = grid("B", k, n, (scheme.k, scheme.n), level)
+    c = grid("C", m, n, (scheme.m, scheme.n), level)
     steps: list[Sum | Product] = []
     started: set[int] = set()
     for p in range(scheme.rank):
@@ -242,13 +283,13 @@ def _scatter(column: Sequence[Coefficient], product: Place, blocks: Sequence[Pla
 
 
 def _temporaries(steps: Sequence[Sum | Product]) -> tuple[tuple[str, int, int], ...]:
-    """Each temporary as large as the largest rectangle that it holds."""
+    """Each temporary large enough for every rectangle that it holds."""
     sizes: dict[str, tuple[int, int]] = {}
     for step in steps:
         for place in step.writes if isinstance(step, Sum) else (step.dest,):
             if place.name not in "ABC":
                 rows, cols = sizes.get(place.name, (0, 0))
-                sizes[place.name] = max(rows, place.rows), max(cols, place.cols)
+                sizes[place.name] = max(rows, place.row + place.rows), max(cols, place.col + place.cols)
     return tuple((name, *size) for name, size in sizes.items())
 
 
@@ -261,13 +302,13 @@ def _tabled(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
     assert table is not None
     parts = table.size
     shape = (m, n)
-    padded = level.fringe == "pad" and (m % parts[0] != 0 or n % parts[2] != 0)
-    if padded:
-        shape = (-(-m // parts[0]) * parts[0], -(-n // parts[2]) * parts[2])
+    if level.fringe != "unequal":
+        shape = side(m, parts[0], level.unit) * parts[0], side(n, parts[2], level.unit) * parts[2]
+    padded = shape != (m, n)
     blocks = {
-        **_named(grid("A", m, k, parts[:2], level.fringe), parts[1]),
-        **_named(grid("B", k, n, parts[1:], level.fringe), parts[2]),
-        **_named(grid("C'" if padded else "C", *shape, (parts[0], parts[2]), level.fringe), parts[2]),
+        **_named(grid("A", m, k, parts[:2], level), parts[1]),
+        **_named(grid("B", k, n, parts[1:], level), parts[2]),
+        **_named(grid("C'" if padded else "C", *shape, (parts[0], parts[2]), level), parts[2]),
     }
     steps = _Sizing(table, blocks, plan.rest).run()
     if padded:

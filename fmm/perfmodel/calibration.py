@@ -82,7 +82,9 @@ def datasheet(name: str) -> Calibration:
     peaks = {t: peak for t, peak in ((t, _peak(gpu, t)) for t in ELEMENTS) if peak}
     rates = {t: Rate(peak * PRODUCT_SHARE, gpu.sms * TILE / 2, PIPE) for t, peak in peaks.items()}
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
-    return Calibration(gpu.name, "datasheet, not measured", MappingProxyType(rates), stream, stream * LAUNCH, LAUNCH, batches=True)
+    return Calibration(
+        gpu.name, "datasheet, not measured", MappingProxyType(rates), stream, stream * LAUNCH, LAUNCH, batches=True
+    )
 
 
 def _peak(gpu: Device, dtype: str) -> float:

@@ -90,4 +90,6 @@ def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Cal
     if fastest.plan == best.plan:
         return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
     what = "more error" if fastest.error_growth > limits.error_growth else "more workspace"
-    return f"least predicted time within the limits; {fastest.plan} would need {what} than allowed ({calibration.source})"
+    return (
+        f"least predicted time within the limits; {fastest.plan} would need {what} than allowed ({calibration.source})"
+    )

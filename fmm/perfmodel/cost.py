@@ -65,9 +65,10 @@ def cost(
     *,
     batched: bool = False,
 ) -> Cost:
-    """The cost of C = alpha A B + beta C. `batched`: equal leaf products of one stacked level are one launch.
+    """The cost of C = alpha A B + beta C; a problem with an empty side costs nothing at all.
 
-    A problem with an empty side costs nothing at all.
+    The leaf products of a level that the plan calls batched are one launch; `batched` counts those of stacked levels
+    so too, one launch for every shape.
     """
     if min(m, k, n) < 0:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
@@ -116,7 +117,7 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
         return _leaf(shape, units)
     read, loads = units.traffic(level.read)
     written, stores = units.traffic(level.written)
-    launches = level.launches - (_saved(plan, level) if units.batched else 0)
+    launches = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, units.itemsize) * times for size, times in level.temporaries.items())
     start = _Tally(level.additions, read, written, 0, loads + stores, launches, own, ())
     inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
@@ -144,12 +145,14 @@ def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]]) -> _Tally:
     return _Tally(*numbers, space, tuple(leaves.items()))  # type: ignore[arg-type]
 
 
-def _saved(plan: Plan, level: _Level) -> int:
-    """Launches that batching saves where a stacked level's products are leaves: all but one of every shape."""
+def _saved(plan: Plan, level: _Level, batched: bool) -> int:
+    """Launches that batching saves where a level's products are leaves: all but one of every shape."""
     first = plan.levels[0] if plan.levels else None
-    if not isinstance(first, Level) or first.traversal != "stacked" or first.fringe == "peel":
+    if not isinstance(first, Level) or first.fringe == "peel" or plan.rest.levels:
         return 0
-    return sum(times - 1 for (inner, size, _), times in level.calls.items() if not inner.levels and 0 not in size)
+    if first.traversal == "sequential" or (first.traversal == "stacked" and not batched):
+        return 0
+    return sum(times - 1 for (_, size, _), times in level.calls.items() if 0 not in size)
 
 
 # ---- one level: its sums, temporaries and products
@@ -237,7 +240,9 @@ def _regular(level: Level, shape: Shape, alpha: Coefficient, beta: Coefficient) 
 
     The last is a question for tables that keep sums of A and B in C: they fit if k is the shortest side.
     """
-    if level.fringe == "peel" or (level.traversal != "stacked" and (alpha, beta) != (1, 0)):
+    if level.fringe == "peel" or (level.traversal == "sequential" and (alpha, beta) != (1, 0)):
+        return False
+    if level.unit > 1 and any(side % (parts * level.unit) for side, parts in zip(shape, level.size, strict=True)):
         return False
     least = [side // parts for side, parts in zip(shape, level.size, strict=True)]
     if any(q < parts for q, parts in zip(least, level.size, strict=True)):
@@ -295,7 +300,7 @@ def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
 @lru_cache(maxsize=4096)
 def _formulas(level: Level, residues: tuple[int, ...], alpha: Coefficient, beta: Coefficient) -> _Formulas:
     sides = [p * BASE**power + r for p, power, r in zip(level.size, POWERS, residues, strict=True)]
-    recipe = lower.__wrapped__(Plan((level,)), *sides, alpha, beta)
+    recipe = lower(Plan((level,)), *sides, alpha, beta)
     assert recipe is not None
     counted = _counted(recipe)
     return _Formulas(

@@ -12,9 +12,7 @@ from fmm.tuner.render import as_csv, as_json, text
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 TABLES: Mapping[str, Callable[[], Table]] = {
-    make.__name__.replace("_", "-"): make
-    for paper in (paper_li, paper_huang, paper_dalberto)
-    for make in paper.TABLES
+    make.__name__.replace("_", "-"): make for paper in (paper_li, paper_huang, paper_dalberto) for make in paper.TABLES
 }
 
 

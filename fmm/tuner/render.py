@@ -17,7 +17,9 @@ def text(table: Table) -> str:
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
     numeric = [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
     lines = [
-        "  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)).rstrip()
+        "  ".join(
+            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
         for row in cells
     ]
     rule = "  ".join("-" * w for w in widths)

@@ -1,0 +1,378 @@
+"""Recipes: how a level is cut and sized, what workspace and which leaf products a plan needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise, product
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmm.kernels.arena import Arena, block
+from fmm.kernels.executor import execute
+from fmm.kernels.numpy_backend import NumpyBackend
+from fmm.kernels.plan import Plan
+from fmm.kernels.recipe import (
+    ALIGN,
+    PANEL,
+    Place,
+    Recipe,
+    Sum,
+    cuts,
+    flops,
+    grid,
+    leading,
+    leaf_products,
+    lower,
+    temporary_bytes,
+    whole,
+    workspace,
+)
+from fmm.kernels.threads import Threads
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Size = tuple[int, int, int]
+
+# ---- cutting
+
+CUTS = [
+    # (length, parts, fringe, sizes)
+    (8, 2, "unequal", [4, 4]),
+    (7, 2, "unequal", [4, 3]),
+    (7, 2, "pad", [4, 3]),
+    (9, 4, "unequal", [3, 2, 2, 2]),
+    (9, 4, "pad", [3, 3, 3, 0]),
+    (10, 4, "pad", [3, 3, 3, 1]),
+    (1, 2, "unequal", [1, 0]),
+    (1, 3, "pad", [1, 0, 0]),
+    (0, 2, "unequal", [0, 0]),
+    (0, 2, "pad", [0, 0]),
+]
+
+
+@pytest.mark.parametrize(("length", "parts", "fringe", "sizes"), CUTS)
+def test_cuts(length: int, parts: int, fringe: str, sizes: list[int]) -> None:
+    assert [size for _, size in cuts(length, parts, fringe)] == sizes
+
+
+@given(st.integers(0, 200), st.integers(1, 9), st.sampled_from(["unequal", "pad"]))
+def test_cuts_tile_the_side(length: int, parts: int, fringe: str) -> None:
+    found = cuts(length, parts, fringe)
+    assert len(found) == parts
+    assert found[0][0] == 0
+    assert all(start + size == after for (start, size), (after, _) in pairwise(found))
+    assert sum(found[-1]) == length
+    sizes = [size for _, size in found]
+    assert sizes == sorted(sizes, reverse=True)
+    if fringe == "unequal":
+        assert max(sizes) - min(sizes) <= 1
+    else:
+        assert set(sizes[: length // max(sizes[0], 1)]) <= {sizes[0]}
+
+
+def test_grid_is_row_major() -> None:
+    assert grid("A", 3, 5, (2, 2), "unequal") == [
+        Place("A", 0, 0, 2, 3),
+        Place("A", 0, 3, 2, 2),
+        Place("A", 2, 0, 1, 3),
+        Place("A", 2, 3, 1, 2),
+    ]
+
+
+def test_cropping_never_enlarges() -> None:
+    assert Place("A", 2, 3, 4, 5).cropped(9, 1) == Place("A", 2, 3, 4, 1)
+
+
+# ---- one level
+
+ALL_SIZES = list(product((0, 1, 2, 3, 5), repeat=3))
+
+
+@pytest.mark.parametrize("text", ["strassen", "hk233.pad", "laderman.sequential", "li-fig3", "hasa", "dps.peel", "balanced"])
+def test_recipes_stay_inside_their_places(text: str) -> None:
+    """Every rectangle lies within its operand or temporary, and every product's sides fit."""
+    plan = Plan.parse(f"{text} > vendor")
+    for size in ALL_SIZES:
+        recipe = lower(plan, *size)
+        assert recipe is not None
+        check_recipe(recipe, *size)
+
+
+def check_recipe(recipe: Recipe, m: int, k: int, n: int) -> None:
+    room = {"A": (m, k), "B": (k, n), "C": (m, n), **{name: (r, c) for name, r, c in recipe.temporaries}}
+    assert len(room) == 3 + len(recipe.temporaries), "a temporary's name is taken"
+    for step in recipe.steps:
+        places = (*step.reads, *step.writes) if isinstance(step, Sum) else (step.left, step.right, step.dest)
+        for place in places:
+            rows, cols = room[place.name]
+            assert place.row + place.rows <= rows
+            assert place.col + place.cols <= cols
+        if not isinstance(step, Sum):
+            assert step.left.cols == step.right.rows
+            assert (step.left.rows, step.right.cols) == (step.dest.rows, step.dest.cols)
+        else:
+            assert not {p.name for p in step.writes} & {"A", "B"}
+
+
+def test_a_lone_block_is_read_in_place() -> None:
+    recipe = lower(Plan.parse("strassen > vendor"), 4, 4, 4)
+    assert recipe is not None
+    names = [name for name, _, _ in recipe.temporaries]
+    # M3 = A11 (...), M4 = A22 (...) and M2 = (...) B11, M5 = (...) B22 need no copy of their blocks.
+    assert names == ["S1", "S2", "S5", "S6", "S7", "T1", "T3", "T4", "T6", "T7", *[f"M{p}" for p in range(1, 8)]]
+
+
+TEMPORARIES = [
+    # sequential: one operand of each side and one product, whatever the scheme
+    ("strassen.sequential", {"S", "T", "M"}),
+    ("winograd.sequential", {"S", "T", "M"}),
+    ("laderman.sequential", {"S", "T", "M"}),
+    # the papers' tables: what they declare, and nothing for the products
+    ("li-fig2", {"T1", "T2"}),
+    ("li-fig3", {"T1", "T2"}),
+    ("li-fig16", {"T1", "T2"}),
+    ("li-fig23", {"T1", "T2"}),
+    ("hasa", {"T1", "T2", "M"}),
+    ("adaptive-winograd", {"S", "T", "P", "U"}),
+    # Figure 13's kernels each overwrite a block, which can hold the product; Figure 12's increments do not.
+    ("li-fig13", {"T1", "T2"}),
+    ("li-fig12", {"T1", "T2", "P"}),
+    ("strassen.peel", set()),
+    ("balanced", set()),
+]
+
+
+@pytest.mark.parametrize(("text", "names"), TEMPORARIES)
+def test_temporaries_of_one_level(text: str, names: set[str]) -> None:
+    recipe = lower(Plan.parse(f"{text} > vendor"), 12, 12, 12)
+    assert recipe is not None
+    assert {name for name, _, _ in recipe.temporaries} == names
+
+
+def test_the_leaf_has_no_recipe_unless_it_must_update() -> None:
+    assert lower(Plan(), 5, 4, 3) is None
+    assert workspace(Plan(), 5, 4, 3, 8) == 0
+    assert lower(Plan(), 5, 4, 3, 2, 0) is not None
+
+
+@pytest.mark.parametrize("beta", [0, 1])
+def test_an_updating_leaf_works_in_bands(beta: int) -> None:
+    m, k, n = 5000, 7, 3000
+    recipe = lower(Plan(), m, k, n, 2, beta)
+    assert recipe is not None
+    assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * PANEL * 8  # far less than C, which has 15 million entries
+    bands = [(s.writes[0].row, s.writes[0].rows) for s in recipe.steps if isinstance(s, Sum)]
+    assert [row for row, _ in bands] == [sum(rows for _, rows in bands[:i]) for i in range(len(bands))]
+    assert sum(rows for _, rows in bands) == m
+    reads_c = any(p.name == "C" for s in recipe.steps if isinstance(s, Sum) for p in s.reads)
+    assert reads_c == bool(beta)
+
+
+# ---- workspace
+
+PLANS = [
+    "vendor",
+    "strassen > vendor",
+    "winograd.sequential > vendor",
+    "strassen^2 > vendor",
+    "winograd.pad > strassen.sequential.peel > vendor",
+    "winograd^2 > li-fig3.peel > vendor",
+    "balanced(2) > hasa > vendor",
+    "hasa > adaptive-winograd > vendor",
+    "li-fig23 > balanced > dps > vendor",
+    "li-fig13.pad > li-fig3 > vendor",
+    "laderman.peel > winograd > vendor",
+    "hk233.sequential > hk322.pad > vendor",
+    "balanced > li-fig12 > vendor",
+    "li-fig2 > vendor",
+    "classical > vendor",
+]
+
+SIZES: list[Size] = [
+    # tiny, prime, odd, rectangular, and rows whose length in bytes is a multiple of 4096
+    (0, 3, 2),
+    (1, 1, 1),
+    (2, 2, 2),
+    (7, 7, 7),
+    (31, 29, 37),
+    (64, 64, 64),
+    (65, 63, 67),
+    (50, 20, 90),
+    (3, 200, 5),
+    (200, 3, 150),
+    (16, 24, 1024),
+]
+
+UPDATES = [(1, 0), (1, 1), (-2, 0), (0.5, 2)]
+
+LAYOUTS: list[Callable[[Array], Array]] = [np.ascontiguousarray, np.asfortranarray]
+
+
+def small_integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Array:
+    return rng.integers(-2, 3, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Generator) -> None:
+    plan, backend = Plan.parse(text), NumpyBackend(Threads(1))
+    for i, (m, k, n) in enumerate(SIZES):
+        if text.startswith(("li-fig2 ", "balanced > li-fig12")) and k > min(m, n):
+            continue  # these keep sums of A in C
+        dtype = np.dtype(("float32", "float64", "complex64", "complex128")[i % 4])
+        alpha, beta = UPDATES[i % 3 if dtype.kind == "c" else (i // 2) % 4]
+        for layout in product(LAYOUTS, repeat=3):
+            shapes = ((m, k), (k, n), (m, n))
+            a, b, c = (make(small_integers(rng, s, dtype.str)) for make, s in zip(layout, shapes, strict=True))
+            wanted = alpha * (a @ b) + beta * c
+            arena = Arena(block(workspace(plan, m, k, n, dtype.itemsize, alpha, beta)), dtype)
+            execute(plan, a, b, c, backend, arena, alpha, beta)
+            assert (arena.peak, arena.used) == (arena.memory.nbytes, 0)
+            assert np.array_equal(c, wanted)
+
+
+def test_an_arena_that_is_too_small_is_noticed(rng: np.random.Generator) -> None:
+    plan = Plan.parse("strassen > vendor")
+    a = small_integers(rng, (8, 8), "f8")
+    arena = Arena(block(workspace(plan, 8, 8, 8, 8) - ALIGN), np.dtype("f8"))
+    with pytest.raises(AssertionError, match="too small"):
+        execute(plan, a, a, a.copy(), NumpyBackend(Threads(1)), arena)
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([4, 8, 16]))
+def test_rows_of_temporaries(rows: int, cols: int, item: int) -> None:
+    stride = leading(cols, item)
+    assert cols <= stride <= cols + 2 * ALIGN // item
+    assert stride * item % ALIGN == 0
+    assert not cols or stride * item % 4096, "rows 4 KiB apart evict each other"
+    size = temporary_bytes(rows, cols, item)
+    assert size == temporary_bytes(cols, rows, item)
+    assert size % ALIGN == 0
+    assert size >= rows * stride * item
+
+
+def test_arena_gives_aligned_views_in_either_order() -> None:
+    arena = Arena(block(1 << 16), np.dtype("f4"))
+    first, second = arena.take(5, 7), arena.take(5, 7, fortran=True)
+    assert first.shape == second.shape == (5, 7)
+    assert first.strides == second.strides[::-1] == (64, 4)
+    assert first.ctypes.data % ALIGN == second.ctypes.data % ALIGN == 0
+    assert not np.shares_memory(first, second)
+    mark = arena.used
+    third = arena.take(100, 20)
+    arena.release(mark)
+    assert np.shares_memory(third, arena.take(3, 3))
+    assert arena.peak == mark + temporary_bytes(100, 20, 4)
+
+
+@pytest.mark.parametrize("name", ["li-fig2", "li-fig3", "li-fig13", "li-fig16", "li-fig23"])
+def test_two_temporaries_a_level_take_at_most_two_thirds_of_c(name: str) -> None:
+    """Li, Ranka, Sahni (2011), section 1: 2 (n/2)^2 + 2 (n/4)^2 + ... is at most 2 n^2 / 3."""
+    n = 384  # no row of a half, a quarter or an eighth needs rounding up to cache lines
+    for depth in (1, 2, 3):
+        plan = Plan.parse(" > ".join([name] * depth + ["vendor"]))
+        elements = workspace(plan, n, n, n, 8) / 8
+        assert elements == sum(2 * (n >> i) ** 2 for i in range(1, depth + 1))
+        assert elements < 2 * n * n / 3
+    odd = workspace(plan, 1001, 1001, 1001, 8) / 8
+    rows = sum(2 * 2 * 501 >> i for i in range(3))  # each row at most two cache lines longer, blocks a little larger
+    padding = 0 if name not in ("li-fig2", "li-fig16") else 1008**2 + 504**2 + 252**2  # odd C: computed in a padded one
+    assert odd < 2 * 1008**2 / 3 + rows * 16 + padding * 1.05
+
+
+MEMORY = [
+    # (leaner, hungrier): the traversals trade workspace for launches
+    ("li-fig3 > li-fig3 > vendor", "winograd > winograd > vendor"),
+    ("strassen.sequential > vendor", "strassen > vendor"),
+    ("hasa > vendor", "adaptive-winograd > vendor"),
+    ("winograd > winograd > vendor", "winograd^2 > vendor"),
+    ("vendor", "li-fig3 > vendor"),
+]
+
+
+@pytest.mark.parametrize(("leaner", "hungrier"), MEMORY)
+def test_workspace_orders_the_traversals(leaner: str, hungrier: str) -> None:
+    assert workspace(Plan.parse(leaner), 512, 512, 512, 8) < workspace(Plan.parse(hungrier), 512, 512, 512, 8)
+
+
+def test_temporaries_follow_the_layout_of_what_they_are_formed_from() -> None:
+    recipe = lower(Plan.parse("strassen > vendor"), 4, 4, 4)
+    assert recipe is not None
+    assert {recipe.layouts[name] for name in ("S1", "S2", "S5", "S6", "S7")} == {"A"}
+    assert {recipe.layouts[name] for name in ("T1", "T3", "T4", "T6", "T7")} == {"B"}
+    assert {recipe.layouts[f"M{p}"] for p in range(1, 8)} == {"C"}
+
+
+# ---- leaf products
+
+LEAVES = [
+    # (plan, size, multiset)
+    ("vendor", (5, 6, 7), {(5, 6, 7): 1}),
+    ("strassen > vendor", (8, 8, 8), {(4, 4, 4): 7}),
+    ("strassen^2 > vendor", (64, 64, 64), {(16, 16, 16): 49}),
+    ("strassen > strassen > vendor", (64, 64, 64), {(16, 16, 16): 49}),
+    ("li-fig12 > li-fig16 > vendor", (64, 64, 64), {(16, 16, 16): 49}),
+    ("hasa > winograd.sequential > vendor", (64, 32, 16), {(16, 8, 4): 49}),
+    ("laderman > vendor", (9, 9, 9), {(3, 3, 3): 23}),
+    ("hk223*hk322 > vendor", (12, 8, 12), {(2, 2, 2): 121}),
+    ("smirnov336 > vendor", (9, 9, 12), {(3, 3, 2): 40}),
+    # the fringe: products of unequal blocks are no larger than they must be
+    ("hasa > vendor", (3, 3, 3), {(2, 2, 1): 1, (2, 2, 2): 3, (1, 2, 2): 1, (2, 1, 1): 1, (1, 1, 2): 1}),
+    ("strassen.peel > vendor", (5, 4, 4), {(2, 2, 2): 7, (1, 4, 4): 1}),
+    ("strassen.peel > vendor", (4, 5, 4), {(2, 2, 2): 7, (4, 1, 4): 1}),
+    ("strassen.peel > vendor", (4, 4, 5), {(2, 2, 2): 7, (4, 4, 1): 1}),
+    ("strassen.peel > vendor", (5, 5, 5), {(2, 2, 2): 7, (4, 1, 4): 1, (4, 5, 1): 1, (1, 5, 5): 1}),
+    ("strassen.peel > vendor", (1, 9, 9), {(1, 9, 9): 1}),
+    ("balanced > vendor", (8, 2, 2), {(2, 2, 2): 4}),
+    ("balanced > vendor", (2, 2, 9), {(2, 2, 3): 3}),
+    ("balanced > vendor", (2, 9, 2), {(2, 3, 2): 3}),
+    ("balanced(4) > vendor", (8, 2, 2), {(4, 2, 2): 2}),
+    ("balanced > strassen > vendor", (16, 8, 8), {(4, 4, 4): 14}),
+]
+
+
+@pytest.mark.parametrize(("text", "size", "expected"), LEAVES)
+def test_leaf_products(text: str, size: Size, expected: dict[Size, int]) -> None:
+    plan = Plan.parse(text)
+    assert leaf_products(plan, *size) == expected
+    assert flops(plan, *size) == sum(2 * prod(sides) * times for sides, times in expected.items())
+
+
+@given(st.sampled_from(["strassen", "hk233", "laderman", "li-fig3", "hasa"]), *[st.integers(1, 60)] * 3)
+def test_peeled_strips_are_computed_once(name: str, m: int, k: int, n: int) -> None:
+    """The strips cost what they cost classically: all of the product but the core."""
+    plan = Plan.parse(f"{name}.peel > vendor")
+    (level,) = plan.levels
+    parts = level.size  # type: ignore[union-attr]
+    core = [side - side % part for side, part in zip((m, k, n), parts, strict=True)]
+    inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))  # type: ignore[union-attr]
+    if 0 in core:
+        inside = prod(core)
+    assert flops(plan, m, k, n) == 2 * (inside + m * k * n - prod(core))
+
+
+@given(st.sampled_from(["strassen", "winograd", "hk223"]), *[st.integers(1, 40)] * 3)
+def test_unequal_blocks_never_multiply_more_than_padded_ones(name: str, m: int, k: int, n: int) -> None:
+    assert flops(Plan.parse(f"{name} > vendor"), m, k, n) <= flops(Plan.parse(f"{name}.pad > vendor"), m, k, n)
+
+
+@given(st.sampled_from([1.5, 2, 3]), *[st.integers(1, 500)] * 3)
+def test_balanced_leaves_are_the_whole_and_almost_square(gamma: float, m: int, k: int, n: int) -> None:
+    leaves = leaf_products(Plan.parse(f"balanced({gamma}) > vendor"), m, k, n)
+    assert sum(prod(size) * times for size, times in leaves.items()) == m * k * n
+    for size in leaves:
+        _, low, high = sorted(size)
+        assert high < gamma * low or high == 1
+
+
+def test_balanced_adds_up_an_inner_split() -> None:
+    recipe = lower(Plan.parse("balanced > vendor"), 4, 9, 4)
+    assert recipe is not None
+    first, second = recipe.products
+    assert (first.left, first.right) == (Place("A", 0, 0, 4, 5), Place("B", 0, 0, 5, 4))
+    assert (second.left, second.right) == (Place("A", 0, 5, 4, 4), Place("B", 5, 0, 4, 4))
+    assert first.dest == second.dest == whole("C", 4, 4)
+    assert (first.accumulate, second.accumulate) == (False, True)
