@@ -29,7 +29,7 @@ def _load(folder: Path, suite: str) -> tuple[Row, list[Row]]:
 
 
 def _machine(environment: Row) -> str:
-    return f"{environment['processor']}, {environment['blas_threads']} threads, NumPy {environment['numpy']}, {environment['blas']}"
+    return "{processor}, {blas_threads} threads, NumPy {numpy}, {blas}".format(**environment)
 
 
 def _example(folders: list[Path]) -> Iterator[str]:
@@ -58,20 +58,16 @@ def _tables(folders: list[Path]) -> Iterator[str]:
 
 
 def _sentences(folder: Path) -> Iterator[str]:
-    shapes = _load(folder, "never_slower")[1]
-    small = {r["side"]: r["extra_microseconds"] for r in _load(folder, "small_calls")[1]}
-    errors = _load(folder, "errors")[1]
-    memory = _load(folder, "memory")[1]
-    check = _load(folder, "guard")[1]
-    worst = max(errors, key=lambda r: float(r["ratio"]))
-    yield (
-        f"{len(shapes)} random shapes with sides up to 6000: worst median ratio {min(r['speedup'] for r in shapes):.3f}, "
-        f"best {max(r['speedup'] for r in shapes):.3f}. Extra cost of a small call: "
-        + ", ".join(f"{us:.2f} µs at {side} x {side}" for side, us in small.items())
-        + f". Largest error: {worst['ratio']:.1f} times NumPy's ({worst['dtype']}, {worst['data']}, {worst['side']}). "
-        f"Peak memory over what the plan said: {max(r['ratio'] for r in memory):.4f}. The check for overflow takes at most "
-        f"{max(r['share'] for r in check):.2%} of a product."
-    )
+    """One line for each of the other suites, worst cases first."""
+    rows = {suite: _load(folder, suite)[1] for suite in ("never_slower", "small_calls", "errors", "memory", "guard")}
+    ratios = [r["speedup"] for r in rows["never_slower"]]
+    calls = ", ".join(f"{r['extra_microseconds']:.2f} µs at {r['side']} x {r['side']}" for r in rows["small_calls"])
+    worst = max(rows["errors"], key=lambda r: float(r["ratio"]))
+    yield f"- {len(ratios)} random shapes, sides up to 6000: worst median ratio {min(ratios):.3f}, best {max(ratios):.3f}."
+    yield f"- A small call costs more by {calls}."
+    yield f"- Largest error: {worst['ratio']:.1f} times NumPy's ({worst['dtype']}, {worst['data']}, n = {worst['side']})."
+    yield f"- Peak memory over what the plan said: {max(r['ratio'] for r in rows['memory']):.4f}."
+    yield f"- The check for overflow takes at most {max(r['share'] for r in rows['guard']):.2%} of a product."
 
 
 def main(arguments: list[str]) -> int:

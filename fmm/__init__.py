@@ -1,6 +1,6 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
-from fmm.choice import Decision
+from fmm.decision import Decision
 from fmm.kernels.plan import Plan, PlanError
 from fmm.memory import release_workspace
 from fmm.multiply import explain, matmul, plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.choice import ERROR_GROWTH, Decision, Limits, Problem, choose, leaner, smallest
+from fmm.decision import Decision, decide, leaner, smallest_side
 from fmm.guard import may_overflow
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
@@ -18,7 +18,7 @@ from fmm.kernels.recipe import workspace as plan_workspace
 from fmm.kernels.threads import Threads, blas_threads
 from fmm.memory import borrowed, default_limit
 from fmm.operands import (
-    NotOurs,
+    NotOursError,
     Operands,
     Options,
     blas_ready,
@@ -27,9 +27,11 @@ from fmm.operands import (
     same_memory_transposed,
     two_axes,
 )
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.problem import Problem
 
 # Below this many rows, columns or inner products nothing is ever gained: the check that a small call pays.
-SIDE = smallest()
+SIDE = smallest_side()
 
 
 def matmul(
@@ -64,7 +66,7 @@ def matmul(
     limits = _limits(max_error_growth, workspace)
     try:
         call = operands(a, b, options)
-    except NotOurs as reason:
+    except NotOursError as reason:
         _must_be_vendor(plan, reason)
         return options.vendor(a, b)
     return _matmul(call, options, _given(plan), limits)
@@ -86,7 +88,7 @@ def explain(
     limits = _limits(max_error_growth, workspace)
     try:
         call = operands(a, b, Options(out, casting, order, dtype))
-    except NotOurs as reason:
+    except NotOursError as reason:
         return Decision(VENDOR, None, f"NumPy answers: {reason}")
     return _decide(call, limits)
 
@@ -111,7 +113,7 @@ def plan(
     limits = _limits(max_error_growth, workspace)
     if kind not in (np.dtype(t) for t in "fdFD"):
         return Decision(VENDOR, None, f"NumPy answers: {kind} products are NumPy's own")
-    return choose(_problem((int(m), int(k), int(n)), kind), limits, blas_threads())
+    return decide(_problem((int(m), int(k), int(n)), kind), limits, blas_threads())
 
 
 def _hopeless(a: Any, b: Any) -> bool:
@@ -150,7 +152,7 @@ def _decide(call: Operands, limits: Limits) -> Decision:
     problem = _problem(call.size, call.dtype)
     if call.a.ndim == 2 and call.b.ndim == 2 and same_memory_transposed(call.a, call.b):
         return Decision(VENDOR, problem, "b is a transposed in place: NumPy calls syrk, which does half the work")
-    return choose(problem, limits, blas_threads())
+    return decide(problem, limits, blas_threads())
 
 
 class _Multiplier:
@@ -178,7 +180,7 @@ class _Multiplier:
         """Everything that may run out of memory is allocated before c is touched."""
         copies = [x for x in (a, b) if not blas_ready(x)] if plan != VENDOR else []
         (m, k), n = a.shape, b.shape[1]
-        extra = sum(temporary_bytes(*x.shape, x.itemsize) for x in copies)
+        extra = sum(temporary_bytes(x.shape[0], x.shape[1], x.itemsize) for x in copies)
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if plan != VENDOR else nullcontext()
         with borrowed(plan_workspace(plan, m, k, n, a.itemsize) + extra) as memory, quiet:
@@ -188,7 +190,7 @@ class _Multiplier:
 
     def _packed(self, x: Array, arena: Arena) -> Array:
         """A copy that BLAS can read, of a view that it cannot (negative strides, or gaps along both axes)."""
-        copy = arena.take(*x.shape, fortran=abs(x.strides[0]) < abs(x.strides[1]))
+        copy = arena.take(x.shape[0], x.shape[1], fortran=abs(x.strides[0]) < abs(x.strides[1]))
         np.copyto(copy, x)
         return copy
 
@@ -210,11 +212,11 @@ def _direct(call: Operands, out: Array) -> bool:
 
 
 def _problem(size: tuple[int, int, int], dtype: np.dtype[Any]) -> Problem:
-    return Problem(*size, dtype.itemsize, dtype.itemsize // (2 if dtype.kind == "c" else 1))
+    return Problem(*size, dtype.name)
 
 
 def _limits(max_error_growth: float | None, workspace: int | None) -> Limits:
-    growth = ERROR_GROWTH if max_error_growth is None else max_error_growth
+    growth = 10.0 if max_error_growth is None else max_error_growth
     if not isinstance(growth, int | float) or not growth >= 1:
         raise ValueError(f"max_error_growth must be a number, 1 or more, not {growth!r}")
     if workspace is not None and (not isinstance(workspace, int | np.integer) or workspace < 0):
@@ -228,7 +230,7 @@ def _given(plan: Plan | Decision | str | None) -> Plan | None:
     return plan.plan if isinstance(plan, Decision) else Plan.parse(plan)
 
 
-def _must_be_vendor(plan: Plan | Decision | str | None, reason: NotOurs) -> None:
+def _must_be_vendor(plan: Plan | Decision | str | None, reason: NotOursError) -> None:
     given = _given(plan)
     if given is not None and given != VENDOR and "do not match" not in str(reason):
         raise PlanError(f"the plan {given} cannot run here: {reason}")

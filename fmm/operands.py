@@ -13,7 +13,7 @@ from fmm.kernels.arena import Array
 FAST = tuple(np.dtype(t) for t in "fdFD")
 
 
-class NotOurs(Exception):
+class NotOursError(Exception):
     """A call that NumPy answers itself; the argument says why."""
 
 
@@ -65,9 +65,9 @@ class Operands:
 
 
 def operands(a: Any, b: Any, options: Options) -> Operands:
-    """Check that a call is one that plans can run; NotOurs (or, later, NumPy itself) says why not."""
+    """Check that a call is one that plans can run; NotOursError (or, later, NumPy itself) says why not."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
-        raise NotOurs(f"operands are {type(a).__name__} and {type(b).__name__}, not plain arrays")
+        raise NotOursError(f"operands are {type(a).__name__} and {type(b).__name__}, not plain arrays")
     dtype = _common_type(a, b, options)
     shape = _product_shape(a, b)
     _check_out(options, dtype, shape)
@@ -78,24 +78,24 @@ def _common_type(a: Array, b: Array, options: Options) -> np.dtype[Any]:
     try:
         dtype = np.dtype(options.dtype) if options.dtype is not None else np.result_type(a.dtype, b.dtype)
     except TypeError as error:
-        raise NotOurs(str(error)) from None
+        raise NotOursError(str(error)) from None
     dtype = dtype.newbyteorder("=")
     if dtype not in FAST:
-        raise NotOurs(f"{dtype} products are NumPy's own")
+        raise NotOursError(f"{dtype} products are NumPy's own")
     if options.casting not in ("no", "equiv", "safe", "same_kind", "unsafe") or options.order not in tuple("CFAK"):
-        raise NotOurs("an option that NumPy rejects")
+        raise NotOursError("an option that NumPy rejects")
     if not all(np.can_cast(x.dtype, dtype, options.casting) for x in (a, b)):
-        raise NotOurs(f"cannot cast to {dtype} with casting {options.casting!r}")
+        raise NotOursError(f"cannot cast to {dtype} with casting {options.casting!r}")
     return dtype
 
 
 def _product_shape(a: Array, b: Array) -> tuple[int, ...]:
     if a.ndim == 0 or b.ndim == 0 or a.shape[-1] != (b.shape[-2] if b.ndim > 1 else b.shape[0]):
-        raise NotOurs(f"shapes {a.shape} and {b.shape} do not match")
+        raise NotOursError(f"shapes {a.shape} and {b.shape} do not match")
     try:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
-        raise NotOurs(f"shapes {a.shape} and {b.shape} do not match") from None
+        raise NotOursError(f"shapes {a.shape} and {b.shape} do not match") from None
     return batch + (a.shape[-2:-1] if a.ndim > 1 else ()) + (b.shape[-1:] if b.ndim > 1 else ())
 
 
@@ -104,9 +104,9 @@ def _check_out(options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -
     if out is None:
         return
     if type(out) is not np.ndarray:
-        raise NotOurs(f"out is a {type(out).__name__}")
+        raise NotOursError(f"out is a {type(out).__name__}")
     if out.shape != shape or not out.flags.writeable or not np.can_cast(dtype, out.dtype, options.casting):
-        raise NotOurs("out has another shape, cannot be written or cannot hold the result")
+        raise NotOursError("out has another shape, cannot be written or cannot hold the result")
 
 
 def result(call: Operands, order: str) -> Array:

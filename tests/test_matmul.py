@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import fmm
-from fmm import choice, multiply
+from fmm import decision, multiply
 from fmm.kernels import VENDOR, PlanError
 from fmm.tuner.suites import random_shapes
 
@@ -39,23 +39,18 @@ PLANS = (
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """Estimates do not outlive a change of the exchange rate."""
+    """Decisions do not outlive a change of the calibration."""
     yield
-    _clear()
+    decision.calibration.cache_clear()
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the choice think that sums cost nothing, so that it picks fast plans for small arrays."""
-    monkeypatch.setattr(choice, "FLOPS_PER_BYTE", {8: 1e-6, 4: 1e-6})
+    free = replace(decision.cpu(1), stream=1e18, small=0.0, launch=0.0)
+    monkeypatch.setattr(decision, "cpu", lambda threads: free)
     monkeypatch.setattr(multiply, "SIDE", 1)
-    _clear()
-
-
-def _clear() -> None:
-    for value in vars(choice).values():
-        if hasattr(value, "cache_clear"):
-            value.cache_clear()
+    decision.calibration.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.plan import FRINGES, TRAVERSALS, VENDOR, Balanced, Level, Plan, PlanError, level
+from fmm.kernels.plan import FRINGES, UNITS, VENDOR, Balanced, Level, Plan, PlanError, level
 from fmm.kernels.scheme import scheme_names
 from fmm.kernels.steps import step_table_names
 
 EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]
 
+ANY = st.sampled_from(FRINGES + UNITS)
 LEVELS = (
-    st.builds(Level, st.sampled_from(EXPRESSIONS), st.sampled_from(TRAVERSALS), st.sampled_from(FRINGES))
-    | st.builds(Level, st.sampled_from(step_table_names()), st.just("sequential"), st.sampled_from(FRINGES))
+    st.builds(Level, st.sampled_from(EXPRESSIONS), st.sampled_from(["stacked", "sequential"]), ANY)
+    | st.builds(Level, st.sampled_from(EXPRESSIONS), st.just("batched"), ANY.filter(lambda f: f.startswith("pad")))
+    | st.builds(Level, st.sampled_from(step_table_names()), st.just("sequential"), ANY)
     | st.builds(Balanced, st.floats(1.5, 1e9))
 )
 PLANS = st.builds(Plan, st.lists(LEVELS, max_size=4).map(tuple))
@@ -55,6 +57,10 @@ CANONICAL = [
     ("li-fig2.pad > vendor", "li-fig2 > vendor"),
     ("winograd^2 > li-fig3.peel > vendor", "winograd^2 > li-fig3.peel > vendor"),
     ("strassen-huang > vendor", "strassen-huang > vendor"),
+    ("strassen.pad16 > vendor", "strassen.pad16 > vendor"),
+    ("strassen.batched > vendor", "strassen.batched > vendor"),
+    ("strassen.pad.batched > vendor", "strassen.batched > vendor"),
+    ("strassen.batched.pad32 > vendor", "strassen.batched.pad32 > vendor"),
 ]
 
 
@@ -67,6 +73,7 @@ def test_text_forms(text: str, short: str) -> None:
 DEFAULTS = [
     ("strassen", "stacked", "unequal"),
     ("hk223*winograd", "stacked", "unequal"),
+    ("strassen.batched", "batched", "pad"),  # a batch needs equal blocks
     ("hasa", "sequential", "unequal"),
     ("adaptive-winograd", "sequential", "unequal"),
     ("li-fig3", "sequential", "unequal"),  # proved to bear unequal blocks
@@ -80,8 +87,16 @@ DEFAULTS = [
 def test_defaults(algorithm: str, traversal: str, fringe: str) -> None:
     (found,) = Plan.parse(f"{algorithm} > vendor").levels
     assert isinstance(found, Level)
-    assert (found.algorithm, found.traversal, found.fringe) == (algorithm, traversal, fringe)
-    assert found == level(algorithm)
+    assert (found.algorithm, found.traversal, found.fringe) == (algorithm.split(".")[0], traversal, fringe)
+    assert found == level(*algorithm.split("."))
+
+
+UNIT = [("strassen", 1), ("strassen.pad", 1), ("strassen.peel", 1), ("strassen.pad16", 16), ("hasa.pad128", 128)]
+
+
+@pytest.mark.parametrize(("text", "unit"), UNIT)
+def test_units(text: str, unit: int) -> None:
+    assert level(*text.split(".")).unit == unit
 
 
 def test_a_level_knows_its_grid_and_products() -> None:
@@ -111,8 +126,12 @@ BAD = [
     ("li-fig99 > vendor", "unknown algorithm 'li-fig99'.*li-fig3"),
     ("hasa*strassen > vendor", "step table"),  # hasa is known, but step tables do not compose
     ("hasa^2 > vendor", "step table"),
-    ("strassen.foo > vendor", "unknown option 'foo' of strassen; valid: stacked, sequential, unequal, pad, peel"),
+    ("strassen.foo > vendor", "unknown option 'foo' of strassen; valid: stacked, .*sequential, unequal, pad, peel"),
     ("strassen. > vendor", "unknown option '' of strassen; valid: "),
+    ("strassen.pad3 > vendor", "unknown option 'pad3' of strassen; valid: .*pad4, pad8, pad16"),
+    ("strassen.batched.peel > vendor", "strassen: a batch needs equal blocks, so pad, not peel"),
+    ("strassen.batched.unequal > vendor", "a batch needs equal blocks, so pad, not unequal"),
+    ("hasa.batched > vendor", "the step table hasa is sequential, not batched"),
     ("hasa.stacked > vendor", "the step table hasa is sequential, not stacked"),
     ("strassen > gpu", "ends in 'gpu'; a plan ends in its leaf: vendor"),
     ("strassen", "ends in 'strassen'; a plan ends in its leaf: vendor"),
@@ -153,7 +172,7 @@ def test_a_plan_is_read_from_text_only(text: object) -> None:
 
 BUILT = [
     (lambda: Plan((), "cublas"), "unknown leaf 'cublas'; valid: vendor"),
-    (lambda: Level("strassen", "fused"), "unknown traversal 'fused'; valid: stacked, sequential"),  # type: ignore[arg-type]
+    (lambda: Level("strassen", "fused"), "unknown traversal 'fused'; valid: stacked, .*sequential"),  # type: ignore[arg-type]
     (lambda: Level("strassen", "stacked", "crop"), "unknown fringe 'crop'; valid: unequal, pad, peel"),  # type: ignore[arg-type]
     (lambda: Level("hasa"), "the step table hasa is sequential, not stacked"),
     (lambda: Level("nosuch"), "nosuch.*strassen"),

@@ -91,7 +91,8 @@ def _panel(plan: Schedule, slots: Sequence[Array | None], window: Window) -> Non
 _OPERATIONS: dict[str, Callable[[list[Any], Call], Any]] = {
     "add": lambda v, c: np.add(v[c.first], v[c.second], out=v[c.dest]),
     "subtract": lambda v, c: np.subtract(v[c.first], v[c.second], out=v[c.dest]),
-    "negate": lambda v, c: np.negative(v[c.first], out=v[c.dest]),
+    # Not numpy.negative: NumPy 2.3 and 2.4 read float32 16 bytes, or float64 64 bytes, apart wrongly.
+    "negate": lambda v, c: np.subtract(0, v[c.first], out=v[c.dest]),
     "copy": lambda v, c: np.copyto(v[c.dest], v[c.first]),
     "zero": lambda v, c: v[c.dest].fill(0),
     "scale": lambda v, c: np.multiply(v[c.first], c.factor, out=v[c.dest]),

@@ -5,11 +5,11 @@ Text form, outermost level first, levels joined by " > ":
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
 A level is a scheme (or a composition of schemes, done in one pass) or a step table, then its options after dots. A
-scheme is traversed `stacked` (the default: all sums first, then the products, then the join), `batched` (the same, every
-operand in a block of its own, the products as one batch) or `sequential` (one product at a time, three temporaries); a
-step table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if padded), `pad` (equal
-blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the core that divides, then
-thin strips).
+scheme is traversed `stacked` (the default: all sums first, then the products, then the join), `batched` (the same,
+every operand in a block of its own, the products as one batch) or `sequential` (one product at a time, three
+temporaries); a step table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if
+padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the
+core that divides, then thin strips).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calibrations: a device as the prediction sees it, a value of a dozen numbers. Measured, from a datasheet, or built in."""
+"""Calibrations: a device as the prediction sees it, a value of a dozen numbers: from a datasheet, or built in."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ PRODUCT_SHARE = 0.8
 STREAM_SHARE = 0.87
 LAUNCH = 4e-6
 TILE = 128 * 128  # entries of C that one SM computes at a time
-PIPE = 128.0
+PIPE = 32.0
 
 
 def datasheet(name: str) -> Calibration:

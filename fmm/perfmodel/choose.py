@@ -49,14 +49,22 @@ class Choice:
     considered: tuple[Candidate, ...]
 
 
-@lru_cache(maxsize=1)
-def candidates() -> tuple[Plan, ...]:
-    """Depth by depth: stacked one level at a time, several levels in one pass, and the leanest step tables."""
-    stacked = ["winograd", "winograd > winograd", "winograd > winograd > winograd", "winograd^2", "strassen^2"]
-    deep = ["strassen^3", "strassen > strassen^2", "strassen^2 > strassen^2", "strassen > strassen^3"]
-    deep += ["strassen^2 > strassen^3", "strassen", "strassen > strassen"]
-    lean = [" > ".join(["li-fig23"] * depth) for depth in (1, 2, 3)]
-    return plans(["", *stacked, *deep, *lean])
+@lru_cache(maxsize=2)
+def candidates(batches: bool) -> tuple[Plan, ...]:
+    """What is compared on a device that starts batches together (a GPU), and on one that does not (a CPU)."""
+    return plans(["", *(_batched() if batches else _stacked())])
+
+
+def _stacked() -> list[str]:
+    """Level by level, least traffic first; then the papers' tables, which need the least workspace."""
+    return [" > ".join([name] * depth) for name in ("winograd", "strassen", "li-fig23") for depth in (1, 2, 3)]
+
+
+def _batched() -> list[str]:
+    """One to three levels in one pass with a batch of leaf products, below none to two levels one product at a time."""
+    outer = ["", "{}.pad16 > ", "{}^2.pad16 > "]
+    inner = ["{}.batched.pad16", "{}^2.batched.pad16", "{}^3.batched.pad16"]
+    return [(o + i).format(name, name) for name in ("strassen", "winograd") for o in outer for i in inner]
 
 
 @lru_cache(maxsize=4096)
@@ -73,14 +81,14 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
     """All candidates, the fastest first; equally fast ones in the order of the list."""
     base = _predicted(VENDOR, problem, calibration).seconds
     found = []
-    for plan in among or candidates():
+    for plan in among or candidates(calibration.batches):
         prediction = _predicted(plan, problem, calibration)
         found.append(Candidate(plan, prediction, prediction.seconds / base if base else 1.0, expected_growth(plan)))
     return tuple(sorted(found, key=lambda c: c.time))
 
 
 def _predicted(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    return seconds(plan, problem, estimated(plan, problem, calibration.batches), calibration)
+    return seconds(plan, problem, estimated(plan, problem), calibration)
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

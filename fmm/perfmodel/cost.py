@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from fmm.kernels.plan import Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program, restricted
-from fmm.kernels.recipe import Recipe, Sum, lower, temporary_bytes
+from fmm.kernels.recipe import Place, Recipe, Sum, lower, temporary_bytes
 
 Shape = tuple[int, int, int]  # (m, k, n)
 Rectangle = tuple[int, int]  # rows, columns
@@ -178,29 +178,35 @@ def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _
 
 
 def _counted(recipe: Recipe) -> _Level:
+    sums = Counter((s.program, _shapes(s.reads), _shapes(s.writes)) for s in recipe.steps if isinstance(s, Sum))
     additions = launches = 0
     read: Counter[int] = Counter()
     written: Counter[int] = Counter()
-    for step in recipe.steps:
-        if isinstance(step, Sum):
-            added, reads, writes = _pass(step)
-            additions += added
-            launches += any(writes)
-            read.update(x for x in reads if x)
-            written.update(x for x in writes if x)
+    for (program, reads, writes), times in sums.items():
+        added, loads, stores = _pass(program, reads, writes)
+        additions += added * times
+        launches += any(stores) * times
+        for counter, sizes in ((read, loads), (written, stores)):
+            for size in filter(None, sizes):
+                counter[size] += times
     temporaries = Counter((rows, cols) for _, rows, cols in recipe.temporaries)
     calls = Counter((p.plan, p.size, p.accumulate) for p in recipe.products)
     return _Level(additions, read, written, launches, temporaries, calls)
 
 
-def _pass(step: Sum) -> tuple[int, list[int], list[int]]:
-    """Additions, elements read of each input, elements written of each output."""
-    reads, writes = ([(p.rows, p.cols) for p in places] for places in (step.reads, step.writes))
+def _shapes(places: Sequence[Place]) -> tuple[Rectangle, ...]:
+    return tuple([(p.rows, p.cols) for p in places])
+
+
+def _pass(
+    program: Program, reads: Sequence[Rectangle], writes: Sequence[Rectangle]
+) -> tuple[int, list[int], list[int]]:
+    """Of one sum: additions, elements read of each input, elements written of each output."""
     additions, read, written = 0, [0] * len(reads), [rows * cols for rows, cols in writes]
     for top, left, area in _regions(reads, writes):
         present = tuple([top < rows and left < cols for rows, cols in reads])
         wanted = tuple([top < rows and left < cols for rows, cols in writes])
-        each, needed = _region(step.program, present, wanted)
+        each, needed = _region(program, present, wanted)
         additions += each * area
         for i in needed:
             read[i] += area
@@ -244,10 +250,15 @@ def _regular(level: Level, shape: Shape, alpha: Coefficient, beta: Coefficient) 
         return False
     if level.unit > 1 and any(side % (parts * level.unit) for side, parts in zip(shape, level.size, strict=True)):
         return False
-    least = [side // parts for side, parts in zip(shape, level.size, strict=True)]
-    if any(q < parts for q, parts in zip(least, level.size, strict=True)):
+    if any(_empty(side, parts, level.fringe) for side, parts in zip(shape, level.size, strict=True)):
         return False
-    return -(-shape[1] // level.size[1]) <= min(least) or not (level.table and _sums_in_c(level))
+    least = min(side // parts for side, parts in zip(shape, level.size, strict=True))
+    return -(-shape[1] // level.size[1]) <= least or not (level.table and _sums_in_c(level))
+
+
+def _empty(side: int, parts: int, fringe: str) -> bool:
+    """Is a part empty?"""
+    return side < parts if fringe == "unequal" else -(-side // parts) * (parts - 1) >= side
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.kernels.plan import VENDOR, Balanced, Level, Plan, level
+from fmm.kernels.plan import VENDOR, Balanced, Level, Plan
 from fmm.kernels.recipe import Sum, lower
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.cost import cost
@@ -63,7 +63,7 @@ class Prediction:
 
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of a plan, its counts taken from the recipes at the actual sizes."""
-    return seconds(plan, problem, counted(plan, problem, calibration.batches), calibration)
+    return seconds(plan, problem, counted(plan, problem), calibration)
 
 
 def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
@@ -89,15 +89,18 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden)
 
 
-def counted(plan: Plan, problem: Problem, batches: bool) -> Work:
+def counted(plan: Plan, problem: Problem) -> Work:
     """Exact work, from the recipes."""
-    counts = cost(plan, *problem.size, problem.itemsize, batched=batches)
-    products = sum(times for _, times in counts.leaves)
-    alone = cost(plan, *problem.size, problem.itemsize).launches
-    passes = alone - products
-    together = products / max(counts.launches - passes, 1)
-    leaves = tuple((*size, float(times), together) for size, times in counts.leaves)
+    counts = cost(plan, *problem.size, problem.itemsize)
+    leaves = tuple((*size, float(times), _together(plan)) for size, times in counts.leaves)
+    passes = counts.launches - sum(count / together for *_, count, together in leaves)
     return Work(leaves, (counts.bytes_read + counts.bytes_written) / problem.itemsize, passes)
+
+
+def _together(plan: Plan) -> float:
+    """How many leaf products start as one batch."""
+    last = plan.levels[-1] if plan.levels else None
+    return float(last.products) if isinstance(last, Level) and last.traversal == "batched" else 1.0
 
 
 # ---- the same work in a few multiplications, for ranking candidates quickly
@@ -116,20 +119,23 @@ class Footprint:
 
 @lru_cache(maxsize=1024)
 def footprint(first: Level) -> Footprint:
-    """Counted from the level's own recipe on blocks of 2 x 3, 3 x 5 and 2 x 5, whose areas tell the kinds apart."""
+    """Counted from the level's own recipe on blocks of 5 x 3, 3 x 7 and 5 x 7, whose areas tell the kinds apart.
+
+    (In this order C's blocks are the largest, as tables that keep sums of A and B in them want it.)
+    """
     gm, gk, gn = first.size
-    fringe = "pad" if first.fringe == "peel" else first.fringe
-    recipe = lower(Plan((Level(first.algorithm, first.traversal, fringe),)), 2 * gm, 3 * gk, 5 * gn)
+    fringe = "unequal" if first.traversal == "stacked" else "pad"
+    recipe = lower(Plan((Level(first.algorithm, first.traversal, fringe),)), 5 * gm, 3 * gk, 7 * gn)
     assert recipe is not None
     sums = [step for step in recipe.steps if isinstance(step, Sum)]
     areas = [place.rows * place.cols for step in sums for place in (*step.reads, *step.writes)]
-    return Footprint(first.products, len(sums), areas.count(6), areas.count(15), areas.count(10))
+    return Footprint(first.products, len(sums), areas.count(15), areas.count(21), areas.count(35))
 
 
-def estimated(plan: Plan, problem: Problem, batches: bool) -> Work:
+def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if every size divided (fringes and strips spread evenly): what ranking needs, in microseconds."""
     m, k, n = (float(side) for side in problem.size)
-    count = together = 1.0
+    count = 1.0
     traffic = passes = 0.0
     for step in plan.levels:
         if isinstance(step, Balanced):
@@ -142,8 +148,7 @@ def estimated(plan: Plan, problem: Problem, batches: bool) -> Work:
         traffic += count * (f.a * m * k + f.b * k * n + f.c * m * n)
         passes += count * f.passes
         count *= f.products
-        together = f.products if batches and step.traversal == "stacked" else 1.0
-    return Work(((m, k, n, count, together),), traffic, passes)
+    return Work(((m, k, n, count, _together(plan)),), traffic, passes)
 
 
 def _halved(step: Balanced, sides: list[float]) -> float:
@@ -157,9 +162,9 @@ def _halved(step: Balanced, sides: list[float]) -> float:
 
 def vendor(problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of the vendor's product."""
-    return seconds(VENDOR, problem, estimated(VENDOR, problem, False), calibration)
+    return seconds(VENDOR, problem, estimated(VENDOR, problem), calibration)
 
 
 def plans(texts: Iterable[str]) -> tuple[Plan, ...]:
-    """Plans from the texts of their levels."""
-    return tuple(Plan(tuple(level(name) for name in text.split(" > ") if name)) for text in texts)
+    """Plans from the texts of their levels, above the vendor's product."""
+    return tuple(Plan.parse(f"{text} > vendor" if text else "vendor") for text in texts)

@@ -1,4 +1,4 @@
-"""What is measured on a CPU: speed on large products, never slower on any, small calls, memory, error, the guard's cost.
+"""What is measured on a CPU: large products, any products, small calls, memory, error, the overflow check.
 
 Every suite returns rows (dictionaries of plain numbers and raw samples) that are written to results/ as they are.
 """
