@@ -63,9 +63,10 @@ def _sentences(folder: Path) -> Iterator[str]:
     ratios = [r["speedup"] for r in rows["never_slower"]]
     calls = ", ".join(f"{r['extra_microseconds']:.2f} µs at {r['side']} x {r['side']}" for r in rows["small_calls"])
     worst = max(rows["errors"], key=lambda r: float(r["ratio"]))
-    yield f"- {len(ratios)} random shapes, sides up to 6000: worst median ratio {min(ratios):.3f}, best {max(ratios):.3f}."
+    yield f"- {len(ratios)} random shapes, sides up to 6000: median ratios from {min(ratios):.3f} to {max(ratios):.3f}."
     yield f"- A small call costs more by {calls}."
-    yield f"- Largest error: {worst['ratio']:.1f} times NumPy's ({worst['dtype']}, {worst['data']}, n = {worst['side']})."
+    where = f"{worst['dtype']}, {worst['data']}, n = {worst['side']}"
+    yield f"- Largest error: {worst['ratio']:.1f} times NumPy's ({where})."
     yield f"- Peak memory over what the plan said: {max(r['ratio'] for r in rows['memory']):.4f}."
     yield f"- The check for overflow takes at most {max(r['share'] for r in rows['guard']):.2%} of a product."
 

@@ -103,7 +103,21 @@ def test_cropping_never_enlarges() -> None:
 ALL_SIZES = list(product((0, 1, 2, 3, 5), repeat=3))
 
 
-@pytest.mark.parametrize("text", ["strassen", "hk233.pad", "laderman.sequential", "li-fig3", "hasa", "dps.peel", "balanced", "winograd.batched", "hk233.batched.pad4", "strassen.pad8"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "strassen",
+        "hk233.pad",
+        "laderman.sequential",
+        "li-fig3",
+        "hasa",
+        "dps.peel",
+        "balanced",
+        "winograd.batched",
+        "hk233.batched.pad4",
+        "strassen.pad8",
+    ],
+)
 def test_recipes_stay_inside_their_places(text: str) -> None:
     """Every rectangle lies within its operand or temporary, and every product's sides fit."""
     plan = Plan.parse(f"{text} > vendor")

@@ -15,6 +15,7 @@ from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.program import Coefficient, Program, Terms, plain, updating
 from fmm.kernels.recipe import Place, Sum
 from fmm.kernels.schedule import Call, schedule
+from fmm.kernels.schedule import number as scalar
 from fmm.kernels.steps import kernel_table
 from fmm.kernels.threads import Threads
 
@@ -44,14 +45,19 @@ def run(
 
 def result(call: Call, cells: list[list[complex]]) -> complex:
     first, second = cells[call.first][0], cells[call.second][0]
-    return {
-        "add": lambda: first + second,
-        "subtract": lambda: first - second,
-        "negate": lambda: -first,
-        "copy": lambda: first,
-        "scale": lambda: first * call.factor,
-        "zero": lambda: 0,
-    }[call.op]()
+    match call.op:
+        case "add":
+            return first + second
+        case "subtract":
+            return first - second
+        case "negate":
+            return -first
+        case "scale":
+            return first * call.factor
+        case "copy":
+            return first
+    assert call.op == "zero"
+    return 0
 
 
 def expected(program: Program, reads: Sequence[float | None], wanted: Sequence[bool]) -> list[Coefficient | None]:
@@ -82,7 +88,11 @@ IN_PLACE = [
     ("a scratch value kept to the end", Program(2, (((1, 0), (-1, 1)), ((1, 2), (1, 0))), (2, 3)), ((0, 0), (1, 1))),
     *[
         # the kernels of the step tables, each in place of what it updates
-        (name, kernel.program, tuple((o, kernel.sources.index(w)) for o, w in enumerate(kernel.writes) if w in kernel.sources))
+        (
+            name,
+            kernel.program,
+            tuple((o, kernel.sources.index(w)) for o, w in enumerate(kernel.writes) if w in kernel.sources),
+        )
         for name, kernel in kernel_table().items()
     ],
     # C = alpha AB + beta C, with every kind of factor
@@ -144,13 +154,16 @@ def test_scratch_panels_are_used_again() -> None:
 # ---- any program, any aliases, any part of it present or wanted
 
 
+FACTORS: st.SearchStrategy[Coefficient] = st.sampled_from([1, 1, -1, -1, 2, Fraction(1, 2)])
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Program, list[float | None], list[bool], Aliases]:
     inputs = draw(st.integers(1, 4))
     lines: list[Terms] = []
     for number in range(inputs, inputs + draw(st.integers(0, 5))):
         sources = draw(st.lists(st.integers(0, number - 1), max_size=3, unique=True))
-        lines.append(tuple((draw(st.sampled_from([1, 1, -1, -1, 2, Fraction(1, 2)])), v) for v in sources))
+        lines.append(tuple((draw(FACTORS), v) for v in sources))
     outputs = draw(st.lists(st.integers(0, inputs + len(lines) - 1), min_size=1, max_size=4))
     reads = [float(7**i) if draw(st.integers(0, 3)) else None for i in range(inputs)]
     wanted = [draw(st.integers(0, 3)) > 0 for _ in outputs]
@@ -174,7 +187,7 @@ def test_any_program_on_any_aliases(case: tuple[Program, list[float | None], lis
 def test_sums_on_arrays_of_unequal_sizes(
     case: tuple[Program, list[float | None], list[bool], Aliases], data: st.DataObject
 ) -> None:
-    """What a smaller read lacks is zero, a smaller write is cropped, and a write may be larger than what it replaces."""
+    """What a smaller read lacks is zero, a smaller write is cropped, a write may be larger than what it replaces."""
     program, _, _, aliases = case
     sizes = st.tuples(st.integers(0, 3), st.integers(0, 3))
     fortran = data.draw(st.booleans())
@@ -185,13 +198,15 @@ def test_sums_on_arrays_of_unequal_sizes(
     rooms = [room(7.0**i) for i in range(program.inputs)]
     reads = [Place(f"R{i}", 0, 0, *data.draw(sizes)) for i in range(program.inputs)]
     over = dict(aliases)
-    writes = [Place(f"R{over[o]}" if o in over else f"W{o}", 0, 0, *data.draw(sizes)) for o in range(len(program.outputs))]
+    writes = [
+        Place(f"R{over[o]}" if o in over else f"W{o}", 0, 0, *data.draw(sizes)) for o in range(len(program.outputs))
+    ]
     arrays = [rooms[over[o]] if o in over else room(np.nan) for o in range(len(program.outputs))]
     wanted = []
     for place, row in zip(writes, program.matrix(), strict=True):
-        total = np.zeros((3, 3))
+        total: Array = np.zeros((3, 3))
         for c, read, values in zip(row, reads, rooms, strict=True):
-            total[: read.rows, : read.cols] += float(c) * values[: read.rows, : read.cols]
+            total[: read.rows, : read.cols] += scalar(c) * values[: read.rows, : read.cols]
         wanted.append(total[: place.rows, : place.cols])
     step = Sum("test", program, tuple(reads), tuple(writes))
     views = [x[: p.rows, : p.cols] for x, p in zip([*rooms, *arrays], [*reads, *writes], strict=True)]
@@ -227,7 +242,8 @@ def test_every_operation_on_every_stride(dtype: str) -> None:
     for stride in (1, 2, 3, 4, 5, 8, 16, 17, -1, -4, -8):
         for program in programs:
             rows = [strided(dtype, stride, value) for value in (1, 10)]
-            wanted = sum(float(c) * r.copy() for c, r in zip(program.matrix()[0], rows, strict=True))
+            (c, d), (old, other) = program.matrix()[0], rows
+            wanted = scalar(c) * old + scalar(d) * other
             BACKEND.sum(Sum("test", program, (x, y), (x,)), rows, rows[:1])
             assert np.array_equal(rows[0], wanted), (stride, program)
 

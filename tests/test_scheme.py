@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,8 @@ def mutations(base: Scheme) -> Iterator[Scheme]:
         for i, p in cells[:: max(len(cells) // 12, 1)]:
             rows = [list(row) for row in matrix]
             rows[i][p] = -rows[i][p] if rows[i][p] else Fraction(1)
-            yield replace(base, **{letter: tuple(map(tuple, rows))})
+            changed: dict[str, Any] = {letter: tuple(map(tuple, rows))}
+            yield replace(base, **changed)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -173,7 +175,8 @@ def signed(text: str) -> dict[str, int]:
 
 def test_winograds_equations_are_lis() -> None:
     found: dict[str, Counter[str]] = {
-        x: Counter({x: 1}) for x in [f"{m}{i}{j}" for m in "AB" for i in "12" for j in "12"] + [f"M{p}" for p in "1234567"]
+        x: Counter({x: 1})
+        for x in [f"{m}{i}{j}" for m in "AB" for i in "12" for j in "12"] + [f"M{p}" for p in "1234567"]
     }
     operands: dict[str, tuple[str, str]] = {}
     for equation in LI_WINOGRAD.replace("\n", ";").split(";"):
@@ -308,7 +311,11 @@ def test_compositions_are_proved(expression: str) -> None:
 def test_the_leftmost_factor_is_the_outermost_level() -> None:
     outer, inner = scheme("classical"), scheme("hk223")
     both = scheme("classical*hk223")
-    for x, y, z, inner_columns in ((outer.u, inner.u, both.u, 2), (outer.v, inner.v, both.v, 3), (outer.w, inner.w, both.w, 3)):
+    for x, y, z, inner_columns in (
+        (outer.u, inner.u, both.u, 2),
+        (outer.v, inner.v, both.v, 3),
+        (outer.w, inner.w, both.w, 3),
+    ):
         p, q = np.array(x, float).reshape(2, 2, -1), np.array(y, float).reshape(2, inner_columns, -1)
         expected = np.einsum("ijp,stq->isjtpq", p, q).reshape(len(z), -1)
         assert np.array_equal(np.array(z, float), expected)
@@ -431,7 +438,13 @@ MALFORMED = [
     ("row zero", swap("(A11 + A12)", "(A11 + A02)"), "A02 is outside"),
     ("product outside", swap("C12 = M3 + M5", "C12 = M3 + M8"), "C12 uses M8, but there are 7 products"),
     ("product zero", swap("C12 = M3 + M5", "C12 = M3 + M5 + M0"), "M0"),
-    ("out of order", swap("M1 = (A11 + A22)(B11 + B22)\nM2 = (A21 + A22)(B11)", "M2 = (A21 + A22)(B11)\nM1 = (A11 + A22)(B11 + B22)"), "order"),
+    (
+        "out of order",
+        swap(
+            "M1 = (A11 + A22)(B11 + B22)\nM2 = (A21 + A22)(B11)", "M2 = (A21 + A22)(B11)\nM1 = (A11 + A22)(B11 + B22)"
+        ),
+        "order",
+    ),
     ("product twice", swap("M2 =", "M1 ="), "M1 is given twice"),
     ("C block twice", swap("C21 =", "C12 ="), "C12 is given twice"),
     ("division by zero", swap("(A11 + A12)", "(A11 + 1/0 A12)"), "1/0"),
@@ -511,7 +524,9 @@ def test_a_name_line_that_differs_from_the_file_is_refused(folder: Path) -> None
 
 
 def test_a_wrong_file_is_refused_when_it_is_named(folder: Path) -> None:
-    (folder / "wrong.txt").write_text(STRASSEN.replace("name    strassen", "name wrong").replace("- M5", "+ M5"), "utf-8")
+    (folder / "wrong.txt").write_text(
+        STRASSEN.replace("name    strassen", "name wrong").replace("- M5", "+ M5"), "utf-8"
+    )
     MODULE._catalogue.cache_clear()
     with pytest.raises(SchemeError, match=r"wrong\.txt: not a matrix multiplication: .* in C11"):
         scheme("wrong")

@@ -46,7 +46,9 @@ def plan_of(table: StepTable, fringe: str = "pad") -> Plan:
 
 
 def test_the_papers_tables_are_there() -> None:
-    assert {"li-fig2", "li-fig3", "li-fig12", "li-fig13", "li-fig16", "li-fig23", "hasa", "adaptive-winograd"} <= set(NAMES)
+    assert {"li-fig2", "li-fig3", "li-fig12", "li-fig13", "li-fig16", "li-fig23", "hasa", "adaptive-winograd"} <= set(
+        NAMES
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -236,7 +238,9 @@ def calls_of(table: StepTable) -> list[Call]:
 
 def computes_ab(calls: list[Call]) -> bool:
     a, b = symbols("a", 2, 2), symbols("b", 2, 2)
-    values = {f"{letter}{i + 1}{j + 1}": x[i, j] for letter, x in (("A", a), ("B", b)) for i, j in product((0, 1), (0, 1))}
+    values = {
+        f"{letter}{i + 1}{j + 1}": x[i, j] for letter, x in (("A", a), ("B", b)) for i, j in product((0, 1), (0, 1))
+    }
     for kernel, places in calls:
         ORACLE[kernel](values, *places)
     wanted = {f"C{i + 1}{j + 1}": a[i, 0] * b[0, j] + a[i, 1] * b[1, j] for i, j in product((0, 1), (0, 1))}

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_processors_are_those_that_this_process_may_use() -> None:
 @pytest.mark.parametrize("tasks", [0, 1, 2, 7, 100])
 def test_every_task_runs_once(count: int, tasks: int) -> None:
     done: list[int] = []
-    Threads(count).run([lambda i=i: done.append(i) for i in range(tasks)])  # type: ignore[misc]
+    Threads(count).run([partial(done.append, i) for i in range(tasks)])
     assert sorted(done) == list(range(tasks))
 
 
@@ -134,7 +135,7 @@ def test_an_error_comes_out_wherever_it_happens(count: int, place: int) -> None:
     with pytest.raises(MemoryError, match="no room"):
         Threads(count).run([fail if i == place else task for i, task in enumerate(tasks)])
     done: list[int] = []
-    Threads(count).run([lambda i=i: done.append(i) for i in range(4)])  # type: ignore[misc]
+    Threads(count).run([partial(done.append, i) for i in range(4)])
     assert sorted(done) == [0, 1, 2, 3], "the pool still works"
 
 
@@ -154,7 +155,8 @@ def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
         raise ValueError("mine")
 
     # The caller's own task is the first: it is done at once, unless it is the one that fails.
-    tasks = [fail if i == place else (lambda i=i: slow(i)) if i else (lambda: None) for i in range(3)]
+    others: list[Callable[[], None]] = [lambda: None, partial(slow, 1), partial(slow, 2)]
+    tasks = [fail if i == place else task for i, task in enumerate(others)]
     with pytest.raises(ValueError, match="mine"):
         Threads(3).run(tasks)
     assert sorted(ended) == [i for i in (1, 2) if i != place]

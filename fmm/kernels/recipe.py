@@ -420,8 +420,9 @@ def _balanced(plan: Plan, level: Balanced, m: int, k: int, n: int) -> Recipe:
     if side is None:
         return Recipe((), (Product(a, b, c, plan.rest),))
     pieces = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}[side]
-    lefts, rights = grid("A", m, k, pieces[:2], "unequal"), grid("B", k, n, pieces[1:], "unequal")
-    dests = grid("C", m, n, (pieces[0], pieces[2]), "unequal")
+    halves = Level("classical")  # for its fringe alone: the two halves may differ by one row or column
+    lefts, rights = grid("A", m, k, pieces[:2], halves), grid("B", k, n, pieces[1:], halves)
+    dests = grid("C", m, n, (pieces[0], pieces[2]), halves)
     steps = [
         Product(
             lefts[i % len(lefts)],

@@ -9,7 +9,7 @@ from functools import lru_cache
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.recipe import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import Prediction, estimated, plans, seconds
+from fmm.perfmodel.predict import Prediction, estimated, estimated_workspace, plans, seconds
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 
@@ -38,6 +38,11 @@ class Candidate:
     def workspace(self) -> int:
         problem = self.prediction.problem
         return workspace(self.plan, *problem.size, problem.itemsize)
+
+    def fits(self, limit: int) -> bool:
+        """Is the workspace within the limit? Counted exactly only where the estimate leaves a doubt."""
+        about = estimated_workspace(self.plan, self.prediction.problem)
+        return about <= limit / 2 or (about <= 2 * limit and self.workspace <= limit)
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     considered = ranked(problem, calibration)
     vendor = next(c for c in considered if c.plan == VENDOR)
     fitting = (c for c in considered if c.time <= 1 - MARGIN and c.error_growth <= limits.error_growth)
-    best = next((c for c in fitting if c.workspace <= limits.workspace), vendor)
+    best = next((c for c in fitting if c.fits(limits.workspace)), vendor)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
 
 

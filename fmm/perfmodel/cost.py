@@ -10,7 +10,7 @@ between steps, partly used transactions of rows that are not contiguous. What ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
@@ -155,6 +155,10 @@ def _saved(plan: Plan, level: _Level, batched: bool) -> int:
     return sum(times - 1 for (_, size, _), times in level.calls.items() if 0 not in size)
 
 
+# Counting must not fill the executor's cache with the recipes of sizes that nobody runs (they are large).
+_uncached: Callable[..., Recipe | None] = lower.__wrapped__
+
+
 # ---- one level: its sums, temporaries and products
 
 
@@ -173,7 +177,7 @@ def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _
     if isinstance(first, Level) and _regular(first, shape, alpha, beta):
         residues = tuple(side % parts for side, parts in zip(shape, first.size, strict=True))
         return _formulas(first, residues, alpha, beta).at(shape, plan.rest)
-    recipe = lower(plan, *shape, alpha, beta)
+    recipe = _uncached(plan, *shape, alpha, beta)
     return None if recipe is None else _counted(recipe)
 
 
@@ -311,7 +315,7 @@ def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
 @lru_cache(maxsize=4096)
 def _formulas(level: Level, residues: tuple[int, ...], alpha: Coefficient, beta: Coefficient) -> _Formulas:
     sides = [p * BASE**power + r for p, power, r in zip(level.size, POWERS, residues, strict=True)]
-    recipe = lower(Plan((level,)), *sides, alpha, beta)
+    recipe = _uncached(Plan((level,)), *sides, alpha, beta)
     assert recipe is not None
     counted = _counted(recipe)
     return _Formulas(

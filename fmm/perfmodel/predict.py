@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan
-from fmm.kernels.recipe import Sum, lower
+from fmm.kernels.recipe import Sum, lower, side
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.problem import Problem
@@ -108,54 +109,85 @@ def _together(plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Footprint:
-    """One level's products and passes, and how many A-, B- and C-sized blocks its sums move."""
+    """One level's products and passes, and how many blocks of A, B and C its sums move and its temporaries hold."""
 
     products: int
     passes: int
-    a: int
-    b: int
-    c: int
+    moved: tuple[float, float, float]
+    held: tuple[float, float, float]
+
+    def elements(self, blocks: tuple[float, float, float], m: float, k: float, n: float) -> float:
+        return blocks[0] * m * k + blocks[1] * k * n + blocks[2] * m * n
+
+
+# Sides of A's, B's and C's blocks by which a footprint tells them apart: primes that divide no scheme's number of
+# products, k the shortest, because some tables keep sums of A and B in C.
+MARKED = (101, 97, 103)
 
 
 @lru_cache(maxsize=1024)
 def footprint(first: Level) -> Footprint:
-    """Counted from the level's own recipe on blocks of 5 x 3, 3 x 7 and 5 x 7, whose areas tell the kinds apart.
-
-    (In this order C's blocks are the largest, as tables that keep sums of A and B in them want it.)
-    """
-    gm, gk, gn = first.size
+    """Counted from the level's own recipe on blocks of marked sides."""
     fringe = "unequal" if first.traversal == "stacked" else "pad"
-    recipe = lower(Plan((Level(first.algorithm, first.traversal, fringe),)), 5 * gm, 3 * gk, 7 * gn)
+    sides = (mark * parts for mark, parts in zip(MARKED, first.size, strict=True))
+    recipe = lower(Plan((Level(first.algorithm, first.traversal, fringe),)), *sides)
     assert recipe is not None
     sums = [step for step in recipe.steps if isinstance(step, Sum)]
-    areas = [place.rows * place.cols for step in sums for place in (*step.reads, *step.writes)]
-    return Footprint(first.products, len(sums), areas.count(15), areas.count(21), areas.count(35))
+    moved = [(place.rows, place.cols) for step in sums for place in (*step.reads, *step.writes)]
+    held = [(rows, cols) for _, rows, cols in recipe.temporaries]
+    return Footprint(first.products, len(sums), _blocks(moved), _blocks(held))
+
+
+def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
+    """How many blocks of A's, B's and C's sides the rectangles make up (a tall one is several)."""
+    m, k, n = MARKED
+    found = [0.0, 0.0, 0.0]
+    for rows, cols in shapes:
+        kind, block = (0, m * k) if cols == k else (1, k * n) if rows % k == 0 else (2, m * n)
+        found[kind] += rows * cols / block
+    return found[0], found[1], found[2]
 
 
 def estimated(plan: Plan, problem: Problem) -> Work:
-    """Work as if every size divided (fringes and strips spread evenly): what ranking needs, in microseconds."""
-    m, k, n = (float(side) for side in problem.size)
-    count = 1.0
+    """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
     traffic = passes = 0.0
+    count, sides = 1.0, [float(side) for side in problem.size]
     for step in plan.levels:
         if isinstance(step, Balanced):
-            count *= _halved(step, sides := [m, k, n])
-            m, k, n = sides
+            count *= _halved(step, sides)
             continue
         f = footprint(step)
-        gm, gk, gn = step.size
-        m, k, n = m / gm, k / gk, n / gn
-        traffic += count * (f.a * m * k + f.b * k * n + f.c * m * n)
+        sides = _block_sides(step, sides)
+        traffic += count * f.elements(f.moved, *sides)
         passes += count * f.passes
         count *= f.products
-    return Work(((m, k, n, count, _together(plan)),), traffic, passes)
+    return Work(((sides[0], sides[1], sides[2], count, _together(plan)),), traffic, passes)
+
+
+def estimated_workspace(plan: Plan, problem: Problem) -> float:
+    """Bytes of temporaries, rows not rounded up: enough to tell most plans that fit from those that do not."""
+    held, sides = 0.0, [float(side) for side in problem.size]
+    for step in plan.levels:
+        if isinstance(step, Balanced):
+            _halved(step, sides)
+            continue
+        f = footprint(step)
+        sides = _block_sides(step, sides)
+        held += f.elements(f.held, *sides)
+    return held * problem.itemsize
+
+
+def _block_sides(step: Level, sides: list[float]) -> list[float]:
+    if step.fringe.startswith("pad"):
+        return [float(side(ceil(x), parts, step.unit)) for x, parts in zip(sides, step.size, strict=True)]
+    return [x / parts for x, parts in zip(sides, step.size, strict=True)]
 
 
 def _halved(step: Balanced, sides: list[float]) -> float:
     """Halve the sides in place as Table 1 does; returns the number of pieces."""
     pieces = 1.0
-    while (side := step.side(*(int(x) for x in sides))) is not None:
-        sides["mkn".index(side)] /= 2
+    while (long := step.side(*(int(x) for x in sides))) is not None:
+        sides["mkn".index(long)] /= 2
         pieces *= 2
     return pieces
 

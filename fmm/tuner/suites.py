@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -42,7 +42,7 @@ EFFORTS = {
     "full": Effort(((4096,) * 3, (8192,) * 3, (5000, 7000, 6000)), 60, Rounds(5, 15, 20.0), 4096),
 }
 
-DISTRIBUTIONS = {
+DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
     "uniform [0,1]": lambda rng, shape: rng.random(shape),
     "uniform [-1,1]": lambda rng, shape: rng.uniform(-1, 1, shape),
     "normal": lambda rng, shape: rng.standard_normal(shape),
@@ -137,7 +137,7 @@ def guard(effort: Effort) -> Iterator[Row]:
             }
 
 
-def _timed(call: Any) -> float:
+def _timed(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

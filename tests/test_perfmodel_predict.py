@@ -1,0 +1,196 @@
+"""Prediction and choice: the formula by hand, quick counts against exact ones, limits, speed, bad input."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.recipe import workspace
+from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
+from fmm.perfmodel.choose import MARGIN, Choice, Limits, candidates, choose, ranked
+from fmm.perfmodel.devices import device_names
+from fmm.perfmodel.predict import Work, counted, estimated, estimated_workspace, predict, seconds, vendor
+from fmm.perfmodel.problem import ELEMENTS, Problem
+
+LARGE = Limits(1 << 62, 1e9)
+SIMPLE = Calibration("simple", "by hand", MappingProxyType({"float64": Rate(1e9, 0, 0)}), 1e9)
+
+
+# ---- the formula
+
+
+def test_products_take_flops_over_rate() -> None:
+    found = seconds(VENDOR, Problem(10, 20, 30), Work(((10, 20, 30, 5, 1),), 0, 0), replace(SIMPLE, stream=1e30))
+    assert found.products == pytest.approx(5 * 2 * 10 * 20 * 30 / 1e9)
+    assert (found.sums, found.launches, found.hidden) == (0, 0, 0)
+
+
+def test_a_thin_product_takes_as_long_as_its_memory() -> None:
+    found = seconds(VENDOR, Problem(1000, 1, 1000), Work(((1000, 1, 1000, 1, 1),), 0, 0), SIMPLE)
+    assert found.products == pytest.approx(8 * (1000 + 1000 + 1000 * 1000) / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("rate", "together", "slowdown"),
+    [
+        (Rate(1e9, 100 * 100, 0), 1, 2.0),  # as many entries of C as fill half the device
+        (Rate(1e9, 100 * 100, 0), 4, 1.25),  # a batch of four fills it four times better
+        (Rate(1e9, 0, 50), 1, 1.5),  # a short inner dimension
+    ],
+)
+def test_small_products_are_slower(rate: Rate, together: int, slowdown: float) -> None:
+    calibration = replace(SIMPLE, rates=MappingProxyType({"float64": rate}), stream=1e30)
+    found = seconds(VENDOR, Problem(100, 100, 100), Work(((100, 100, 100, together, together),), 0, 0), calibration)
+    assert found.products == pytest.approx(together * 2e6 / 1e9 * slowdown)
+
+
+def test_sums_launches_and_overlap() -> None:
+    calibration = replace(SIMPLE, small=1000.0, launch=1e-3, overlap=0.5)
+    found = seconds(VENDOR, Problem(100, 100, 100), Work(((100, 100, 100, 6, 3),), 5000, 4), calibration)
+    assert found.sums == pytest.approx((5000 * 8 + 4 * 1000) / 1e9)
+    assert found.launches == pytest.approx((6 / 3 + 4) * 1e-3)
+    assert found.hidden == pytest.approx(0.5 * min(found.sums, found.products))
+    assert found.seconds == pytest.approx(found.products + found.sums + found.launches - found.hidden)
+    assert found.dominant == max(("products", "sums", "launches"), key=lambda name: getattr(found, name))
+    assert "leaves out" in str(found)
+    assert found.dominant in str(found)
+
+
+def test_complex_products_do_four_times_the_flops() -> None:
+    calibration = datasheet("h200")
+    real, complex_ = (vendor(Problem(4096, 4096, 4096, t), calibration) for t in ("float32", "complex64"))
+    assert complex_.products == pytest.approx(4 * real.products)
+
+
+# ---- quick counts
+
+
+PLANS = sorted({*candidates(True), *candidates(False), Plan.parse("balanced > hasa > vendor")}, key=str)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_the_quick_count_is_exact_where_sizes_divide(plan: Plan) -> None:
+    problem = Problem(32 * 64, 32 * 64, 32 * 64)
+    quick, exact = estimated(plan, problem), counted(plan, problem)
+    assert quick.passes == pytest.approx(exact.passes)
+    assert quick.traffic == pytest.approx(exact.traffic)
+    assert [tuple(map(float, leaf)) for leaf in quick.leaves] == [tuple(map(float, leaf)) for leaf in exact.leaves]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("n", [512, 2047, 5001])
+def test_the_estimated_workspace_is_within_a_factor_of_two(plan: Plan, n: int) -> None:
+    exact = workspace(plan, n, n, n, 8)
+    assert exact / 2 <= estimated_workspace(plan, Problem(n, n, n)) <= 2 * exact
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("size", [(3001, 2999, 4003), (5000, 7000, 6000), (6001, 2203, 3307)])
+def test_the_quick_estimate_is_near_the_exact_one_where_they_do_not(plan: Plan, size: tuple[int, int, int]) -> None:
+    problem, calibration = Problem(*size, "float32"), datasheet("v100")
+    quick = seconds(plan, problem, estimated(plan, problem), calibration).seconds
+    assert quick == pytest.approx(predict(plan, problem, calibration).seconds, rel=0.08)
+
+
+# ---- choosing
+
+
+def test_small_products_are_the_vendors_and_large_ones_are_not() -> None:
+    for calibration in (cpu(2), cpu(16), *map(datasheet, ("v100", "a100", "h200"))):
+        small, large = (choose(Problem(n, n, n, "float32"), calibration, LARGE) for n in (200, 40000))
+        assert small.best.plan == VENDOR
+        assert "no plan" in small.reason
+        assert large.best.time < 0.9
+        assert calibration.source in large.reason
+
+
+@pytest.mark.parametrize("name", [n for n in device_names() if n not in ("C1060", "C2050", "GTX 1050")])
+def test_every_datasheet_predicts_every_type_it_has(name: str) -> None:
+    calibration = datasheet(name)
+    for dtype in calibration.rates:
+        found = choose(Problem(8192, 8192, 8192, dtype), calibration, LARGE)
+        assert 0 < found.best.prediction.seconds < 100
+        peak = calibration.rates[dtype].flops
+        assert vendor(Problem(8192, 8192, 8192, dtype), calibration).effective_flops <= peak
+
+
+def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
+    problem, calibration = Problem(16384, 16384, 16384, "float32"), datasheet("h200")
+    free = choose(problem, calibration, LARGE)
+    assert free.best == min(free.considered, key=lambda c: c.time)
+    for growth, space in ((2.0, 1 << 50), (100.0, 6 << 30), (2.0, 5 << 30), (100.0, 0)):
+        found = choose(problem, calibration, Limits(space, growth))
+        allowed = [c for c in free.considered if c.error_growth <= growth and c.workspace <= space]
+        assert found.best == min(allowed, key=lambda c: c.time)
+        assert found.best.workspace == workspace(found.best.plan, *problem.size, 4)
+        assert "than allowed" in found.reason
+    assert choose(problem, calibration, Limits(0, 100.0)).best.plan == VENDOR
+
+
+def test_a_win_within_the_margin_is_not_taken() -> None:
+    """Just where the best plan is predicted to gain less than the margin, the vendor is chosen."""
+    calibration = cpu(2)
+    gains = [(n, ranked(Problem(n, n, n), calibration)[0]) for n in range(2000, 6000, 50)]
+    narrow = [n for n, best in gains if 1 - MARGIN < best.time < 1]
+    assert narrow
+    for n in narrow:
+        assert choose(Problem(n, n, n), calibration, LARGE).best.plan == VENDOR
+
+
+def test_choosing_is_deterministic_and_fast() -> None:
+    calibration = datasheet("h200")
+    choose(Problem(3000, 3000, 3000, "float32"), calibration, LARGE)  # reads the schemes
+    cold = []
+    for i in range(41):
+        problem = Problem(4000 + 97 * i, 3000 + 31 * i, 5000 + 13 * i, "float32")
+        start = time.perf_counter()
+        first = choose(problem, calibration, LARGE)
+        cold.append(time.perf_counter() - start)
+        choose.cache_clear()
+        assert choose(problem, calibration, LARGE) == first
+    assert sorted(cold)[len(cold) // 2] < 2e-3
+    assert _cached(problem, calibration) < 3e-6
+
+
+def _cached(problem: Problem, calibration: Calibration) -> float:
+    """Seconds of a decision that was made before: the best of some repetitions."""
+    best = 1.0
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(200):
+            choose(problem, calibration, LARGE)
+        best = min(best, (time.perf_counter() - start) / 200)
+    return best
+
+
+def test_nothing_is_allocated() -> None:
+    """Sizes of a petabyte are counted and chosen as quickly as any other."""
+    problem = Problem(10**7, 10**7, 10**7)
+    tracemalloc.start()
+    found: Choice = choose(problem, datasheet("h200"), LARGE)
+    predict(found.best.plan, problem, datasheet("h200"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.best.plan != VENDOR
+    assert peak < 20e6
+
+
+# ---- bad input
+
+
+def test_bad_input_names_the_value_and_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match=rf"unknown dtype 'int8'.*{', '.join(ELEMENTS)}"):
+        Problem(1, 1, 1, "int8")
+    with pytest.raises(ValueError, match=r"k must be 0 or more, not -3"):
+        Problem(1, -3, 1)
+    with pytest.raises(ValueError, match=r"(?i)unknown device 'h300'.*h200"):
+        datasheet("h300")
+    with pytest.raises(ValueError, match=r"no rate for bfloat16; it has float64"):
+        vendor(Problem(64, 64, 64, "bfloat16"), SIMPLE)
+    with pytest.raises(ValueError, match=r"no rate for float16"):
+        vendor(Problem(64, 64, 64, "float16"), datasheet("c1060"))
