@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from fmm.kernels.recipe import workspace as plan_workspace
 from fmm.kernels.threads import Threads, blas_threads
 from fmm.memory import borrowed, default_limit
 from fmm.operands import (
+    NotOurOutError,
     NotOursError,
     Operands,
     Options,
@@ -60,16 +63,20 @@ def matmul(
     """
     if plan is None and max_error_growth is None and workspace is None and _hopeless(a, b):
         if dtype is None and order == "K" and casting == "same_kind":
-            return np.matmul(a, b) if out is None else np.matmul(a, b, out)
+            return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
         return np.matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
     options = Options(out[0] if isinstance(out, tuple) and len(out) == 1 else out, casting, order, dtype)
-    limits = _limits(max_error_growth, workspace)
+    limits, given = _limits(max_error_growth, workspace), _given(plan)
     try:
         call = operands(a, b, options)
     except NotOursError as reason:
-        _must_be_vendor(plan, reason)
-        return options.vendor(a, b)
-    return _matmul(call, options, _given(plan), limits)
+        why = reason
+    else:
+        return _matmul(call, options, given, limits)
+    if given not in (None, VENDOR) and not isinstance(why, NotOurOutError):
+        replace(options, out=None).vendor(a, b)  # NumPy's own exception, if it rejects the call
+        raise PlanError(f"the plan {given} cannot run here: {why}")
+    return options.vendor(a, b)
 
 
 def explain(
@@ -142,7 +149,7 @@ def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits
             options.vendor(call.a, call.b)  # out is complete or untouched, whatever leaves
         raise
     if options.out is None:
-        return c
+        return c if c.ndim else c[()]  # two vectors: a scalar, as NumPy gives
     if fresh:
         np.copyto(options.out, c, casting=options.casting)
     return options.out
@@ -150,7 +157,7 @@ def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits
 
 def _decide(call: Operands, limits: Limits) -> Decision:
     problem = _problem(call.size, call.dtype)
-    if call.a.ndim == 2 and call.b.ndim == 2 and same_memory_transposed(call.a, call.b):
+    if min(call.a.ndim, call.b.ndim) > 1 and same_memory_transposed(call.a, call.b):
         return Decision(VENDOR, problem, "b is a transposed in place: NumPy calls syrk, which does half the work")
     return decide(problem, limits, blas_threads())
 
@@ -217,9 +224,9 @@ def _problem(size: tuple[int, int, int], dtype: np.dtype[Any]) -> Problem:
 
 def _limits(max_error_growth: float | None, workspace: int | None) -> Limits:
     growth = 10.0 if max_error_growth is None else max_error_growth
-    if not isinstance(growth, int | float) or not growth >= 1:
+    if isinstance(growth, bool) or not isinstance(growth, Real) or not growth >= 1:
         raise ValueError(f"max_error_growth must be a number, 1 or more, not {growth!r}")
-    if workspace is not None and (not isinstance(workspace, int | np.integer) or workspace < 0):
+    if workspace is not None and (isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0):
         raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {workspace!r}")
     return Limits(default_limit() if workspace is None else int(workspace), float(growth))
 
@@ -228,9 +235,3 @@ def _given(plan: Plan | Decision | str | None) -> Plan | None:
     if plan is None or isinstance(plan, Plan):
         return plan
     return plan.plan if isinstance(plan, Decision) else Plan.parse(plan)
-
-
-def _must_be_vendor(plan: Plan | Decision | str | None, reason: NotOursError) -> None:
-    given = _given(plan)
-    if given is not None and given != VENDOR and "do not match" not in str(reason):
-        raise PlanError(f"the plan {given} cannot run here: {reason}")

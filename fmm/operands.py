@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,11 @@ FAST = tuple(np.dtype(t) for t in "fdFD")
 
 
 class NotOursError(Exception):
-    """A call that NumPy answers itself; the argument says why."""
+    """A call that NumPy answers itself, or rejects; the argument says why."""
+
+
+class NotOurOutError(NotOursError):
+    """Plans could run it, but not into this `out`."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +109,18 @@ def _check_out(options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -
     if out is None:
         return
     if type(out) is not np.ndarray:
-        raise NotOursError(f"out is a {type(out).__name__}")
+        raise NotOurOutError(f"out is a {type(out).__name__}")
     if out.shape != shape or not out.flags.writeable or not np.can_cast(dtype, out.dtype, options.casting):
-        raise NotOursError("out has another shape, cannot be written or cannot hold the result")
+        raise NotOurOutError("out has another shape, cannot be written or cannot hold the result")
 
 
 def result(call: Operands, order: str) -> Array:
     """A new array for the product, laid out in memory as numpy.matmul lays it out."""
     fortran = order == "F" or (order == "A" and all(x.flags.fnc for x in (call.a, call.b)))
-    if fortran or order == "C" or len(call.shape) <= 2:
+    if fortran or order == "C" or max(call.a.ndim, call.b.ndim) <= 2 or 0 in call.shape:
         return np.empty(call.shape, call.dtype, order="F" if fortran else "C")
-    batch = (
-        np.add(call.a[..., 0, 0], call.b[..., 0, 0], order="K") if 0 not in call.shape else np.empty(call.shape[:-2])
-    )
+    # NumPy keeps the order of the batch axes in memory; an elementwise sum of one entry of each item has it too.
+    batch = np.add(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (call.a, call.b)), order="K")
     axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
     core = call.shape[batch.ndim :]
     new = np.empty(tuple(batch.shape[axis] for axis in axes) + core, call.dtype)
@@ -132,7 +136,8 @@ def two_axes(call: Operands, c: Array) -> Array:
 
 def stacked_rows(x: Array) -> bool:
     """Do the leading axes and the rows collapse to one axis without a copy?"""
-    return all(x.strides[i] == x.shape[i + 1] * x.strides[i + 1] or x.shape[i] == 1 for i in range(x.ndim - 2))
+    axes = [(length, stride) for length, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if length != 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(axes))
 
 
 def blas_ready(x: Array) -> bool:
@@ -146,11 +151,9 @@ def blas_ready(x: Array) -> bool:
 
 def same_memory_transposed(a: Array, b: Array) -> bool:
     """Is b the transpose of a, in place? Then numpy calls syrk, which does half the work of a product."""
-    return (
-        a.shape == b.shape[::-1]
-        and a.strides == b.strides[::-1]
-        and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
-    )
+    turned = np.swapaxes(a, -1, -2)
+    same_start = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+    return same_start and turned.shape == b.shape and turned.strides == b.strides
 
 
 def _rows(a: Array) -> int:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
 from fmm import decision, multiply
 from fmm.kernels import VENDOR, PlanError
-from fmm.tuner.suites import random_shapes
+from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Build = Callable[[], Call]  # makes the same call anew, so that both functions get arrays of their own
@@ -37,20 +37,13 @@ PLANS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    """Decisions do not outlive a change of the calibration."""
-    yield
-    decision.calibration.cache_clear()
-
-
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the choice think that sums cost nothing, so that it picks fast plans for small arrays."""
-    free = replace(decision.cpu(1), stream=1e18, small=0.0, launch=0.0)
-    monkeypatch.setattr(decision, "cpu", lambda threads: free)
+    """Let the model think that sums cost nothing, so that it chooses fast plans for small arrays."""
+    rates = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
+    free = Calibration("for tests", "for tests", MappingProxyType(rates), 1e30)
+    monkeypatch.setattr(decision, "calibration", lambda threads: free)
     monkeypatch.setattr(multiply, "SIDE", 1)
-    decision.calibration.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ class Outcome:
     @property
     def out(self) -> Any:
         found = self.call[1].get("out", self.call[0][2] if len(self.call[0]) > 2 else None)
-        return found[0] if isinstance(found, tuple) else found
+        return found[0] if isinstance(found, tuple) and found else found
 
 
 def outcome(function: Callable[..., Any], call: Call, mode: Mode) -> Outcome:
@@ -79,7 +72,7 @@ def outcome(function: Callable[..., Any], call: Call, mode: Mode) -> Outcome:
     return Outcome(value, error, [(w.category, str(w.message)) for w in caught], call)
 
 
-def agree(build: Build, mode: Mode | None = None, tight: bool = True) -> Outcome:
+def agree(build: Build, mode: Mode | None = None) -> Outcome:
     """The same call by both: whatever NumPy does, fmm does."""
     ours, theirs = outcome(fmm.matmul, build(), mode or {}), outcome(np.matmul, build(), {})
     assert ours.error == theirs.error
@@ -137,7 +130,7 @@ def tolerance(result: Any, call: Call) -> float:
 def draw(shape: tuple[int, ...], dtype: str = "f8", seed: int = 1) -> Any:
     rng = np.random.default_rng([seed, *shape])
     x = rng.standard_normal(shape)
-    x = x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x * (1 if dtype[-2] != "i" else 9)
+    x = x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x * (9 if np.dtype(dtype).kind in "iu" else 1)
     return x.astype(dtype)
 
 
@@ -367,7 +360,7 @@ def _outs(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
 
 
 OUTS = _outs((6, 5))
-FOREIGN_OUTS = ("matrix", "masked", "longdouble", "complex", "object", "a stack of three")  # fmm leaves them to NumPy
+FOREIGN_OUTS = ("matrix", "masked", "an axis too many", "a stack of three")  # fmm leaves them to NumPy
 
 
 @pytest.mark.parametrize("casting", ["no", "safe", "same_kind", "unsafe"])
@@ -596,11 +589,11 @@ def test_bad_plans(plan: Any, message: str) -> None:
 
 def test_a_plan_in_its_three_forms() -> None:
     a, b = draw((9, 9)), draw((9, 9))
-    decision = fmm.plan(9, 9, 9)
+    vendor = fmm.plan(9, 9, 9)
     results = [fmm.matmul(a, b, plan=p) for p in ("winograd > vendor", fmm.Plan.parse("winograd > vendor"))]
     np.testing.assert_array_equal(*results)
-    np.testing.assert_array_equal(fmm.matmul(a, b, plan=decision), a @ b)
-    fast = fmm.Decision(fmm.Plan.parse("winograd > vendor"), decision.problem, "for the test")
+    np.testing.assert_array_equal(fmm.matmul(a, b, plan=vendor), a @ b)
+    fast = fmm.Decision(fmm.Plan.parse("winograd > vendor"), vendor.problem, "for the test")
     np.testing.assert_array_equal(fmm.matmul(a, b, plan=fast), results[0])
 
 
@@ -661,11 +654,11 @@ def test_bad_problems(sizes: dict[str, Any], error: type[Exception], message: st
 @pytest.mark.parametrize("size", [(0, 0, 0), (0, 5, 5), (5, 0, 5), (1, 1, 1), (5000, 1, 5000), (3, 10**6, 3)])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "F", "D", "i8", "g", "O", ">f8"])
 def test_plans_of_every_problem_can_be_printed(size: tuple[int, int, int], dtype: str) -> None:
-    decision = fmm.plan(*size, dtype=dtype)
-    assert decision.plan == VENDOR
-    assert str(decision.plan) in str(decision)
-    assert decision.workspace == 0
-    assert decision.error_growth == 1
+    found = fmm.plan(*size, dtype=dtype)
+    assert found.plan == VENDOR
+    assert str(found.plan) in str(found)
+    assert found.workspace == 0
+    assert found.error_growth == 1
 
 
 # ---- a product with its own transpose
@@ -674,9 +667,9 @@ def test_plans_of_every_problem_can_be_printed(size: tuple[int, int, int], dtype
 def test_a_product_with_its_own_transpose_is_the_vendors_syrk() -> None:
     a = draw((4000, 3000), "f4")
     for left, right in ((a, a.T), (a.T, a), (a[:, :2999], a[:, :2999].T)):
-        decision = fmm.explain(left, right)
-        assert decision.plan == VENDOR
-        assert "syrk" in decision.reason and "half the work" in str(decision)
+        found = fmm.explain(left, right)
+        assert found.plan == VENDOR
+        assert "syrk" in found.reason and "half the work" in str(found)
     assert "syrk" not in fmm.explain(a, a.T.copy()).reason
 
 
@@ -702,8 +695,8 @@ def test_explain_reads_the_options_as_matmul_does() -> None:
     assert fmm.explain(a, a, out=(c,)).plan == fmm.explain(a, a, out=c).plan == fmm.explain(a, a).plan
     assert fmm.explain(a, a, c).plan == fmm.explain(a, a).plan
     for option in ({"dtype": "g"}, {"out": c.view(np.matrix)}, {"out": c[:5]}):
-        decision = fmm.explain(a, a, **option)
-        assert decision.plan == VENDOR and decision.reason.startswith("NumPy answers: ")
+        found = fmm.explain(a, a, **option)
+        assert found.plan == VENDOR and found.reason.startswith("NumPy answers: ")
     assert "max_error_growth" in inspect.signature(fmm.explain).parameters
 
 
@@ -790,11 +783,3 @@ def test_everything_at_random(
 def test_the_same_call_twice_gives_the_same_bits(m: int, k: int, n: int, plan: str) -> None:
     a, b = draw((m, k)), draw((k, n))
     np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), fmm.matmul(a, b, plan=plan))
-
-
-def test_the_random_shapes_of_the_benchmark_are_what_the_readme_says(tmp_path: Path) -> None:
-    shapes = random_shapes(60)
-    assert len(shapes) == 60 and shapes == random_shapes(60)
-    assume(True)
-    assert all(1 <= side <= 6000 for size in shapes for side in size)
-    assert all(max(size) <= 50 * min(size) for size in shapes)

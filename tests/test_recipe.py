@@ -239,7 +239,8 @@ SIZES: list[Size] = [
 
 UPDATES = [(1, 0), (1, 1), (-2, 0), (0.5, 2)]
 
-LAYOUTS: list[Callable[[Array], Array]] = [np.ascontiguousarray, np.asfortranarray]
+C, F = np.ascontiguousarray, np.asfortranarray
+LAYOUTS: list[tuple[Callable[[Array], Array], ...]] = [(C, C, C), (F, F, F), (C, F, F), (F, C, C)]
 
 
 def small_integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Array:
@@ -254,7 +255,7 @@ def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Genera
             continue  # these keep sums of A in C
         dtype = np.dtype(("float32", "float64", "complex64", "complex128")[i % 4])
         alpha, beta = UPDATES[i % 3 if dtype.kind == "c" else (i // 2) % 4]
-        for layout in product(LAYOUTS, repeat=3):
+        for layout in LAYOUTS if i % 2 else LAYOUTS[::2]:
             shapes = ((m, k), (k, n), (m, n))
             a, b, c = (make(small_integers(rng, s, dtype.str)) for make, s in zip(layout, shapes, strict=True))
             wanted = alpha * (a @ b) + beta * c

@@ -86,6 +86,12 @@ IN_PLACE = [
     ("two outputs of one value", plain([(1, 1), (1, 1)], 2), ((0, 0), (1, 1))),
     ("an output that later lines read", Program(2, (((1, 0), (1, 1)), ((1, 2), (-2, 0))), (2, 3)), ((0, 0),)),
     ("a scratch value kept to the end", Program(2, (((1, 0), (-1, 1)), ((1, 2), (1, 0))), (2, 3)), ((0, 0), (1, 1))),
+    (
+        # The first output waits in scratch, since r0 is read later; its panel is not free before it is copied out.
+        "a scratch value that outlives its last use",
+        Program(2, (((1, 0), (1, 1)), ((2, 2),), ((1, 0), (-1, 3)), ((1, 4), (1, 1))), (2, 5)),
+        ((0, 0),),
+    ),
     *[
         # the kernels of the step tables, each in place of what it updates
         (

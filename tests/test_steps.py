@@ -565,17 +565,15 @@ def test_a_temporary_called_p_is_not_the_scratch_of_a_fused_kernel() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of step tables of our own, with the package's kernels."""
+    """A folder of step tables of our own, with the package's kernels; what was found before is forgotten."""
     for name in ("kernels", "hasa"):
         (tmp_path / f"{name}.txt").write_text(text_of(name), encoding="utf-8")
     planning = importlib.import_module("fmm.kernels.plan")
 
     def forget() -> None:
-        caches = (MODULE.step_table, MODULE.kernel_table, planning._parse, planning._default, unequal_blocks)
-        for cached in caches:
-            cached.cache_clear()
-        if hasattr(MODULE.step_table_names, "cache_clear"):
-            MODULE.step_table_names.cache_clear()
+        for function in (*vars(MODULE).values(), *vars(planning).values(), unequal_blocks):
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
 
     monkeypatch.setattr(MODULE, "_folder", lambda: tmp_path)
     forget()
@@ -586,8 +584,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_table_dropped_into_the_folder_is_found(folder: Path) -> None:
     (folder / "mine.txt").write_text(FIG3.replace("name    li-fig3", "name    mine"), encoding="utf-8")
-    if hasattr(MODULE.step_table_names, "cache_clear"):
-        MODULE.step_table_names.cache_clear()
     assert MODULE.step_table_names() == ("hasa", "mine")
     assert step_table("mine").products == 7
     assert str(Plan.parse("mine > vendor")) == "mine > vendor"
@@ -598,8 +594,6 @@ def test_a_wrong_table_dropped_into_the_folder_is_refused(folder: Path) -> None:
     """A scheme's file is proved when it is loaded; a step table's must be too, or its plan gives wrong products."""
     wrong = FIG3.replace("name    li-fig3", "name    wrong").replace("sub(T1, A11, T1)", "add(T1, A11, T1)")
     (folder / "wrong.txt").write_text(wrong, encoding="utf-8")
-    if hasattr(MODULE.step_table_names, "cache_clear"):
-        MODULE.step_table_names.cache_clear()
     with pytest.raises(ValueError, match="wrong"):
         Plan.parse("wrong > vendor")
 

@@ -172,17 +172,19 @@ def test_floating_point_warnings_stay_inside(count: int) -> None:
 
 
 AFTER_FORK = """
-import os, sys, warnings
+import os, signal, threading, warnings
 warnings.simplefilter("ignore")  # a fork with threads alive is what is tested
 from fmm.kernels.threads import Threads
 done = []
-Threads(3).run([lambda: done.append(os.getpid())] * 9)
+barrier = threading.Barrier(3)  # so that both threads of the pool have been started
+Threads(3).run([lambda: (barrier.wait(10), done.append(os.getpid()))] * 3)
 child = os.fork()
+signal.alarm(15)  # ends a child that waits for ever, which the test's own limit would not
 Threads(3).run([lambda: done.append(os.getpid())] * 9)
 if child:
     _, status = os.waitpid(child, 0)
     assert status == 0, status
-assert len(done) == 18
+assert len(done) == 12
 print("child" if not child else "parent", done.count(os.getpid()), flush=True)
 """
 
@@ -192,8 +194,8 @@ def test_a_forked_child_gets_threads_of_its_own() -> None:
     """The parent's threads do not exist in the child: a pool that was copied would wait for ever."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     code = [sys.executable, "-c", AFTER_FORK]
-    out = subprocess.run(code, env=env, check=True, text=True, capture_output=True, timeout=60).stdout
-    assert sorted(out.splitlines()) == ["child 9", "parent 18"]
+    out = subprocess.run(code, env=env, check=True, text=True, capture_output=True, timeout=20).stdout
+    assert sorted(out.splitlines()) == ["child 9", "parent 12"]
 
 
 @pytest.mark.parametrize("text", ["winograd > vendor", "li-fig3.peel > vendor", "dps.sequential > vendor"])

@@ -134,6 +134,8 @@ class Plan:
     @staticmethod
     def parse(text: str) -> Plan:
         """The plan that `text` describes; PlanError says what is wrong and what is valid."""
+        if not isinstance(text, str):
+            raise PlanError(f"a plan is a text such as 'winograd > vendor', not {text!r}")
         return _parse(text)
 
 
@@ -184,8 +186,6 @@ _BALANCED = re.compile(r"balanced(?:\(([^()]*)\))?")
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Plan:
-    if not isinstance(text, str):
-        raise PlanError(f"a plan is a text such as 'winograd > vendor', not {text!r}")
     *levels, leaf = (part.strip() for part in text.split(">"))
     if leaf not in LEAVES:
         raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {', '.join(LEAVES)}")

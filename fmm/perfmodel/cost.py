@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -134,15 +134,20 @@ def _leaf(shape: Shape, units: _Units) -> _Tally:
 
 def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]]) -> _Tally:
     """Everything adds up but the workspace: products take turns."""
-    numbers = list(start[:6])
     leaves: dict[Shape, int] = {}
     for tally, times in inner:
-        for i in range(6):
-            numbers[i] += tally[i] * times  # type: ignore[operator]
         for shape, count in tally.leaves:
             leaves[shape] = leaves.get(shape, 0) + count * times
-    space = start.workspace + max((tally.workspace for tally, _ in inner), default=0)
-    return _Tally(*numbers, space, tuple(leaves.items()))  # type: ignore[arg-type]
+    return _Tally(
+        start.additions + sum([t.additions * times for t, times in inner]),
+        start.bytes_read + sum([t.bytes_read * times for t, times in inner]),
+        start.bytes_written + sum([t.bytes_written * times for t, times in inner]),
+        start.leaf_bytes + sum([t.leaf_bytes * times for t, times in inner]),
+        start.transactions + sum([t.transactions * times for t, times in inner]),
+        start.launches + sum([t.launches * times for t, times in inner]),
+        start.workspace + max([t.workspace for t, _ in inner], default=0),
+        tuple(leaves.items()),
+    )
 
 
 def _saved(plan: Plan, level: _Level, batched: bool) -> int:
@@ -174,9 +179,10 @@ class _Level(NamedTuple):
 def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _Level | None:
     """The counts of a plan's first level, None for a leaf; by its formulas if the blocks are large enough."""
     first = plan.levels[0] if plan.levels else None
-    if isinstance(first, Level) and _regular(first, shape, alpha, beta):
+    if isinstance(first, Level) and (powers := _powers(first, shape, alpha, beta)):
         residues = tuple(side % parts for side, parts in zip(shape, first.size, strict=True))
-        return _formulas(first, residues, alpha, beta).at(shape, plan.rest)
+        if (formulas := _formulas(first, powers, residues, alpha, beta)) is not None:
+            return formulas.at(shape, plan.rest)
     recipe = _uncached(plan, *shape, alpha, beta)
     return None if recipe is None else _counted(recipe)
 
@@ -241,45 +247,39 @@ def _region(program: Program, present: tuple[bool, ...], wanted: tuple[bool, ...
 # such large powers of BASE that the coefficients stand side by side as digits (Kronecker substitution).
 
 BASE = 1 << 24
-POWERS = (3, 1, 9)  # of BASE, for m, k and n; the products mk, kn, mn have 4, 10, 12: all different
+POWERS = (1, 3, 9)  # of BASE, for the three sides; the products of two have 4, 10, 12: all different
 Digits = tuple[tuple[int, int], ...]  # (power of BASE, coefficient)
 
 
-def _regular(level: Level, shape: Shape, alpha: Coefficient, beta: Coefficient) -> bool:
-    """Is the level lowered block by block, with no block empty and every sum where it would be at the sizes of _formulas?
+def _powers(level: Level, shape: Shape, alpha: Coefficient, beta: Coefficient) -> tuple[int, ...] | None:
+    """The power of BASE for each side; None for a level that formulas do not describe, or a block that is empty.
 
-    The last is a question for tables that keep sums of A and B in C: they fit if k is the shortest side.
+    A table may compare blocks of A, B and C that stand in one place, so its sides keep their order of size.
     """
     if level.fringe == "peel" or (level.traversal == "sequential" and (alpha, beta) != (1, 0)):
-        return False
+        return None
     if level.unit > 1 and any(side % (parts * level.unit) for side, parts in zip(shape, level.size, strict=True)):
-        return False
-    if any(_empty(side, parts, level.fringe) for side, parts in zip(shape, level.size, strict=True)):
-        return False
-    least = min(side // parts for side, parts in zip(shape, level.size, strict=True))
-    return -(-shape[1] // level.size[1]) <= least or not (level.table and _sums_in_c(level))
+        return None
+    least, most = zip(*(_extremes(*side, level.fringe) for side in zip(shape, level.size, strict=True)), strict=True)
+    if min(least) < 1:
+        return None
+    order = sorted((1, 0, 2), key=lambda side: least[side]) if level.table else [0, 1, 2]
+    if level.table and any(most[x] > least[y] for x, y in pairwise(order)):
+        return None
+    return tuple(POWERS[order.index(side)] for side in range(3))
 
 
-def _empty(side: int, parts: int, fringe: str) -> bool:
-    """Is a part empty?"""
-    return side < parts if fringe == "unequal" else -(-side // parts) * (parts - 1) >= side
-
-
-@lru_cache(maxsize=256)
-def _sums_in_c(level: Level) -> bool:
-    """Does the table keep a sum of A or B in C, where it need not fit?"""
-    m, k, n = level.size
-    try:
-        lower(Plan((level,)), m, 4 * k, n)
-    except PlanError:
-        return True
-    return False
+def _extremes(side: int, parts: int, fringe: str) -> tuple[int, int]:
+    """The smallest and the largest block of a side."""
+    full = -(-side // parts)
+    return (side // parts if fringe == "unequal" else side - (parts - 1) * full), full
 
 
 class _Formulas(NamedTuple):
     """A level's counts; the plan of its products is filled in when the formulas are used."""
 
     size: Shape
+    powers: tuple[int, ...]
     additions: Digits
     read: tuple[tuple[Digits, int], ...]
     written: tuple[tuple[Digits, int], ...]
@@ -288,8 +288,10 @@ class _Formulas(NamedTuple):
     calls: tuple[tuple[tuple[Digits, ...], bool, int], ...]
 
     def at(self, shape: Shape, inner: Plan) -> _Level:
-        m, k, n = (side // parts for side, parts in zip(shape, self.size, strict=True))
-        values = {0: 1, 3: m, 1: k, 9: n, 4: m * k, 10: k * n, 12: m * n}
+        blocks = [side // parts for side, parts in zip(shape, self.size, strict=True)]
+        values = {0: 1, **dict(zip(self.powers, blocks, strict=True))}
+        for x, y in combinations(range(3), 2):
+            values[self.powers[x] + self.powers[y]] = blocks[x] * blocks[y]
 
         def value(digits: Digits) -> int:
             return sum(c * values[power] for power, c in digits)
@@ -313,13 +315,20 @@ def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
 
 
 @lru_cache(maxsize=4096)
-def _formulas(level: Level, residues: tuple[int, ...], alpha: Coefficient, beta: Coefficient) -> _Formulas:
-    sides = [p * BASE**power + r for p, power, r in zip(level.size, POWERS, residues, strict=True)]
-    recipe = _uncached(Plan((level,)), *sides, alpha, beta)
+def _formulas(
+    level: Level, powers: tuple[int, ...], residues: tuple[int, ...], alpha: Coefficient, beta: Coefficient
+) -> _Formulas | None:
+    """None if the level does not take blocks of such an order of size (then its own error is the better one)."""
+    sides = [p * BASE**power + r for p, power, r in zip(level.size, powers, residues, strict=True)]
+    try:
+        recipe = _uncached(Plan((level,)), *sides, alpha, beta)
+    except PlanError:
+        return None
     assert recipe is not None
     counted = _counted(recipe)
     return _Formulas(
         level.size,
+        powers,
         _digits(counted.additions),
         tuple((_digits(size), times) for size, times in counted.read.items()),
         tuple((_digits(size), times) for size, times in counted.written.items()),

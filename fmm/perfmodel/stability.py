@@ -1,6 +1,6 @@
 """A-priori error of a plan: bounds in the largest norm, and the growth to expect on average.
 
-A bound f means |C^ - C| <= f u |A| |B| + O(u^2), each |X| the largest absolute entry and u the unit roundoff. Bounds are
+A bound f means |C^ - C| <= f u |A| |B| + O(u^2), each |X| the largest absolute entry and u the unit roundoff. It is
 found by walking the sums that a plan runs, so the rounding of the additions, their order and their sharing all count
 (Brent's analysis, for any recipe). No bound says what happens on average: Winograd's variant, with a factor of 18 a
 level, is worse than Strassen's (12) by any measure here, but `dps` has 13 and is the better one: on independent random
@@ -36,7 +36,7 @@ def brent_bound(levels: int, n: int) -> int:
 
     With brent_recurrence's 44 it holds if n > 4.4 (6^levels - 1)/(4^levels - 3^levels): leaves of 11 and more suffice.
     """
-    return 4**levels * n * n
+    return int(4**levels) * n * n
 
 
 def higham_bound(levels: int, n: int) -> int:
@@ -44,7 +44,7 @@ def higham_bound(levels: int, n: int) -> int:
 
     It leaves out 5n(6^levels - 1): that is how much the first line of Equation 1 is larger.
     """
-    return 3**levels * n * n
+    return int(3**levels) * n * n
 
 
 def higham_exact(n: float, leaf: float) -> float:
@@ -273,7 +273,7 @@ def bound_growth(plan: Plan, m: int, k: int, n: int) -> float:
 
 
 def recurrence(scheme: Scheme) -> tuple[tuple[float, float], ...]:
-    """(e, r) for every block of C: one level has f(k) = max of e f(k/k0) + r k/k0. Brent's 12 and 44, for any scheme."""
+    """(e, r) for every block of C: one level has f(k) = max of e f(k/k0) + r k/k0 (Brent's 12 and 44)."""
     factors = _one_level(scheme, 0.0, 1.0)
     roundings = _one_level(scheme, 1.0, 0.0)
     return tuple(zip(factors, roundings, strict=True))
@@ -298,7 +298,7 @@ def expected_growth(plan: Plan) -> float:
     Random data of one size, errors of products taken as independent (Scheme.error_growth); no sizes, so the fringe's
     thin strips count as if they grew too.
     """
-    return prod((s.error_growth for s in plan_schemes(plan)), start=1.0)
+    return float(prod(s.error_growth for s in plan_schemes(plan)))
 
 
 def frobenius_growth(scheme: Scheme) -> float:
@@ -306,7 +306,6 @@ def frobenius_growth(scheme: Scheme) -> float:
 
     (Dumas, Pernet, Sedoglavic 2024.) The classical algorithm's is the number of its products.
     """
-    norms = [
-        [sqrt(sum(c * c for c in column)) for column in zip(*x, strict=True)] for x in (scheme.u, scheme.v, scheme.w)
-    ]
-    return sum(x * y * z for x, y, z in zip(*norms, strict=True))
+    factors = (scheme.u, scheme.v, scheme.w)
+    norms = [[sqrt(sum(c * c for c in column)) for column in zip(*x, strict=True)] for x in factors]
+    return float(sum(map(prod, zip(*norms, strict=True))))

@@ -1,0 +1,307 @@
+// The one kernel of every pass of additions: a straight-line program over equally placed elements of many blocks.
+//
+// A thread owns LANES elements at one position of every block. It reads each input block once, runs the program in
+// registers, and writes each output block once. What a block lacks at the edge of its array counts as zero and is never
+// touched, so operands of any size look padded. Which block is which is known when the kernel is compiled (the generated
+// `Step` says it); where the blocks lie, and how large they are, comes with the launch.
+//
+// No header is needed: conversions of the 16-bit types are a few lines of PTX, so that NVRTC alone compiles this.
+#pragma once
+
+namespace fmm {
+
+// ---- element types: how a number is kept in memory, and in what it is added up
+
+struct half {};
+struct bfloat16 {};
+
+template <class Real>
+struct Complex {
+    Real re, im;
+};
+
+template <class Element>
+struct Traits {  // float, double: kept and added as themselves
+    using Stored = Element;
+    using Sum = Element;
+};
+template <>
+struct Traits<half> {
+    using Stored = unsigned short;
+    using Sum = float;
+};
+template <>
+struct Traits<bfloat16> {
+    using Stored = unsigned short;
+    using Sum = float;
+};
+
+template <class Element>
+struct Convert {
+    __device__ static __forceinline__ Element widen(Element x) { return x; }
+    __device__ static __forceinline__ Element narrow(Element x) { return x; }
+};
+
+template <>
+struct Convert<half> {
+    __device__ static __forceinline__ float widen(unsigned short x) {
+        float y;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+        return y;
+    }
+    __device__ static __forceinline__ unsigned short narrow(float x) {
+        unsigned short y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+        return y;
+    }
+};
+
+template <>
+struct Convert<bfloat16> {
+    __device__ static __forceinline__ float widen(unsigned short x) {
+        return __uint_as_float(static_cast<unsigned>(x) << 16);
+    }
+    __device__ static __forceinline__ unsigned short narrow(float x) {
+#if __CUDA_ARCH__ >= 800
+        unsigned y;  // the one-number form of this instruction came only with sm_90
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(0.0f), "f"(x));
+        return static_cast<unsigned short>(y);
+#else
+        const unsigned bits = __float_as_uint(x);
+        if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // NaN must not be rounded to infinity
+        return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
+    }
+};
+
+// ---- values: LANES numbers in registers
+
+template <class Real>
+__device__ __forceinline__ Complex<Real> operator+(Complex<Real> x, Complex<Real> y) {
+    return {x.re + y.re, x.im + y.im};
+}
+template <class Real>
+__device__ __forceinline__ Complex<Real> operator-(Complex<Real> x, Complex<Real> y) {
+    return {x.re - y.re, x.im - y.im};
+}
+template <class Real>
+__device__ __forceinline__ Complex<Real> operator*(Complex<Real> x, Complex<Real> y) {
+    return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
+}
+
+template <class Number>
+struct Make {  // a number from a coefficient
+    __device__ static __forceinline__ Number from(double re, double) { return static_cast<Number>(re); }
+};
+template <class Real>
+struct Make<Complex<Real>> {
+    __device__ static __forceinline__ Complex<Real> from(double re, double im) {
+        return {static_cast<Real>(re), static_cast<Real>(im)};
+    }
+};
+
+template <class Number, int LANES>
+struct Value {
+    Number lane[LANES];
+};
+
+template <class Number, int LANES>
+__device__ __forceinline__ Value<Number, LANES> operator+(const Value<Number, LANES>& x, const Value<Number, LANES>& y) {
+    Value<Number, LANES> z;
+#pragma unroll
+    for (int e = 0; e < LANES; ++e) z.lane[e] = x.lane[e] + y.lane[e];
+    return z;
+}
+template <class Number, int LANES>
+__device__ __forceinline__ Value<Number, LANES> operator-(const Value<Number, LANES>& x, const Value<Number, LANES>& y) {
+    Value<Number, LANES> z;
+#pragma unroll
+    for (int e = 0; e < LANES; ++e) z.lane[e] = x.lane[e] - y.lane[e];
+    return z;
+}
+template <class Number, int LANES>
+__device__ __forceinline__ Value<Number, LANES> operator*(Number c, const Value<Number, LANES>& x) {
+    Value<Number, LANES> z;
+#pragma unroll
+    for (int e = 0; e < LANES; ++e) z.lane[e] = c * x.lane[e];
+    return z;
+}
+
+__device__ __forceinline__ bool finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+__device__ __forceinline__ bool finite(double x) { return (__double2hiint(x) & 0x7ff00000) != 0x7ff00000; }
+template <class Real>
+__device__ __forceinline__ bool finite(Complex<Real> x) {
+    return finite(x.re) && finite(x.im);
+}
+
+// ---- arrays: a grid of blocks of one matrix, or equal layers at a constant distance
+
+struct Array {
+    void* data;
+    long long row, col;     // elements from one row, one column to the next
+    long long down, right;  // elements from one block to the one below it, to the one right of it
+    int rows, cols;         // what the array holds
+    int height, width;      // of a block
+};
+
+template <int ARRAYS, int SCALARS>
+struct Parameters {
+    Array arrays[ARRAYS];
+    double scalars[2 * SCALARS + 1];  // real and imaginary parts of the coefficients known only at launch
+    int* flag;                        // raised where an output is not finite (only in kernels that FLAG)
+    int rows, cols;                   // of the largest output block
+    int inner_rows, inner_cols;       // within these no block ends: no tests are needed there
+};
+
+// ---- memory access
+
+enum class Access {
+    VECTOR,  // a thread's lanes are neighbours, moved in one access: columns lie side by side, everything is aligned
+    SCALAR,  // a thread's lanes are a warp apart, one access each: any strides, any alignment
+};
+
+constexpr int WARP = 32;
+constexpr int ROWS = 4;  // of threads in a thread block: 128 threads leave up to 255 registers each, twice over
+
+template <int BYTES>
+struct Word;
+template <>
+struct Word<2> {
+    using Type = unsigned short;
+};
+template <>
+struct Word<4> {
+    using Type = unsigned;
+};
+template <>
+struct Word<8> {
+    using Type = uint2;
+};
+template <>
+struct Word<16> {
+    using Type = uint4;
+};
+
+template <class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
+struct Io {
+    using Stored = typename Traits<Element>::Stored;
+    using Number = typename Traits<Element>::Sum;
+    using Values = Value<Number, LANES>;
+    using Packed = typename Word<ACCESS == Access::VECTOR ? LANES * static_cast<int>(sizeof(Stored)) : 2>::Type;
+
+    static constexpr int STEP = ACCESS == Access::VECTOR ? 1 : WARP;
+
+    const Params& p;
+    const int r, c;
+    bool finite_so_far = true;
+
+    __device__ __forceinline__ Io(const Params& p, int r, int c) : p(p), r(r), c(c) {}
+
+    __device__ static __forceinline__ Number constant(double x) { return Make<Number>::from(x, 0.0); }
+
+    __device__ __forceinline__ Number scalar(int i) const {
+        return Make<Number>::from(p.scalars[2 * i], p.scalars[2 * i + 1]);
+    }
+
+    __device__ static __forceinline__ Values zero() {
+        Values v;
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) v.lane[e] = constant(0.0);
+        return v;
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ Stored* at() const {
+        const Array& x = p.arrays[A];
+        const long long col = ACCESS == Access::VECTOR ? 1 : x.col;
+        return static_cast<Stored*>(x.data) + (r * x.row + c * col) + (I * x.down + J * x.right);
+    }
+
+    // How many elements this thread has before the block ends, counted in columns from its first one; 0: none.
+    template <int A, int I, int J>
+    __device__ __forceinline__ int room() const {
+        const Array& x = p.arrays[A];
+        const int rows = min(x.height, x.rows - I * x.height), cols = min(x.width, x.cols - J * x.width);
+        return r < rows ? cols - c : 0;
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ Values load() const {
+        const Stored* q = at<A, I, J>();
+        if constexpr (ACCESS == Access::VECTOR) {
+            if (!EDGE || room<A, I, J>() >= LANES) {
+                const Packed w = *reinterpret_cast<const Packed*>(q);
+                Stored s[LANES];
+                memcpy(s, &w, sizeof w);
+                Values v;
+#pragma unroll
+                for (int e = 0; e < LANES; ++e) v.lane[e] = Convert<Element>::widen(s[e]);
+                return v;
+            }
+        }
+        const long long step = ACCESS == Access::VECTOR ? 1 : WARP * p.arrays[A].col;
+        const int left = EDGE ? room<A, I, J>() : 0;
+        Values v = zero();
+#pragma unroll
+        for (int e = 0; e < LANES; ++e)
+            if (!EDGE || e * STEP < left) v.lane[e] = Convert<Element>::widen(q[e * step]);
+        return v;
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ void store(const Values& v) {
+        Stored* q = at<A, I, J>();
+        Stored s[LANES];
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) s[e] = Convert<Element>::narrow(v.lane[e]);
+        const int left = EDGE ? room<A, I, J>() : 0;
+        if constexpr (FLAG) check(s, left);
+        if constexpr (ACCESS == Access::VECTOR) {
+            if (!EDGE || left >= LANES) {
+                Packed w;
+                memcpy(&w, s, sizeof w);
+                *reinterpret_cast<Packed*>(q) = w;
+                return;
+            }
+        }
+        const long long step = ACCESS == Access::VECTOR ? 1 : WARP * p.arrays[A].col;
+#pragma unroll
+        for (int e = 0; e < LANES; ++e)
+            if (!EDGE || e * STEP < left) q[e * step] = s[e];
+    }
+
+    // What was stored counts, not the sum before it was rounded: a float16 overflows when it is narrowed.
+    __device__ __forceinline__ void check(const Stored (&s)[LANES], int left) {
+#pragma unroll
+        for (int e = 0; e < LANES; ++e)
+            if (!EDGE || e * STEP < left) finite_so_far &= finite(Convert<Element>::widen(s[e]));
+    }
+
+    // One write a warp at most, and none once the flag is up.
+    __device__ __forceinline__ void report() const {
+        if (finite_so_far) return;
+        const unsigned active = __activemask();
+        if (threadIdx.x % WARP == __ffs(active) - 1 && *static_cast<volatile int*>(p.flag) == 0) atomicOr(p.flag, 1);
+    }
+};
+
+// ---- the kernel
+
+template <class Step, class Element, int LANES, Access ACCESS, bool FLAG, class Params>
+__device__ __forceinline__ void sum(const Params& p) {
+    constexpr bool VECTOR = ACCESS == Access::VECTOR;
+    const int r = (blockIdx.z * gridDim.y + blockIdx.y) * ROWS + threadIdx.y;
+    const int c = VECTOR ? (blockIdx.x * WARP + threadIdx.x) * LANES : blockIdx.x * WARP * LANES + threadIdx.x;
+    if (r >= p.rows || c >= p.cols) return;
+    if (r < p.inner_rows && c + (VECTOR ? LANES - 1 : (LANES - 1) * WARP) < p.inner_cols) {
+        Io<Element, LANES, ACCESS, false, FLAG, Params> io(p, r, c);
+        Step::run(io);
+        if constexpr (FLAG) io.report();
+    } else {
+        Io<Element, LANES, ACCESS, true, FLAG, Params> io(p, r, c);
+        Step::run(io);
+        if constexpr (FLAG) io.report();
+    }
+}
+
+}  // namespace fmm

@@ -1,0 +1,458 @@
+"""Tapes: a whole plan, all levels, as a straight list of kernel launches and GEMM calls with their addresses.
+
+A recipe depends on sizes only, and temporaries are taken like a stack, so every address is known beforehand as a base
+(A, B, C or the workspace) and an offset. A tape is made once for a problem and then replayed: the calls cost what the
+driver takes, and nothing more. It is made by the same walk over the same recipes as the executor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from fmm.kernels.cuda_source import ELEMENTS, ROWS, WARP, Access, Scalar, Spot, SumKernel
+from fmm.kernels.plan import Plan, PlanError
+from fmm.kernels.program import Coefficient, Program
+from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, leading, lower, temporary_bytes
+
+BASES = ("A", "B", "C", "W")  # W: the workspace
+PARAMETER_BYTES = 4096  # what every driver passes to a kernel
+ARRAY_BYTES = 56  # of struct Array in cuda/sum.cuh
+GRID = 65535  # thread blocks along the second and third axis of a grid
+
+
+class Layout(NamedTuple):
+    """How a matrix lies in memory: rows (`C`) or columns (`F`) contiguous, the next one `leading` elements further."""
+
+    order: Literal["C", "F"]
+    leading: int
+
+
+class View(NamedTuple):
+    """A rectangle of memory; strides in elements of the problem's type, the offset from the base in bytes."""
+
+    base: str
+    offset: int
+    rows: int
+    cols: int
+    down: int  # from one row to the next
+    right: int  # from one column to the next
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        return self.down, self.right
+
+
+class Array(NamedTuple):
+    """What a kernel is told of one of its arrays: a grid of blocks of a matrix, or equal layers. In elements."""
+
+    base: str
+    offset: int  # bytes
+    row: int
+    col: int
+    down: int  # from one block to the one below it
+    right: int  # from one block to the one right of it
+    rows: int  # valid ones of the whole array
+    cols: int
+    height: int  # of a block
+    width: int
+
+
+@dataclass(frozen=True)
+class SumOp:
+    """One launch of a sum kernel."""
+
+    label: str
+    kernel: SumKernel
+    arrays: tuple[Array, ...]
+    scalars: tuple[complex, ...]
+    rows: int
+    cols: int
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def inner(self) -> tuple[int, int]:
+        """Rows and columns within which every block of this launch is whole."""
+        rooms = [_room(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
+        return max(min(r for r, _ in rooms), 0), max(min(c for _, c in rooms), 0)
+
+    @cached_property
+    def access(self) -> Access:
+        """`vector` where every block is aligned, if the bases of its arrays are."""
+        lanes = self.kernel.lanes
+        size = lanes * ELEMENTS[self.kernel.element].itemsize
+        fits = all(
+            x.col == 1 and x.offset % size == 0 and not any(step % lanes for step in (x.row, x.down, x.right))
+            for x in self.arrays
+        )
+        return "vector" if fits and lanes > 1 else "scalar"
+
+    @cached_property
+    def alignment(self) -> tuple[int, frozenset[str]]:
+        """What `vector` asks of the bases: a multiple of so many bytes, of these."""
+        return self.kernel.lanes * ELEMENTS[self.kernel.element].itemsize, frozenset(x.base for x in self.arrays)
+
+    @cached_property
+    def grid(self) -> tuple[int, int, int]:
+        """Thread blocks of 32 x 4 threads, `lanes` elements each; a very tall launch is folded into the third axis."""
+        across, down = -(-self.cols // (WARP * self.kernel.lanes)), -(-self.rows // ROWS)
+        deep = -(-down // GRID)
+        return across, -(-down // deep), deep
+
+
+def _room(array: Array, spot: Spot) -> tuple[int, int]:
+    return (
+        min(array.height, array.rows - spot.i * array.height),
+        min(array.width, array.cols - spot.j * array.width),
+    )
+
+
+class Factor(NamedTuple):
+    """One operand of a GEMM as BLAS sees it, column by column."""
+
+    base: str
+    offset: int  # bytes
+    leading: int
+    transposed: bool
+    stride: int  # elements from one of a batch to the next
+
+
+@dataclass(frozen=True)
+class GemmOp:
+    """`count` products dest = alpha left right + beta dest, in BLAS's column-major terms."""
+
+    leaf: str
+    m: int
+    n: int
+    k: int
+    left: Factor
+    right: Factor
+    dest: Factor
+    count: int = 1
+    alpha: complex = 1
+    beta: complex = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """C = alpha A B + beta C, with everything that a tape depends on."""
+
+    m: int
+    k: int
+    n: int
+    dtype: str
+    layouts: tuple[Layout, Layout, Layout]
+    alpha: complex = 1
+    beta: complex = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ELEMENTS:
+            raise PlanError(f"unknown type {self.dtype!r}; valid: {', '.join(ELEMENTS)}")
+        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.shapes, strict=True):
+            least = cols if layout.order == "C" else rows
+            if layout.order not in ("C", "F") or layout.leading < max(least, 1):
+                raise PlanError(f"{name} is {rows} x {cols}: its layout cannot be {layout}")
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        return (self.m, self.k), (self.k, self.n), (self.m, self.n)
+
+    @property
+    def itemsize(self) -> int:
+        return ELEMENTS[self.dtype].itemsize
+
+    @staticmethod
+    def contiguous(m: int, k: int, n: int, dtype: str, alpha: complex = 1, beta: complex = 0) -> Problem:
+        """The problem on row-major arrays without gaps."""
+        layouts = Layout("C", max(k, 1)), Layout("C", max(n, 1)), Layout("C", max(n, 1))
+        return Problem(m, k, n, dtype, layouts, alpha, beta)
+
+
+@dataclass(frozen=True)
+class Tape:
+    """The operations of one plan on one problem, and the bytes of workspace that they use."""
+
+    plan: Plan
+    problem: Problem
+    ops: tuple[SumOp | GemmOp, ...]
+    workspace: int
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@lru_cache(maxsize=1024)
+def record(plan: Plan, problem: Problem) -> Tape:
+    """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel."""
+    recorder = _Recorder(problem.dtype)
+    arrays = {
+        name: View(name, 0, *shape, *((lay.leading, 1) if lay.order == "C" else (1, lay.leading)))
+        for name, shape, lay in zip("ABC", problem.shapes, problem.layouts, strict=True)
+    }
+    recorder.execute(plan, arrays, problem.alpha, problem.beta)
+    return Tape(plan, problem, tuple(recorder.ops), recorder.peak)
+
+
+class _Recorder:
+    """Walks recipes as the executor does; its stack of temporaries is the workspace."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype, self.itemsize = dtype, ELEMENTS[dtype].itemsize
+        self.ops: list[SumOp | GemmOp] = []
+        self.used = self.peak = 0
+
+    def execute(self, plan: Plan, arrays: dict[str, View], alpha: complex, beta: complex) -> None:
+        a, b, c = arrays["A"], arrays["B"], arrays["C"]
+        if not plan.levels:
+            # A leaf with alpha and beta needs no recipe of its own here: the vendor's GEMM has both.
+            self._gemms(plan.leaf, [(a, b, c)], alpha, beta)
+        else:
+            recipe = lower(plan, a.rows, a.cols, b.cols, alpha, beta)
+            assert recipe is not None
+            self._run(recipe, arrays)
+
+    def _run(self, recipe: Recipe, arrays: dict[str, View]) -> None:
+        mark = self.used
+        for name, rows, cols in recipe.temporaries:
+            arrays[name] = self._take(rows, cols, fortran=_fortran(arrays[recipe.layouts[name]]))
+        for step in recipe.steps:
+            if isinstance(step, Sum):
+                self._sum(step, arrays)
+            elif isinstance(step, Batch) and not step.products[0].plan.levels:
+                self._gemms(step.products[0].plan.leaf, [_operands(p, arrays, self.itemsize) for p in step.products])
+            else:
+                for product in step.products if isinstance(step, Batch) else (step,):
+                    operands = dict(zip("ABC", _operands(product, arrays, self.itemsize), strict=True))
+                    self.execute(product.plan, operands, 1, int(product.accumulate))
+        self.used = mark
+
+    def _take(self, rows: int, cols: int, fortran: bool) -> View:
+        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, self.itemsize)
+        self.peak = max(self.peak, self.used)
+        strides = (1, leading(rows, self.itemsize)) if fortran else (leading(cols, self.itemsize), 1)
+        return View("W", offset, rows, cols, *strides)
+
+    def _sum(self, step: Sum, arrays: dict[str, View]) -> None:
+        reads, writes = ([(p, _view(arrays, p, self.itemsize)) for p in ps] for ps in (step.reads, step.writes))
+        op = sum_op(step.label, step.program, reads, writes, self.dtype)
+        if op is not None:
+            self.ops.append(op)
+
+    def _gemms(
+        self, leaf: str, products: Sequence[tuple[View, View, View]], alpha: complex = 1, beta: complex = 0
+    ) -> None:
+        m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols
+        if m == 0 or n == 0:
+            return
+        if k == 0 or alpha == 0:
+            for _, _, dest in products:
+                self._scale(dest, beta)
+            return
+        batches = [products] if all(_distance(x, self.itemsize) is not None for x in zip(*products, strict=True)) else [
+            [p] for p in products
+        ]
+        self.ops += [_gemm(leaf, batch, alpha, beta, self.itemsize) for batch in batches]
+
+    def _scale(self, dest: View, beta: complex) -> None:
+        """dest = beta dest: a product of nothing."""
+        place = Place("C", 0, 0, dest.rows, dest.cols)
+        program = Program(1, (((beta, 0),),), (1,)) if beta else Program(0, ((),), (0,))
+        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)], self.dtype)
+        if op is not None and beta != 1:
+            self.ops.append(op)
+
+
+def _operands(step: Product, arrays: dict[str, View], itemsize: int) -> tuple[View, View, View]:
+    left, right, dest = (_view(arrays, p, itemsize) for p in (step.left, step.right, step.dest))
+    return left, right, dest
+
+
+def _view(arrays: dict[str, View], place: Place, itemsize: int) -> View:
+    x = arrays[place.name]
+    offset = x.offset + (place.row * x.down + place.col * x.right) * itemsize
+    return View(x.base, offset, place.rows, place.cols, x.down, x.right)
+
+
+def _fortran(x: View) -> bool:
+    return x.down < x.right
+
+
+# ---- products
+
+
+def _distance(views: Sequence[View], itemsize: int) -> int | None:
+    """The constant distance, in elements, between views that are alike; None if there is none."""
+    if any(v._replace(offset=0) != views[0]._replace(offset=0) for v in views):
+        return None
+    steps = {y.offset - x.offset for x, y in pairwise(views)} or {0}
+    return steps.pop() // itemsize if len(steps) == 1 else None
+
+
+def _gemm(
+    leaf: str, products: Sequence[tuple[View, View, View]], alpha: complex, beta: complex, itemsize: int
+) -> GemmOp:
+    """In column-major terms a row-major C = A B is C^T = B^T A^T: the same memory, the operands swapped."""
+    lefts, rights, dests = zip(*products, strict=True)
+    m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
+    if not _columns(dests[0]):
+        lefts, rights, dests = (tuple(_transposed(v) for v in views) for views in (rights, lefts, dests))
+        m, n = n, m
+    factors = [_factor(views, itemsize) for views in (lefts, rights, dests)]
+    return GemmOp(leaf, m, n, k, *factors, len(products), alpha, beta)
+
+
+def _columns(x: View) -> bool:
+    """Are its columns contiguous?"""
+    return x.down == 1 and (x.right != 1 or x.rows == 1)
+
+
+def _transposed(x: View) -> View:
+    return View(x.base, x.offset, x.cols, x.rows, x.right, x.down)
+
+
+def _factor(views: Sequence[View], itemsize: int) -> Factor:
+    x, distance = views[0], _distance(views, itemsize)
+    assert distance is not None and 1 in x.strides
+    columns = _columns(x)
+    return Factor(x.base, x.offset, max(x.right if columns else x.down, 1), not columns, distance)
+
+
+# ---- sums
+
+
+Placed = tuple[Place, View]
+
+
+def sum_op(
+    label: str, program: Program, reads: Sequence[Placed], writes: Sequence[Placed], dtype: str
+) -> SumOp | None:
+    """The launch that does a step of sums; None where there is nothing to write."""
+    rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
+    if rows == 0 or cols == 0:
+        return None
+    lines, scalars = _launch_scalars(program)
+    views = [v for _, v in (*reads, *writes)]
+    if all(_columns(v) for v in views):
+        reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
+        rows, cols = cols, rows
+    arrays, spots = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
+    element = dtype
+    if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
+        # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
+        element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
+        arrays = [_doubled(x) for x in arrays]
+    if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
+        raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
+    aliases = _aliases(reads, writes)
+    kernel = SumKernel(lines, len(scalars), spots[: len(reads)], spots[len(reads) :], aliases, len(arrays), element)
+    return SumOp(label, _interned(kernel), tuple(arrays), scalars, rows, cols)
+
+
+@lru_cache(maxsize=4096)
+def _interned(kernel: SumKernel) -> SumKernel:
+    """One object for equal kernels: what is known of it (its order, its lanes) is found once."""
+    return kernel
+
+
+def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
+    """Alpha and beta become scalars of the launch; a scheme's own coefficients (fractions) stay in the code."""
+    found: dict[complex, Any] = {}
+    for terms in program.lines:
+        for c, _ in terms:
+            if not isinstance(c, Fraction) and c not in (1, -1):
+                found.setdefault(complex(c), Scalar(len(found)))
+    if not found:
+        return program, ()
+    lines = tuple(tuple((_named(c, found), v) for c, v in terms) for terms in program.lines)
+    return Program(program.inputs, lines, program.outputs), tuple(found)
+
+
+def _named(c: Coefficient, scalars: dict[complex, Any]) -> Any:
+    return c if isinstance(c, Fraction) else scalars.get(complex(c), c)
+
+
+def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:
+    starts = [(v.base, v.offset) for _, v in reads]
+    return tuple(
+        (o, i) for o, (_, w) in enumerate(writes) for i, start in enumerate(starts) if start == (w.base, w.offset)
+    )
+
+
+def _flipped(placed: Placed) -> Placed:
+    """The same place of the transposed problem, whose fast index runs along the contiguous columns."""
+    p, v = placed
+    return Place(p.name, p.col, p.row, p.cols, p.rows), _transposed(v)
+
+
+def _doubled(x: Array) -> Array:
+    return x._replace(
+        row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width
+    )
+
+
+class _Fitting:
+    """Finds few arrays that hold all places of a step: grids of blocks, equal layers, or a block on its own."""
+
+    def __init__(self, placed: Sequence[Placed], itemsize: int) -> None:
+        self.placed, self.itemsize = placed, itemsize
+        self.arrays: list[Array] = []
+        self.spots: list[Spot | None] = [None] * len(placed)
+
+    def run(self) -> tuple[list[Array], tuple[Spot, ...]]:
+        names: dict[str, list[int]] = {}
+        for i, (place, _) in enumerate(self.placed):
+            names.setdefault(place.name, []).append(i)
+        alone = [i for members in names.values() if not self._grid(members) for i in members]
+        for run in self._layers(sorted(alone)):
+            self._stack(run)
+        return self.arrays, tuple(s for s in self.spots if s is not None)
+
+    def _grid(self, members: Sequence[int]) -> bool:
+        """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands."""
+        places = [self.placed[i][0] for i in members]
+        height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
+        rows, cols = max(p.row + p.rows for p in places), max(p.col + p.cols for p in places)
+        if len({(p.row, p.col) for p in places}) < 2:
+            return False
+        for p in places:
+            there = min(height, rows - p.row), min(width, cols - p.col)
+            misplaced = p.row % height or p.col % width or there != (p.rows, p.cols)
+            if misplaced and p.rows and p.cols:
+                return False
+        place, view = self.placed[members[0]]
+        offset = view.offset - (place.row * view.down + place.col * view.right) * self.itemsize
+        blocks = height * view.down, width * view.right
+        self.arrays.append(Array(view.base, offset, *view.strides, *blocks, rows, cols, height, width))
+        for i, p in zip(members, places, strict=True):
+            self.spots[i] = Spot(len(self.arrays) - 1, -(-p.row // height), -(-p.col // width))
+        return True
+
+    def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:
+        """Runs of equal blocks at equal distances; the same block met again joins the run that has it."""
+        run: list[int] = []
+        for i in members:
+            if run and not self._continues(run, i):
+                yield run
+                run = []
+            run.append(i)
+        if run:
+            yield run
+
+    def _continues(self, run: Sequence[int], i: int) -> bool:
+        nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
+        first, last = (_distance(pair, self.itemsize) for pair in (nearest[:2], nearest[-2:]))
+        return last not in (None, 0) and (len(run) == 1 or first == last)
+
+    def _stack(self, run: Sequence[int]) -> None:
+        views = [self.placed[i][1] for i in run]
+        v, distance = views[0], _distance(views, self.itemsize) or 0
+        array = Array(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
+        self.arrays.append(array)
+        for layer, i in enumerate(run):
+            self.spots[i] = Spot(len(self.arrays) - 1, layer, 0)
