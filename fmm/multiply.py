@@ -65,7 +65,7 @@ def matmul(
         if dtype is None and order == "K" and casting == "same_kind":
             return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
         return np.matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
-    options = Options(out[0] if isinstance(out, tuple) and len(out) == 1 else out, casting, order, dtype)
+    options = Options(_single(out), casting, order, dtype)
     limits, given = _limits(max_error_growth, workspace), _given(plan)
     try:
         call = operands(a, b, options)
@@ -94,7 +94,7 @@ def explain(
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
     limits = _limits(max_error_growth, workspace)
     try:
-        call = operands(a, b, Options(out, casting, order, dtype))
+        call = operands(a, b, Options(_single(out), casting, order, dtype))
     except NotOursError as reason:
         return Decision(VENDOR, None, f"NumPy answers: {reason}")
     return _decide(call, limits)
@@ -222,13 +222,18 @@ def _problem(size: tuple[int, int, int], dtype: np.dtype[Any]) -> Problem:
     return Problem(*size, dtype.name)
 
 
-def _limits(max_error_growth: float | None, workspace: int | None) -> Limits:
+def _limits(max_error_growth: Any, workspace: Any) -> Limits:
     growth = 10.0 if max_error_growth is None else max_error_growth
     if isinstance(growth, bool) or not isinstance(growth, Real) or not growth >= 1:
         raise ValueError(f"max_error_growth must be a number, 1 or more, not {growth!r}")
     if workspace is not None and (isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0):
         raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {workspace!r}")
     return Limits(default_limit() if workspace is None else int(workspace), float(growth))
+
+
+def _single(out: Any) -> Any:
+    """NumPy takes `out` in a tuple of one too."""
+    return out[0] if isinstance(out, tuple) and len(out) == 1 else out
 
 
 def _given(plan: Plan | Decision | str | None) -> Plan | None:

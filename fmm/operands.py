@@ -84,9 +84,13 @@ def _common_type(a: Array, b: Array, options: Options) -> np.dtype[Any]:
         dtype = np.dtype(options.dtype) if options.dtype is not None else np.result_type(a.dtype, b.dtype)
     except TypeError as error:
         raise NotOursError(str(error)) from None
+    if options.dtype is not None and not dtype.isnative:
+        raise NotOursError("NumPy takes only native types as dtype")
     dtype = dtype.newbyteorder("=")
     if dtype not in FAST:
         raise NotOursError(f"{dtype} products are NumPy's own")
+    if dtype.kind != "c" and "c" in (a.dtype.kind, b.dtype.kind):
+        raise NotOursError("NumPy warns of imaginary parts that are dropped")
     if options.casting not in ("no", "equiv", "safe", "same_kind", "unsafe") or options.order not in tuple("CFAK"):
         raise NotOursError("an option that NumPy rejects")
     if not all(np.can_cast(x.dtype, dtype, options.casting) for x in (a, b)):
@@ -117,7 +121,7 @@ def _check_out(options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -
 def result(call: Operands, order: str) -> Array:
     """A new array for the product, laid out in memory as numpy.matmul lays it out."""
     fortran = order == "F" or (order == "A" and all(x.flags.fnc for x in (call.a, call.b)))
-    if fortran or order == "C" or max(call.a.ndim, call.b.ndim) <= 2 or 0 in call.shape:
+    if fortran or order in ("C", "A") or max(call.a.ndim, call.b.ndim) <= 2 or 0 in call.shape:
         return np.empty(call.shape, call.dtype, order="F" if fortran else "C")
     # NumPy keeps the order of the batch axes in memory; an elementwise sum of one entry of each item has it too.
     batch = np.add(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (call.a, call.b)), order="K")

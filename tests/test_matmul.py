@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
@@ -37,12 +37,14 @@ PLANS = (
 )
 
 
+# A device whose sums cost nothing but their start, as much as a flop: fast plans are chosen for small arrays.
+RATES = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
+FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), stream=1e30, launch=1.0)
+
+
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the model think that sums cost nothing, so that it chooses fast plans for small arrays."""
-    rates = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
-    free = Calibration("for tests", "for tests", MappingProxyType(rates), 1e30)
-    monkeypatch.setattr(decision, "calibration", lambda threads: free)
+    monkeypatch.setattr(decision, "calibration", lambda threads: FREE_SUMS)
     monkeypatch.setattr(multiply, "SIDE", 1)
 
 
@@ -80,8 +82,10 @@ def agree(build: Build, mode: Mode | None = None) -> Outcome:
     if theirs.error is None:
         same(ours.value, theirs.value, theirs.call)
         assert (ours.value is ours.out) == (theirs.value is theirs.out)
-    if theirs.out is not None:
+    if isinstance(theirs.out, np.ndarray) and theirs.error is None:
         same(ours.out, theirs.out, theirs.call)
+    elif theirs.out is not None:
+        np.testing.assert_array_equal(ours.out, theirs.out)
     for mine, yours in zip(ours.call[0][:2], build()[0][:2], strict=True):
         unchanged(mine, yours, ours.out)
     return ours
@@ -90,7 +94,7 @@ def agree(build: Build, mode: Mode | None = None) -> Outcome:
 def unchanged(mine: Any, yours: Any, out: Any) -> None:
     """An operand still holds what it held (unless the caller asked for the product in the same place)."""
     if isinstance(mine, np.ndarray) and not (isinstance(out, np.ndarray) and np.may_share_memory(mine, out)):
-        np.testing.assert_array_equal(mine, yours)
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(yours))
         assert mine.strides == yours.strides and mine.flags.writeable == yours.flags.writeable
 
 
@@ -105,10 +109,14 @@ def same(ours: Any, theirs: Any, call: Call) -> None:
         assert layout(ours) == layout(theirs)
     if isinstance(theirs, np.ma.MaskedArray):
         np.testing.assert_array_equal(np.ma.getmaskarray(ours), np.ma.getmaskarray(theirs))
-    if theirs.dtype.kind in "fc":
-        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=0, atol=tolerance(theirs, call))
+    if theirs.dtype.kind in "fc" or (theirs.dtype == object and call[0][0].dtype != object):
+        np.testing.assert_allclose(plain(ours), plain(theirs), rtol=0, atol=tolerance(theirs, call))
     else:
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+def plain(x: Any) -> Any:
+    return np.asarray(x, complex if x.dtype == object else None)
 
 
 def layout(x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
@@ -122,7 +130,7 @@ def tolerance(result: Any, call: Call) -> float:
     a, b = (np.asarray(x) for x in call[0][:2])
     if a.size == 0 or b.size == 0 or a.dtype == object or b.dtype == object:
         return 0.0
-    used = [t for t in (result.dtype, call[1].get("dtype"), np.result_type(a, b)) if t is not None]
+    used = [t for t in (result.dtype, call[1].get("dtype"), np.result_type(a, b, np.float16)) if t is not None]
     eps = max(float(np.finfo(t).eps) for t in used if np.dtype(t).kind in "fc")
     return (a.shape[-1] + 16) * 4 * eps * float(np.abs(a).max()) * float(np.abs(b).max())
 
@@ -131,7 +139,7 @@ def draw(shape: tuple[int, ...], dtype: str = "f8", seed: int = 1) -> Any:
     rng = np.random.default_rng([seed, *shape])
     x = rng.standard_normal(shape)
     x = x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x * (9 if np.dtype(dtype).kind in "iu" else 1)
-    return x.astype(dtype)
+    return np.asarray(x).astype(dtype)[...]
 
 
 # ---- shapes
@@ -627,7 +635,7 @@ def test_workspace_may_be_any_whole_number(value: Any) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_error_growth_limits_the_choice() -> None:
-    a, b = draw((64, 64)), draw((64, 64))
+    a, b = np.zeros((256, 256)), np.zeros((256, 256))
     growths = [fmm.explain(a, b, max_error_growth=limit).error_growth for limit in (1, 3, 6, 30)]
     assert growths == sorted(growths)
     assert fmm.explain(a, b, max_error_growth=1).plan == VENDOR
@@ -689,7 +697,7 @@ def test_a_product_with_its_own_transpose_by_a_given_plan(plan: str) -> None:
 
 
 def test_explain_reads_the_options_as_matmul_does() -> None:
-    a = np.zeros((3500, 3500), "f4")
+    a = np.zeros((8000, 8000), "f4")  # never touched: it takes no memory
     c = np.empty_like(a)
     assert fmm.explain(a, a).plan != VENDOR
     assert fmm.explain(a, a, out=(c,)).plan == fmm.explain(a, a, out=c).plan == fmm.explain(a, a).plan
@@ -739,6 +747,7 @@ def shapes_of_two(draw_: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return left, right
 
 
+@settings(max_examples=120)
 @given(
     st.data(),
     shapes_of_two(),
@@ -767,9 +776,9 @@ def test_everything_at_random(
     memories: list[Any] = []
 
     def build() -> Call:
-        out, memory = laid_out(np.full(shape, np.nan, dtype), how, 7)
+        out, memory = laid_out(np.full(shape, np.nan, dtype), how, 7) if shape else (None, np.zeros(()))
         memories.append(memory)
-        called.append(((a, b), {"out": out} if with_out and shape else {"order": order}))
+        called.append(((a, b), {"out": out} if with_out and len(shape) else {"order": order}))
         return called[-1]
 
     agree(build, {"plan": plan})

@@ -348,15 +348,20 @@ def test_units_scale_exactly() -> None:
 # ---- speed
 
 
+TABLES = step_table_names()
+ALGORITHMS = (*scheme_names(), *TABLES, "strassen^2")
+FRINGES = ((), (), (), (), ("pad",), ("pad",), ("peel",))  # most often each algorithm's own
+
+
 def random_plan(draw: random.Random, depth: int = 3) -> Plan:
     """Any scheme or table, any traversal and fringe, up to so many levels."""
 
     def one() -> Level | Balanced:
         if draw.random() < 0.1:
             return Balanced(draw.choice((1.5, 2, 3)))
-        name = draw.choice((*scheme_names(), *step_table_names(), "strassen^2"))
-        options = [] if name in step_table_names() else [draw.choice(("stacked", "sequential"))]
-        return level(name, *options, *draw.choices(((), ("pad",), ("peel",)), (7, 2, 1))[0])
+        name = draw.choice(ALGORITHMS)
+        options = () if name in TABLES else (draw.choice(("stacked", "sequential")),)
+        return level(name, *options, *draw.choice(FRINGES))
 
     return Plan(tuple(one() for _ in range(draw.randint(0, depth))))
 

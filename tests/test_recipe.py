@@ -165,7 +165,7 @@ TEMPORARIES = [
     ("adaptive-winograd", {"S", "T", "P", "U"}),
     # Figure 13's kernels each overwrite a block, which can hold the product; Figure 12's increments do not.
     ("li-fig13", {"T1", "T2"}),
-    ("li-fig12", {"T1", "T2", "P"}),
+    ("li-fig12", {"T1", "T2", "P'"}),
     # batched: all operands of a side, and all products, stand on top of each other
     ("strassen.batched", {"S", "T", "M"}),
     ("strassen.peel", set()),

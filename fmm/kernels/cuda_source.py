@@ -53,7 +53,7 @@ class Spot(NamedTuple):
 class Scalar(NamedTuple):
     """A coefficient known only at launch: alpha and beta, so that no new value of theirs is compiled again."""
 
-    index: int
+    number: int
 
 
 class Event(NamedTuple):
@@ -251,5 +251,5 @@ def _next(event: Event) -> str:
 
 def _factor(c: Coefficient | Scalar) -> str:
     if isinstance(c, Scalar):
-        return f"io.scalar({c.index})"
+        return f"io.scalar({c.number})"
     return f"io.constant({float(c.real)!r})"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
 from fmm.kernels.steps import StepTable, step_table, step_table_names
@@ -49,10 +49,12 @@ class Level:
     def __post_init__(self) -> None:
         _choice("fringe", self.fringe, FRINGES + UNITS)
         _choice("traversal", self.traversal, TRAVERSALS)
+        if self.algorithm not in step_table_names():
+            object.__setattr__(self, "algorithm", _scheme_name(self.algorithm))
+        elif self.traversal != "sequential":
+            raise PlanError(f"the step table {self.algorithm} is sequential, not {self.traversal}")
         if self.traversal == "batched" and not self.fringe.startswith("pad"):
             raise PlanError(f"{self.algorithm}: a batch needs equal blocks, so pad, not {self.fringe}")
-        if self.table is not None and self.traversal != "sequential":
-            raise PlanError(f"the step table {self.algorithm} is sequential, not {self.traversal}")
 
     @cached_property
     def table(self) -> StepTable | None:
@@ -92,7 +94,7 @@ class Balanced:
 
     def __post_init__(self) -> None:
         if not self.gamma >= 1.5:
-            raise PlanError(f"balanced({self.gamma:g}): gamma must be at least 1.5, or halving would never end")
+            raise PlanError(f"balanced({self.gamma:g}): gamma must be at least 1.5, so that halving makes sides alike")
 
     def side(self, m: int, k: int, n: int) -> str | None:
         """Which side to halve, tested in the table's order: m (tall A), n (long B), k (inner); None: almost square."""
@@ -105,7 +107,8 @@ class Balanced:
         return None
 
     def __str__(self) -> str:
-        return f"balanced({self.gamma:g})"
+        short = f"{self.gamma:g}"
+        return f"balanced({short if float(short) == self.gamma else repr(self.gamma)})"
 
 
 @dataclass(frozen=True)
@@ -155,16 +158,17 @@ def _factors(level: Level | Balanced) -> int:
 
 def level(algorithm: str, *options: str) -> Level:
     """A level with the defaults of its algorithm where `options` say nothing."""
-    traversal, fringe = _usual_traversal(algorithm), ""
-    for option in options:
-        if option in TRAVERSALS:
-            traversal = option
-        elif option in FRINGES + UNITS:
-            fringe = option
-        else:
-            valid = ", ".join(TRAVERSALS + FRINGES + UNITS)
-            raise PlanError(f"unknown option {option!r} of {algorithm}; valid: {valid}")
-    return Level(algorithm, traversal, fringe or _usual_fringe(algorithm, traversal))
+    traversals = [option for option in options if option in TRAVERSALS]
+    fringes = [option for option in options if option in FRINGES + UNITS]
+    for found in (traversals, fringes):
+        if len(found) > 1:
+            raise PlanError(f"{algorithm} cannot be both {' and '.join(found)}")
+    for unknown in (option for option in options if option not in (*traversals, *fringes)):
+        valid = ", ".join(TRAVERSALS + FRINGES + UNITS)
+        raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
+    traversal = cast(Traversal, traversals[0]) if traversals else _usual_traversal(algorithm)
+    fringe = fringes[0] if fringes else _usual_fringe(algorithm, traversal)
+    return Level(algorithm, traversal, fringe)
 
 
 def _usual_traversal(algorithm: str) -> Traversal:
@@ -175,9 +179,9 @@ def _usual_traversal(algorithm: str) -> Traversal:
 def _usual_fringe(algorithm: str, traversal: Traversal) -> str:
     """Unequal blocks wherever they are possible: they multiply no zeros."""
     if algorithm in step_table_names():
-        from fmm.kernels.proof import unequal_blocks  # the proof runs plans: it cannot be imported before them
+        from fmm.kernels.proof import proved_fringe  # the proof runs plans: it cannot be imported before them
 
-        return "unequal" if unequal_blocks(algorithm) else "pad"
+        return proved_fringe(algorithm)
     return "pad" if traversal == "batched" else "unequal"
 
 
@@ -200,14 +204,16 @@ def _parse_level(part: str, text: str) -> Level | Balanced:
             raise PlanError(f"{text!r}: {error}") from None
     name, *options = part.split(".")
     try:
-        return level(name if name in step_table_names() else _scheme_name(name), *options)
+        return level(name, *options)
     except ValueError as error:
         raise PlanError(f"{text!r}: {error}") from None
 
 
 def _scheme_name(name: str) -> str:
-    names = re.split(r"\*|\^\d+\*?", name.replace(" ", ""))
-    for unknown in (n for n in names if n and n not in scheme_names()):
+    names = [part.partition("^")[0] for part in name.replace(" ", "").split("*")]
+    for table in (n for n in names if n in step_table_names()):
+        raise PlanError(f"{table} is a step table, and cannot be composed; in {name!r} only schemes can")
+    for unknown in (n for n in names if n not in scheme_names()):
         valid = ", ".join((*scheme_names(), *step_table_names(), "balanced"))
         raise PlanError(f"unknown algorithm {unknown!r}; valid: {valid}")
     scheme(name)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 
 Coefficient = Fraction | int | float | complex
 Terms = tuple[tuple[Coefficient, int], ...]  # (coefficient, value) in the order they are added
@@ -41,14 +40,6 @@ class Program:
     def additions(self) -> int:
         """Additions and subtractions, one less than the terms of each line (scalings are not counted)."""
         return sum(max(len(terms) - 1, 0) for terms in self.lines)
-
-    @cached_property
-    def gain(self) -> float:
-        """The largest sum of absolute coefficients of any value: how far a program can magnify its inputs."""
-        bounds = [1.0] * self.inputs
-        for terms in self.lines:
-            bounds.append(sum(abs(complex(c).real) * bounds[v] for c, v in terms))
-        return max(bounds, default=1.0)
 
     def matrix(self) -> tuple[tuple[Coefficient, ...], ...]:
         """The outputs as rows of coefficients over the inputs: what the program computes."""

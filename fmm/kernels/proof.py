@@ -121,3 +121,13 @@ def unequal_blocks(table: str) -> bool:
     """Does this step table stay correct when the blocks differ by a row or a column? Found by proof, never declared."""
     plan = Plan((Level(table, "sequential", "unequal"),))
     return first_defect(plan, product((2, 3), repeat=3)) is None
+
+
+def proved_fringe(table: str) -> str:
+    """The best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
+    if unequal_blocks(table):
+        return "unequal"
+    plan = Plan((Level(table, "sequential", "pad"),))
+    if (found := first_defect(plan, [Level(table, "sequential", "pad").size])) is not None:
+        raise PlanError(f"the step table {table} does not compute AB: {found}")
+    return "pad"

@@ -19,6 +19,8 @@ from fmm.kernels.program import Coefficient, Program
 from fmm.kernels.scheme import Scheme
 from fmm.kernels.steps import Step, StepTable
 
+OPERANDS = ("A", "B", "C")
+SCRATCH = "P'"  # a product that no place is free for; no step table can name it
 ALIGN = 64  # bytes: every temporary starts on a cache line, and its rows do
 
 
@@ -49,8 +51,8 @@ class Sum:
     def aliases(self) -> tuple[tuple[int, int], ...]:
         """(write, read) pairs that stand in the same place: sums done in place."""
         spots = [(p.name, p.row, p.col) for p in self.reads]
-        pairs = ((o, (p.name, p.row, p.col)) for o, p in enumerate(self.writes))
-        return tuple((o, spots.index(spot)) for o, spot in pairs if spot in spots)
+        writes = [(p.name, p.row, p.col) for p in self.writes]
+        return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def _operands(
             places.append(_layer(letter, p, *(shape or size)))
         else:
             places.append(whole(f"{letter}{p + 1}", *(shape or size)))
-    written = [i for i, place in enumerate(places) if place.name not in "AB"]
+    written = [i for i, place in enumerate(places) if place.name not in ("A", "B")]
     kept = Program(program.inputs, program.lines, tuple(program.outputs[i] for i in written))
     return places, Sum(f"split {blocks[0].name}", kept, tuple(blocks), tuple(places[i] for i in written))
 
@@ -287,7 +289,7 @@ def _temporaries(steps: Sequence[Sum | Product]) -> tuple[tuple[str, int, int], 
     sizes: dict[str, tuple[int, int]] = {}
     for step in steps:
         for place in step.writes if isinstance(step, Sum) else (step.dest,):
-            if place.name not in "ABC":
+            if place.name not in OPERANDS:
                 rows, cols = sizes.get(place.name, (0, 0))
                 sizes[place.name] = max(rows, place.row + place.rows), max(cols, place.col + place.cols)
     return tuple((name, *size) for name, size in sizes.items())
@@ -310,7 +312,8 @@ def _tabled(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
         **_named(grid("B", k, n, parts[1:], level), parts[2]),
         **_named(grid("C'" if padded else "C", *shape, (parts[0], parts[2]), level), parts[2]),
     }
-    steps = _Sizing(table, blocks, plan.rest).run()
+    full = None if level.fringe == "unequal" else _full_sides(level, m, k, n)
+    steps = _Sizing(table, blocks, plan.rest, full).run()
     if padded:
         result = whole("C'", *shape).cropped(m, n)
         steps.append(Sum("crop", _COPY, (result,), (whole("C", m, n),)))
@@ -321,6 +324,12 @@ def _tabled(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
 _COPY = Program(1, (), (0,))
 
 
+def _full_sides(level: Level, m: int, k: int, n: int) -> dict[str, tuple[int, int]]:
+    """Rows and columns of padded sums of A and of B: whole blocks, so that the next level's shapes are regular too."""
+    rows, inner, cols = (side(x, parts, level.unit) for x, parts in zip((m, k, n), level.size, strict=True))
+    return {"A": (rows, inner), "B": (inner, cols)}
+
+
 def _named(blocks: Sequence[Place], columns: int) -> dict[str, Place]:
     letter = blocks[0].name[0]
     return {f"{letter}{i // columns + 1}{i % columns + 1}": block for i, block in enumerate(blocks)}
@@ -329,8 +338,10 @@ def _named(blocks: Sequence[Place], columns: int) -> dict[str, Place]:
 class _Sizing:
     """Walks a table once, keeping for every place the rectangle that it holds at the moment."""
 
-    def __init__(self, table: StepTable, blocks: dict[str, Place], plan: Plan) -> None:
-        self.table, self.blocks, self.plan = table, blocks, plan
+    def __init__(
+        self, table: StepTable, blocks: dict[str, Place], plan: Plan, full: dict[str, tuple[int, int]] | None
+    ) -> None:
+        self.table, self.blocks, self.plan, self.full = table, blocks, plan, full or {}
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
         # Is what a place holds a sum of A, a sum of B, or part of C? Only the last may be cropped to its block.
         self.kind = {name: name[0] for name in self.held}
@@ -349,21 +360,21 @@ class _Sizing:
             kind = "C"
         writes = []
         for name, needs in zip(step.writes, step.kernel.dependencies, strict=True):
-            rows, cols = max(sources[i].rows for i in needs), max(sources[i].cols for i in needs)
-            writes.append(self._place(name, rows, cols, kind, step))
-        program, kept = _without_copies(step.kernel.program, tuple(sources), tuple(writes))
+            size = max(sources[i].rows for i in needs), max(sources[i].cols for i in needs)
+            writes.append(self._place(name, *self.full.get(kind, size), kind, step))
+        program, reads, kept = _tidied(step.kernel.program, sources, writes)
         if kept:
-            self.steps.append(Sum(step.kernel.name, program, tuple(sources), kept))
+            self.steps.append(Sum(step.kernel.name, program, tuple(reads), tuple(kept)))
 
     def _product(self, step: Step) -> Place:
-        """Emit the product; into a place that the kernel overwrites if there is one, else into the scratch P."""
+        """Emit the product; into a place that the kernel overwrites if there is one, else into scratch."""
         left, right = (self.held[step.bound[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
         free = [f for f in step.kernel.writes if f not in step.kernel.reads]
         if free:
             dest = self._place(step.bound[free[0]], left.rows, right.cols, "C", step)
         else:
-            dest = whole("P", left.rows, right.cols)
+            dest = whole(SCRATCH, left.rows, right.cols)
         left, right = left.cropped(dest.rows, width), right.cropped(width, dest.cols)
         self.steps.append(Product(left, right, dest, self.plan))
         return dest
@@ -380,14 +391,17 @@ class _Sizing:
         return place
 
 
-def _without_copies(
-    program: Program, reads: tuple[Place, ...], writes: tuple[Place, ...]
-) -> tuple[Program, tuple[Place, ...]]:
-    """Drop outputs that already stand where they belong (a product that was written in place)."""
-    kept = [i for i, v in enumerate(program.outputs) if v >= program.inputs or reads[v] != writes[i]]
-    return Program(program.inputs, program.lines, tuple(program.outputs[i] for i in kept)), tuple(
-        writes[i] for i in kept
-    )
+def _tidied(
+    program: Program, reads: Sequence[Place], writes: Sequence[Place]
+) -> tuple[Program, Sequence[Place], Sequence[Place]]:
+    """Each place read once, and no output that stands where it belongs already (a product written in place)."""
+    places = list(dict.fromkeys(reads))
+    rename = [places.index(place) for place in reads]
+    rename += range(len(places), len(places) + len(program.lines))
+    lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in program.lines)
+    outputs = [(rename[v], w) for v, w in zip(program.outputs, writes, strict=True)]
+    kept = [(v, w) for v, w in outputs if v >= len(places) or places[v] != w]
+    return Program(len(places), lines, tuple(v for v, _ in kept)), places, [w for _, w in kept]
 
 
 # ---- fringes, halving, alpha and beta

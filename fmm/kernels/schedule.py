@@ -39,14 +39,18 @@ def schedule(
 ) -> Schedule:
     """The calls that make the wanted outputs from the reads that are present (the others count as zero)."""
     outputs = [o for o, want in enumerate(wanted) if want]
-    kept = {outputs.index(o): read for o, read in aliases if wanted[o] and present[read]}
+    kept: dict[int, set[int]] = {}
+    for o, read in aliases:
+        if wanted[o] and present[read]:
+            kept.setdefault(outputs.index(o), set()).add(read)
     writes = [len(present) + o for o in outputs]
     return _Builder(restricted(program, present, wanted), kept, writes, len(present) + len(wanted)).build()
 
 
 class _Builder:
-    def __init__(self, program: Program, aliases: dict[int, int], writes: Sequence[int], scratch: int) -> None:
+    def __init__(self, program: Program, aliases: dict[int, set[int]], writes: Sequence[int], scratch: int) -> None:
         self.program, self.aliases, self.writes = program, aliases, writes
+        self.overwritten = set().union(*aliases.values())
         self.slot = {v: v for v in range(program.inputs)}
         self.calls: list[Call] = []
         self.finally_: list[Call] = []
@@ -65,25 +69,27 @@ class _Builder:
     def _pass_on(self, output: int, value: int) -> None:
         """An output that is an input: copied at the end, from a safe copy if some sum is written over the input."""
         source = value
-        if value in self.aliases.values():
+        if value in self.overwritten:
             source = self._take()
             self.calls.append(Call("copy", source, value))
         self.finally_.append(Call("copy", self.writes[output], source))
 
     def _line(self, number: int, terms: Terms) -> None:
         outputs = [o for o, value in enumerate(self.program.outputs) if value == number]
-        home = next((o for o in outputs if self._safe(o, number)), None)
+        home = next((o for o in outputs if self._safe(o, number, terms)), None)
         dest = self._take() if home is None else self.writes[home]
-        spot = self.aliases.get(home) if home is not None else None
-        self._emit(dest, sorted(terms, key=lambda term: term[1] != spot))
+        spot = self.aliases.get(home, set()) if home is not None else set()
+        self._emit(dest, sorted(terms, key=lambda term: term[1] not in spot))
         self.slot[number] = dest
         self.finally_ += [Call("copy", self.writes[o], dest) for o in outputs if o != home]
         for value in {v for _, v in terms}:
             self._release(value, number)
 
-    def _safe(self, output: int, number: int) -> bool:
-        """May this line be written where the output stands? Not while a later line reads what stands there now."""
-        return output not in self.aliases or self.last_use.get(self.aliases[output], -1) <= number
+    def _safe(self, output: int, number: int, terms: Terms) -> bool:
+        """May this line be written where the output stands? Not while a later line reads what stands there now, nor if
+        the line itself reads it twice."""
+        there = self.aliases.get(output, set())
+        return all(self.last_use.get(read, -1) <= number for read in there) and sum(v in there for _, v in terms) <= 1
 
     def _emit(self, dest: int, terms: Sequence[tuple[Coefficient, int]]) -> None:
         """dest = sum of the terms, the first of which may stand in dest itself."""

@@ -154,51 +154,76 @@ def _integers(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]
 
 
 def _block(letter: str, index: int, columns: int) -> str:
-    return f"{letter}{index // columns + 1}{index % columns + 1}"
+    """A23: row 2, column 3; with a comma where a number has two digits."""
+    row, column = index // columns + 1, index % columns + 1
+    return f"{letter}{row}{column}" if max(row, column) < 10 else f"{letter}{row},{column}"
 
 
 # ---- reading and writing
 
 
-_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/\d+)?)\s*\*?\s*)?([ABCM]\d+)")
+_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
 
 
 def parse(text: str, origin: str = "scheme") -> Scheme:
     """A scheme from its text form, proved; SchemeError names the file and what is wrong."""
-    head, equations = _sections(text, origin)
     try:
-        m, k, n = (int(x) for x in head["size"].split())
-        products = [key for key in equations if key.startswith("M")]
-        if products != [f"M{p + 1}" for p in range(len(products))]:
-            raise SchemeError(f"products must be M1, M2, ... in order, not {', '.join(products)}")
-        pairs = [re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equations[p]) for p in products]
-        if None in pairs:
-            raise SchemeError(f"{products[pairs.index(None)]} is not of the form (sum of A)(sum of B)")
-        u = _columns([_sum(p[1], "A", m, k) for p in pairs if p], m * k)
-        v = _columns([_sum(p[2], "B", k, n) for p in pairs if p], k * n)
-        w = tuple(_row(equations, _block("C", c, n), len(products)) for c in range(m * n))
-        scheme = Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
-    except (KeyError, ValueError, IndexError) as error:
+        scheme = _read(text)
+        if (defect := scheme.defect()) is not None:
+            raise SchemeError(f"not a matrix multiplication: {defect}")
+    except (KeyError, ValueError) as error:
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise SchemeError(f"{origin}: {reason}") from None
-    if (defect := scheme.defect()) is not None:
-        raise SchemeError(f"{origin}: not a matrix multiplication: {defect}")
     return scheme
 
 
-def _sections(text: str, origin: str) -> tuple[dict[str, str], dict[str, str]]:
+def _read(text: str) -> Scheme:
+    head, equations = _sections(text)
+    m, k, n = (int(x) for x in head["size"].split())
+    products = [key for key in equations if key.startswith("M")]
+    if products != [f"M{p + 1}" for p in range(len(products))]:
+        raise SchemeError(f"products must be M1, M2, ... in order, not {', '.join(products)}")
+    pairs = [_factors(name, equations[name]) for name in products]
+    u = _columns([_sum(left, "A", m, k) for left, _ in pairs], m * k)
+    v = _columns([_sum(right, "B", k, n) for _, right in pairs], k * n)
+    blocks = [_block("C", c, n) for c in range(m * n)]
+    w = tuple(_row(equations, block, len(products)) for block in blocks)
+    if strange := [key for key in equations if key not in (*products, *blocks)]:
+        raise SchemeError(f"{strange[0]} is neither a product nor a block of C")
+    _all_used(products, u, v, w)
+    return Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
+
+
+def _factors(name: str, equation: str) -> tuple[str, str]:
+    pair = re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equation)
+    if pair is None:
+        raise SchemeError(f"{name} is not of the form (sum of A)(sum of B)")
+    return pair[1], pair[2]
+
+
+def _all_used(products: list[str], u: Matrix, v: Matrix, w: Matrix) -> None:
+    """Every product multiplies something by something, and somebody wants it."""
+    for p, name in enumerate(products):
+        if not all(any(row[p] for row in matrix) for matrix in (u, v, w)):
+            raise SchemeError(f"{name} is empty or unused")
+
+
+def _sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
-    for line in (line.split("#")[0].strip() for line in text.splitlines()):
-        key, equals, value = (part.strip() for part in line.partition("="))
-        if equals and re.fullmatch(r"[MC]\d+", key):
-            if key in equations:
-                raise SchemeError(f"{origin}: {key} is given twice")
-            equations[key] = value
-        elif line:
-            word, _, rest = line.partition(" ")
-            head[word] = rest.strip()
+    for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
+        left, equals, right = (part.strip() for part in line.partition("="))
+        word, _, rest = line.partition(" ")
+        where, key, value = (head, word, rest.strip()) if word in HEAD else (equations, left, right)
+        if where is equations and not (equals and re.fullmatch(r"[MC]\d+(,\d+)?", key)):
+            raise SchemeError(f"cannot read the line {line!r}")
+        if key in where:
+            raise SchemeError(f"{key} is given twice")
+        where[key] = value
     return head, equations
+
+
+HEAD = ("name", "source", "size")
 
 
 def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
@@ -215,10 +240,14 @@ def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]
 
 
 def _index(name: str, letter: str, rows: int, columns: int) -> int:
+    """The number of a block, A23 or A2,3, in row-major order, or of a product, M1 the first."""
     if letter == "M":
-        return int(name[1:]) - 1
-    row, column = int(name[1]), int(name[2:])
-    if not (1 <= row <= rows and 1 <= column <= columns):
+        row, column = 1, int(name[1:])
+    else:
+        first, _, second = name[1:].partition(",")
+        row, column = (int(first), int(second)) if second else (int(first[:1]), int(first[1:] or 0))
+    inside = 1 <= row <= rows and column >= 1
+    if not inside or (letter != "M" and column > columns):
         raise SchemeError(f"{name} is outside the {rows} x {columns} grid")
     return (row - 1) * columns + column - 1
 
@@ -348,6 +377,8 @@ def _by_place(outer: tuple[int, int], inner: tuple[int, int]) -> list[int]:
 
 # ---- the folder of schemes
 
+LARGEST = 2500  # products of a composition: strassen^4 has 2401, and takes seconds to compose
+
 
 def scheme_names() -> tuple[str, ...]:
     """Every scheme that can be named: the files, and the permutations of those named after their size."""
@@ -377,10 +408,12 @@ def scheme(expression: str) -> Scheme:
     """A scheme by name: `strassen`, `strassen^2`, `strassen*hk223`; the leftmost factor is the outermost level."""
     factors: list[Scheme] = []
     for part in expression.split("*"):
-        name, _, power = part.strip().partition("^")
-        if power and not (power.isdecimal() and 1 <= int(power) <= 6):
+        name, caret, power = part.strip().partition("^")
+        if caret and not (power.isdecimal() and 1 <= int(power) <= 6):
             raise SchemeError(f"{expression!r}: the power {power!r} is not a whole number from 1 to 6")
         factors += [_named(name.strip())] * int(power or 1)
+    if (rank := prod(f.rank for f in factors)) > LARGEST:
+        raise SchemeError(f"{expression!r} has {rank} products; at most {LARGEST} are composed in one pass")
     if len(factors) == 1:
         return factors[0]
     return composed(tuple(factors), canonical(expression))

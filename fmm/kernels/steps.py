@@ -137,6 +137,8 @@ def parse_kernel(line: str) -> Kernel:
     if call is None:
         raise StepError(f"cannot read the kernel {line!r}")
     formals = tuple(f.strip() for f in call[2].split(","))
+    if len(set(formals)) < len(formals):
+        raise StepError(f"kernel {call[1]} names a formal twice: {', '.join(formals)}")
     products: set[tuple[str, str]] = set()
     assignments = tuple(_assignment(part, formals, products) for part in body.split(";"))
     if len(products) > 1:
@@ -150,7 +152,7 @@ def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, st
     position = 0
     while equals and position < len(sum_):
         match = _TERM.match(sum_, position)
-        if match is None or match[3] not in formals or (terms and not match[1]):
+        if match is None or {match[3], match[4] or match[3]} - set(formals) or (terms and not match[1]):
             raise StepError(f"cannot read the assignment {text.strip()!r}")
         position = match.end()
         if match[4]:
@@ -162,24 +164,34 @@ def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, st
     return target, tuple(terms)
 
 
+HEAD = ("name", "source", "size", "temps")
+
+
 def parse(text: str, origin: str = "step table") -> StepTable:
     """A step table from its text form; StepError names the file and the line."""
     head: dict[str, str] = {}
     steps: list[Step] = []
     for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
-        call = _CALL.fullmatch(line)
-        if call:
+        word, _, rest = line.partition(" ")
+        if call := _CALL.fullmatch(line):
             steps.append(_step(call, f"{origin}, line {number}"))
-        elif line:
-            word, _, rest = line.partition(" ")
+        elif word in HEAD and word not in head:
             head[word] = rest.strip()
-    missing = [word for word in ("name", "source", "size", "temps") if word not in head]
+        elif line:
+            raise StepError(f"{origin}, line {number}: cannot read {line!r}")
+    missing = [word for word in HEAD if word not in head]
     if missing or not steps:
         raise StepError(f"{origin}: {', '.join(missing) or 'steps'} missing")
-    m, k, n = (int(x) for x in head["size"].split())
-    table = StepTable(head["name"], head["source"], (m, k, n), tuple(head["temps"].split()), tuple(steps))
+    table = StepTable(head["name"], head["source"], _size(head, origin), tuple(head["temps"].split()), tuple(steps))
     _check_places(table, origin)
     return table
+
+
+def _size(head: dict[str, str], origin: str) -> tuple[int, int, int]:
+    if not re.fullmatch(r"[1-9] [1-9] [1-9]", head["size"]):
+        raise StepError(f"{origin}: size must be three digits such as 2 2 2, not {head['size']!r}")
+    m, k, n = (int(x) for x in head["size"].split())
+    return m, k, n
 
 
 def _step(call: re.Match[str], where: str) -> Step:
@@ -199,6 +211,8 @@ def _check_places(table: StepTable, origin: str) -> None:
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
     blocks = {f"{x}{i + 1}{j + 1}" for x, (r, c) in grids.items() for i in range(r) for j in range(c)}
     inputs = {b for b in blocks if b[0] in "AB"}
+    if taken := [t for t in table.temporaries if not re.fullmatch(r"[A-Z]\w*", t) or t in blocks | {"A", "B", "C"}]:
+        raise StepError(f"{origin}: a temporary cannot be called {', '.join(taken)}")
     written = set(inputs)
     for step in table.steps:
         _check_step(step, blocks | set(table.temporaries), inputs, written, f"{origin}: {step}")

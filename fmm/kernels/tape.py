@@ -82,6 +82,10 @@ class SumOp:
         rooms = [_room(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
         return max(min(r for r, _ in rooms), 0), max(min(c for _, c in rooms), 0)
 
+    @property
+    def writes_result(self) -> bool:
+        return any(self.arrays[spot.array].base == "C" for spot in self.kernel.writes)
+
     @cached_property
     def access(self) -> Access:
         """`vector` where every block is aligned, if the bases of its arrays are."""
@@ -254,9 +258,11 @@ class _Recorder:
             for _, _, dest in products:
                 self._scale(dest, beta)
             return
-        batches = [products] if all(_distance(x, self.itemsize) is not None for x in zip(*products, strict=True)) else [
-            [p] for p in products
-        ]
+        batches = (
+            [products]
+            if all(_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
+            else [[p] for p in products]
+        )
         self.ops += [_gemm(leaf, batch, alpha, beta, self.itemsize) for batch in batches]
 
     def _scale(self, dest: View, beta: complex) -> None:
@@ -303,8 +309,8 @@ def _gemm(
     if not _columns(dests[0]):
         lefts, rights, dests = (tuple(_transposed(v) for v in views) for views in (rights, lefts, dests))
         m, n = n, m
-    factors = [_factor(views, itemsize) for views in (lefts, rights, dests)]
-    return GemmOp(leaf, m, n, k, *factors, len(products), alpha, beta)
+    left, right, dest = (_factor(views, itemsize) for views in (lefts, rights, dests))
+    return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta)
 
 
 def _columns(x: View) -> bool:
@@ -329,9 +335,7 @@ def _factor(views: Sequence[View], itemsize: int) -> Factor:
 Placed = tuple[Place, View]
 
 
-def sum_op(
-    label: str, program: Program, reads: Sequence[Placed], writes: Sequence[Placed], dtype: str
-) -> SumOp | None:
+def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequence[Placed], dtype: str) -> SumOp | None:
     """The launch that does a step of sums; None where there is nothing to write."""
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
@@ -391,9 +395,7 @@ def _flipped(placed: Placed) -> Placed:
 
 
 def _doubled(x: Array) -> Array:
-    return x._replace(
-        row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width
-    )
+    return x._replace(row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width)
 
 
 class _Fitting:

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,8 +37,9 @@ class Threads:
             for share in shares[:1]:
                 _work(share)
         finally:
-            for other in others:
-                other.result()
+            wait(others)  # an error must not leave while another thread still writes
+        for other in others:
+            other.result()
 
 
 def _work(tasks: Sequence[Callable[[], None]]) -> None:

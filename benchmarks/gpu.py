@@ -1,0 +1,354 @@
+"""The GPU benchmark: `python -m benchmarks.gpu [--quick]` checks, then times plans against cuBLAS on this device.
+
+Candidate and vendor are interleaved in shuffled rounds and timed with CUDA events, one after the other on one stream;
+the speedup is the median of the paired ratios. Both go through the same backend. Raw samples are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cupy
+import numpy as np
+
+from fmm.kernels.cupy_backend import CupyBackend
+from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.tape import Problem, Tape, record
+
+ROOT = Path(__file__).parents[1]
+FOOTPRINT = 192 << 20  # bytes: buffer sets are rotated until together they are larger than any cache
+SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
+
+
+def batched(scheme: str) -> str:
+    return f"{scheme}.batched.pad16 > vendor"
+
+
+def nested(outer: str, inner: str) -> str:
+    return f"{outer}.pad16 > {batched(inner)}"
+
+
+def family(s: str) -> tuple[str, ...]:
+    """[1], [2], [3] and the two-step plans of one scheme."""
+    powers = s, f"{s}^2", f"{s}^3"
+    return (
+        *map(batched, powers),
+        nested(s, powers[1]),
+        nested(powers[1], powers[1]),
+        nested(s, powers[2]),
+        nested(powers[1], powers[2]),
+    )
+
+
+S, W = family("strassen"), family("winograd")
+SMALL = (S[0], S[1], S[2], W[0], W[1])
+MIDDLE = (S[0], S[1], S[2], S[3], W[1], W[2])
+LARGE = (S[1], S[2], S[3], S[4], S[5], S[6], W[2], W[5])
+
+
+@dataclass(frozen=True)
+class Case:
+    dtype: str
+    size: tuple[int, int, int]
+    plans: tuple[str, ...]
+    graph: bool = False  # also as a CUDA graph
+    quick: bool = False
+
+    @property
+    def storage(self) -> Any:
+        return {"bfloat16": np.uint16, "tf32": np.float32}.get(self.dtype) or np.dtype(self.dtype).type
+
+    @property
+    def kind(self) -> str:
+        return "float32" if self.dtype == "tf32" else self.dtype
+
+
+def cube(n: int) -> tuple[int, int, int]:
+    return n, n, n
+
+
+CASES = (
+    Case("float32", cube(8192), MIDDLE, quick=True),
+    Case("float64", cube(8192), MIDDLE, quick=True),
+    Case("bfloat16", cube(16384), (S[0], S[1], S[2], W[0], W[1]), quick=True),
+    Case("float32", cube(1536), SMALL, graph=True, quick=True),
+    Case("float32", cube(2048), SMALL, graph=True),
+    Case("float32", cube(4096), SMALL, graph=True, quick=True),
+    Case("bfloat16", cube(8191), (S[0], S[1], W[0]), quick=True),
+    Case("float32", cube(16384), LARGE),
+    Case("float32", cube(32768), LARGE),
+    Case("float64", cube(4096), SMALL, graph=True),
+    Case("float64", cube(16384), LARGE),
+    Case("float64", cube(24576), LARGE),
+    Case("bfloat16", cube(8192), (S[0], W[0])),
+    Case("bfloat16", cube(32768), (S[1], S[2], S[3], W[1], W[2])),
+    Case("bfloat16", cube(49152), (S[1], S[2], S[3], S[4], W[2])),
+    Case("bfloat16", cube(10007), (S[0], S[1])),
+    Case("float16", cube(16384), (S[0], S[1])),
+    Case("float16", cube(32768), (S[1], S[2])),
+    Case("tf32", cube(16384), (S[0], S[1])),
+    Case("tf32", cube(32768), (S[1], S[2], S[4])),
+    Case("float64", cube(8191), (S[1], S[2])),
+    Case("float64", cube(10007), (S[1], S[2])),
+    Case("float32", (16384, 4096, 16384), MIDDLE),
+    Case("float32", (8192, 32768, 8192), MIDDLE),
+    Case("float32", (65536, 4096, 4096), MIDDLE),
+)
+
+
+@dataclass
+class Row:
+    """One plan on one case: paired samples in milliseconds, against the vendor's of the same rounds."""
+
+    dtype: str
+    size: tuple[int, int, int]
+    plan: str
+    graph: bool
+    workspace: int
+    candidate: list[float] = field(default_factory=list)
+    vendor: list[float] = field(default_factory=list)
+    error: float = float("nan")
+    vendor_error: float = float("nan")
+    failure: str = ""
+
+    @property
+    def speedup(self) -> float:
+        pairs = zip(self.vendor, self.candidate, strict=True)
+        return median(v / c for v, c in pairs) if self.candidate else float("nan")
+
+
+# ---- data
+
+
+def normal(shape: tuple[int, int], dtype: str) -> Any:
+    """Random normal numbers (zeros would run faster); bfloat16 as its bits in 16-bit integers."""
+    kind = np.float64 if dtype == "float64" else np.float32
+    x = cupy.empty(shape, {"bfloat16": np.uint16, "float16": np.float16}.get(dtype, kind))
+    step = max((1 << 26) // max(shape[1], 1), 1)
+    for row in range(0, shape[0], step):
+        part = cupy.random.standard_normal((min(step, shape[0] - row), shape[1]), dtype=kind)
+        x[row : row + step] = bfloat16_bits(part) if dtype == "bfloat16" else part
+    return x
+
+
+def bfloat16_bits(x: Any) -> Any:
+    """float32 rounded to the nearest bfloat16, as bits."""
+    bits = x.view(cupy.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
+
+
+def wide(x: Any, dtype: str) -> Any:
+    """The numbers in float64."""
+    if dtype == "bfloat16":
+        x = (x.astype(cupy.uint32) << 16).view(cupy.float32)
+    return x.astype(cupy.float64)
+
+
+class Buffers:
+    """Operands of a case: as many sets as it takes to leave every cache, and float64 rows of the first product."""
+
+    def __init__(self, case: Case) -> None:
+        m, k, n = case.size
+        kind, item = case.kind, np.dtype(case.storage).itemsize
+        count = min(max(FOOTPRINT // ((m * k + k * n + m * n) * item), 1), 8)
+        self.sets = [
+            (normal((m, k), kind), normal((k, n), kind), cupy.empty((m, n), case.storage)) for _ in range(count)
+        ]
+        self.rows = cupy.asarray(np.linspace(0, m - 1, min(SAMPLED_ROWS, m)).astype(np.int64))
+        a, b, _ = self.sets[0]
+        self.reference = cupy.zeros((len(self.rows), n))
+        left = wide(a[self.rows], kind)
+        for row in range(0, k, 4096):
+            self.reference += left[:, row : row + 4096] @ wide(b[row : row + 4096], kind)
+
+    def error(self, kind: str) -> float:
+        """Relative Frobenius error of the sampled rows of the first set's result."""
+        found = wide(self.sets[0][2][self.rows], kind)
+        return float(cupy.linalg.norm(found - self.reference) / cupy.linalg.norm(self.reference))
+
+
+# ---- timing
+
+
+class Candidate:
+    """A tape that can be run on every set of buffers, by plain launches or as graphs."""
+
+    def __init__(self, case: Case, plan: Plan, buffers: Buffers, graph: bool, workspace: Any) -> None:
+        self.backend = CupyBackend(math="tf32" if case.dtype == "tf32" else "ieee")
+        self.tape: Tape = record(plan, Problem.contiguous(*case.size, case.kind))
+        self.pointers = [(a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr) for a, b, c in buffers.sets]
+        self.graphs = [self.backend.graph(self.tape, *p) for p in self.pointers] if graph else None
+
+    def run(self, i: int) -> None:
+        if self.graphs:
+            self.graphs[i % len(self.graphs)].launch()
+        else:
+            self.backend.run(self.tape, *self.pointers[i % len(self.pointers)])
+
+    def milliseconds(self, repeats: int) -> float:
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        for i in range(repeats):
+            self.run(i)
+        stop.record()
+        stop.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
+
+
+def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
+    """All plans of a case in shuffled rounds; each is checked before it is timed."""
+    buffers = Buffers(case)
+    pool = [
+        (VENDOR, False),
+        *((Plan.parse(p), g) for p in case.plans for g in ((False, True) if case.graph else (False,))),
+    ]
+    rows, ready = [], []
+    need = max(record(plan, Problem.contiguous(*case.size, case.kind)).workspace for plan, _ in pool)
+    workspace = cupy.empty(max(need, 1), cupy.uint8)
+    for plan, graph in pool:
+        row = Row(case.dtype, case.size, str(plan), graph, 0)
+        try:
+            candidate = Candidate(case, plan, buffers, graph, workspace)
+            row.workspace = candidate.tape.workspace
+            check(case, candidate, buffers, workspace, row)
+            ready.append((row, candidate))
+        except (PlanError, RuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
+            row.failure = f"{type(error).__name__}: {error}"
+        rows.append(row)
+    if rows[0].failure:
+        return rows
+    single = max(ready[0][1].milliseconds(2), 1e-3)
+    repeats = max(int(4 / single), 1)
+    rounds = max(min(rounds, int(1000 * seconds / (single * repeats * len(ready)))), 3)
+    for _ in range(rounds):
+        samples = {}
+        for row, candidate in random.sample(ready, len(ready)):
+            samples[id(row)] = candidate.milliseconds(repeats)
+        for row, _ in ready:
+            row.candidate.append(samples[id(row)])
+            row.vendor.append(samples[id(rows[0])])
+    for row in rows:
+        row.vendor_error = rows[0].error
+    return rows
+
+
+def check(case: Case, candidate: Candidate, buffers: Buffers, workspace: Any, row: Row) -> None:
+    """Run once on poisoned memory and compare with float64; a wrong plan is not timed."""
+    workspace.fill(0xFF)
+    buffers.sets[0][2].view(cupy.uint8).fill(0xFF)
+    candidate.run(0)
+    row.error = buffers.error(case.kind)
+    limit = {"float64": 1e-12, "float32": 1e-4, "tf32": 3e-2}.get(case.dtype, 2e-1)
+    if not row.error < limit:
+        raise RuntimeError(f"wrong result: relative error {row.error:.3g}")
+
+
+def overhead() -> dict[str, float]:
+    """Microseconds of host time from the call to the last launch, of plans on small matrices."""
+    found = {}
+    for plan in ("vendor", S[0], S[1], nested("strassen", "strassen")):
+        a = normal((512, 512), "float32")
+        out, backend = cupy.empty_like(a), CupyBackend()
+        tape = record(Plan.parse(plan), Problem.contiguous(512, 512, 512, "float32"))
+        workspace = cupy.empty(max(tape.workspace, 1), cupy.uint8)
+        samples = []
+        for _ in range(60):
+            cupy.cuda.get_current_stream().synchronize()
+            start = time.perf_counter()
+            backend.run(tape, a.data.ptr, a.data.ptr, out.data.ptr, workspace.data.ptr)
+            samples.append(1e6 * (time.perf_counter() - start))
+        found[plan] = median(samples)
+    return found
+
+
+# ---- report
+
+
+def environment() -> dict[str, Any]:
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
+    return {
+        "device": properties["name"].decode(),
+        "compute_capability": f"{properties['major']}.{properties['minor']}",
+        "multiprocessors": properties["multiProcessorCount"],
+        "memory": properties["totalGlobalMem"],
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "cuda": cupy.cuda.runtime.runtimeGetVersion(),
+        "cublas": cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()),
+        "cupy": cupy.__version__,
+        "numpy": np.__version__,
+        "python": sys.version.split()[0],
+        "commit": commit.stdout.strip() or "unknown",
+        "command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    }
+
+
+def table(rows: list[Row]) -> Iterator[str]:
+    yield f"{'type':9}{'m x k x n':22}{'ms':>9}{'vendor':>9}{'speedup':>9}{'error':>7}{'GiB':>7}  plan"
+    for row in rows:
+        size = " x ".join(map(str, row.size))
+        if row.failure:
+            yield f"{row.dtype:9}{size:22}{row.failure[:90]}  {row.plan}"
+            continue
+        if row.plan == "vendor":
+            continue
+        growth = row.error / row.vendor_error
+        name = row.plan.replace(".batched.pad16 > vendor", "").replace(".pad16", "") + (" graph" if row.graph else "")
+        yield (
+            f"{row.dtype:9}{size:22}{median(row.candidate):9.3f}{median(row.vendor):9.3f}{row.speedup:9.3f}"
+            f"{growth:7.2f}{row.workspace / 2**30:7.2f}  {name}"
+        )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
+    parser.add_argument("--time-limit", type=float, default=480, help="seconds after which no case is started")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seconds", type=float, default=8, help="of timing per case, about")
+    parser.add_argument("--only", default="", help="cases whose 'type m x k x n' contains this")
+    parser.add_argument("--plans", default="", help="these plans instead, separated by commas")
+    parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
+    options = parser.parse_args(arguments)
+    began = time.perf_counter()
+    env = environment()
+    rows: list[Row] = []
+    skipped = []
+    for case in CASES:
+        name = f"{case.dtype} {' x '.join(map(str, case.size))}"
+        if options.only not in name or (options.quick and not case.quick):
+            continue
+        if time.perf_counter() - began > options.time_limit:
+            skipped.append(name)
+            continue
+        if options.plans:
+            case = Case(case.dtype, case.size, tuple(p.strip() for p in options.plans.split(",")), case.graph)
+        start = time.perf_counter()
+        rows += measure(case, 5 if options.quick else options.rounds, options.seconds)
+        cupy.get_default_memory_pool().free_all_blocks()
+        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+    env["overhead_microseconds"] = overhead()
+    folder = options.output or ROOT / "results" / env["device"].replace(" ", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"environment": env, "skipped": skipped, "rows": [asdict(row) for row in rows]}
+    (folder / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    print("\n".join(table(rows)))
+    print("host microseconds per call:", {k: round(v, 1) for k, v in env["overhead_microseconds"].items()})
+    if skipped:
+        print("no time for:", ", ".join(skipped))
+    return int(any(row.failure for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,307 @@
+"""Error bounds and expected growth: the papers' formulas, the schemes behind the step tables, measured errors."""
+
+from fractions import Fraction
+from itertools import pairwise
+from math import log2
+
+import numpy as np
+import pytest
+
+from fmm.kernels.arena import Arena, block
+from fmm.kernels.executor import execute
+from fmm.kernels.numpy_backend import NumpyBackend
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.program import Matrix
+from fmm.kernels.scheme import Scheme, SchemeError, parse, scheme, scheme_names
+from fmm.kernels.steps import step_table, step_table_names
+from fmm.kernels.threads import Threads
+from fmm.perfmodel.stability import (
+    bound_growth,
+    brent_bound,
+    brent_recurrence,
+    classical_bound,
+    closed_bound,
+    error_bound,
+    expected_growth,
+    frobenius_growth,
+    higham_bound,
+    higham_exact,
+    plan_schemes,
+    prefactor,
+    recurrence,
+    same_algorithm,
+    table_scheme,
+)
+
+
+def repeated(algorithm: str, levels: int) -> Plan:
+    return Plan.parse(" > ".join([algorithm] * levels + ["vendor"]))
+
+
+# ---- step tables
+
+
+@pytest.mark.parametrize(
+    ("table", "algorithm"),
+    [
+        ("li-fig2", "strassen"),
+        ("li-fig12", "strassen"),
+        ("li-fig16", "strassen"),
+        ("hasa", "strassen"),
+        ("li-fig3", "winograd"),
+        ("li-fig13", "winograd"),
+        ("li-fig23", "winograd"),
+        ("adaptive-winograd", "winograd"),
+    ],
+)
+def test_which_algorithm_a_step_table_is(table: str, algorithm: str) -> None:
+    found = table_scheme(step_table(table))
+    assert found.defect() is None
+    assert same_algorithm(found, scheme(algorithm))
+    other = {"strassen": "winograd", "winograd": "strassen"}[algorithm]
+    assert not same_algorithm(found, scheme(other))
+
+
+def test_every_step_table_is_a_matrix_multiplication() -> None:
+    for name in step_table_names():
+        table = step_table(name)
+        found = table_scheme(table)
+        assert (found.rank, found.size) == (table.products, table.size)
+        assert found.defect() is None
+
+
+def test_algorithms_are_compared_up_to_order_and_scale() -> None:
+    strassen = scheme("strassen")
+    u, v, w = (reordered(x, c) for x, c in ((strassen.u, -2), (strassen.v, 1), (strassen.w, Fraction(-1, 2))))
+    swapped = Scheme("swapped", "", 2, 2, 2, u, v, w)
+    assert swapped.defect() is None
+    assert same_algorithm(swapped, strassen)
+    assert same_algorithm(scheme("strassen-huang"), strassen)
+    assert not same_algorithm(scheme("dps"), strassen)
+    assert not same_algorithm(scheme("hk223"), scheme("hk232"))
+
+
+def reordered(x: Matrix, factor: Fraction | int) -> Matrix:
+    """The products in another order, each column times a factor."""
+    return tuple(tuple(row[p] * factor for p in (3, 0, 1, 2, 6, 5, 4)) for row in x)
+
+
+# ---- the papers' formulas
+
+
+BLOG = """
+name    blog
+source  D'Alberto's post: Brent's Strassen
+size    2 2 2
+
+M1 = (A11 - A12)(B22)
+M2 = (A21 - A22)(B11)
+M3 = (A22)(B11 + B21)
+M4 = (A11)({P3})
+M5 = (A11 - A22)(B22 - B11)
+M6 = (A11 - A21)(B11 + B12)
+M7 = (A12 - A22)(B21 + B22)
+
+C11 = M1 {s} M3 - M5 + M7
+C12 = M4 - M1
+C21 = M2 + M3
+C22 = - M2 {t} M4 - M5 {q} M6
+"""
+
+
+MEANT = {"P3": "B12 + B22", "s": "+", "t": "+", "q": "-"}
+PRINTED = {"P3": "B11 + B22", "s": "-", "t": "-", "q": "+"}
+
+
+def test_the_posts_equations_have_four_slips() -> None:
+    """As printed: P_3 = A_0 (B_0 + B_3), - P_2 in C_0, - P_3 and + P_5 in C_3. Any one of them alone is wrong."""
+    assert parse(BLOG.format(**MEANT)).rank == 7
+    for wrong in (PRINTED, *({**MEANT, slip: PRINTED[slip]} for slip in PRINTED)):
+        with pytest.raises(SchemeError, match="not a matrix multiplication"):
+            parse(BLOG.format(**wrong))
+
+
+def test_brents_12_and_44_follow() -> None:
+    """Equation 5 for C_0 = P_0 + P_2 - P_4 + P_6: each product's operands round once or twice, each sum one to three
+    times, all in units of its size, 2 or 4 times n/2."""
+    sizes, operands, sums = (2, 2, 4, 4), (1, 1, 2, 2), (3, 3, 2, 1)
+    by_hand = (sum(sizes), sum(x * (o + s) for x, o, s in zip(sizes, operands, sums, strict=True)))
+    found = recurrence(parse(BLOG.format(**MEANT)))
+    assert by_hand == (12, 44)
+    assert found[0] == found[3] == (12.0, 44.0)
+    assert max(found[1:3]) < found[0]
+
+
+@pytest.mark.parametrize("k", range(1, 20))
+def test_65_is_54_padded(k: int) -> None:
+    """f(n) = 5.4 n^log2(12) - 4.4 n exactly: 65 does not follow for powers of two, where 5.4 does.
+
+    It does for the n in between: padded to the next power of two, less than 2n, the constant is 12 x 5.4 = 64.8.
+    """
+    n = 2**k
+    exact = Fraction(54, 10) * 12**k - Fraction(44, 10) * n
+    assert brent_recurrence(n) == exact
+    just_above = n / 2 + 1
+    assert brent_recurrence(n) < 65 * just_above ** log2(12)
+    assert brent_recurrence(n) <= 5.4 * n ** log2(12) * (1 + 1e-9)
+
+
+def test_equation_1_is_exactly_what_li_fig2_meets() -> None:
+    """Higham's recurrence has 50 n/2 where Brent's has 44: the order of Figure 2's sums, large products first."""
+    for levels in range(7):
+        n = 16 * 2**levels
+        assert error_bound(repeated("li-fig2", levels), n, n, n) == pytest.approx(higham_exact(n, 16), rel=1e-12)
+    assert max(recurrence(scheme("strassen"))) == (12, 48)  # the executor's order, stacked
+    assert error_bound(repeated("li-fig2", 1), 64, 64, 64) == 12 * 32**2 + 50 * 32
+
+
+@pytest.mark.parametrize(("levels", "leaf"), [(0, 900), (1, 900), (2, 900), (3, 900), (3, 16)])
+def test_equation_1s_second_line_is_only_the_leading_term(levels: int, leaf: int) -> None:
+    """3^l n^2 is 5n(6^l - 1) less than the first line, not more."""
+    n = leaf * 2**levels
+    gap = higham_exact(n, leaf) - higham_bound(levels, n)
+    assert gap == pytest.approx(5 * n * (6**levels - 1), abs=1e-3)
+    assert gap < 0.02 * higham_bound(levels, n) or leaf < 900  # immaterial in the paper's sizes
+
+
+@pytest.mark.parametrize(("levels", "leaf", "holds"), [(1, 11, True), (1, 10, False), (2, 11, True), (3, 11, True)])
+def test_brents_4_to_the_k_holds_from_leaves_of_11(levels: int, leaf: int, holds: bool) -> None:
+    """Equation 7, against the recurrence with f(leaf) = leaf^2."""
+    f, n = classical_bound(leaf), leaf
+    for _ in range(levels):
+        n *= 2
+        f = 44 * n // 2 + 12 * f
+    assert (f <= brent_bound(levels, n)) is holds
+
+
+@pytest.mark.parametrize("n", [0, -4, 3, 12])
+def test_the_recurrence_needs_a_power_of_two(n: int) -> None:
+    with pytest.raises(ValueError, match=f"n = {n} is not a power of two"):
+        brent_recurrence(n)
+
+
+# ---- walked bounds
+
+
+@pytest.mark.parametrize("name", [*scheme_names(), *step_table_names()])
+def test_factors_of_the_walk_are_the_stability_factors(name: str) -> None:
+    found = table_scheme(step_table(name)) if name in step_table_names() else scheme(name)
+    assert max(e for e, _ in recurrence(found)) == pytest.approx(float(found.stability_factor), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["classical", "strassen", "winograd", "dps", "hk223", "hk332", "laderman"])
+def test_the_walk_stays_below_the_closed_bound(name: str) -> None:
+    found = scheme(name)
+    for levels in range(1, 4):
+        m, k, n = (8 * part**levels for part in found.size)
+        assert error_bound(repeated(name, levels), m, k, n) <= closed_bound([found] * levels, k)
+
+
+def test_closed_bound_by_hand() -> None:
+    strassen, winograd = scheme("strassen"), scheme("winograd")
+    assert prefactor(strassen) == 4 + 4  # C11: four products, M1 with two and two terms
+    assert closed_bound([], 100) == 100**2
+    assert closed_bound([strassen, winograd], 64) == (16 + 8 + prefactor(winograd)) * 16 * 12 * 18
+    assert closed_bound([strassen, winograd], 61) == closed_bound([strassen, winograd], 64)  # as if padded
+
+
+def test_levels_may_be_mixed() -> None:
+    """A bound of two levels is the outer one's recurrence around the inner one's."""
+    outer = max(
+        e * error_bound(repeated("winograd", 1), 32, 32, 32) + r * 32 for e, r in recurrence(scheme("strassen"))
+    )
+    assert error_bound(Plan.parse("strassen > winograd > vendor"), 64, 64, 64) == outer
+    assert error_bound(Plan.parse("strassen.sequential > hasa > vendor"), 64, 64, 64) < outer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "strassen.batched > vendor",
+        "strassen^2 > vendor",
+        "winograd.peel > vendor",
+        "hasa.pad > vendor",
+        "li-fig16 > li-fig12 > vendor",
+        "balanced(2) > strassen > vendor",
+        "dps.sequential > adaptive-winograd > vendor",
+        "hk233 > strassen.peel > vendor",
+    ],
+)
+def test_measured_errors_are_within_the_bound(text: str, rng: np.random.Generator) -> None:
+    """Single precision, any fringe; the bound is pessimistic, but not by more than a factor of a million."""
+    plan = Plan.parse(text)
+    for m, k, n in ((64, 64, 64), (67, 45, 71), (33, 30, 130)):
+        a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+        worst = np.max(np.abs(run(plan, a, b) - a.astype(float) @ b))
+        allowed = error_bound(plan, m, k, n) * 2.0**-24 * float(np.abs(a).max() * np.abs(b).max())
+        assert allowed / 1e6 < worst <= allowed
+
+
+def run(plan: Plan, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    c = np.empty((a.shape[0], b.shape[1]), a.dtype)
+    execute(plan, a, b, c, NumpyBackend(Threads(1)), Arena(block(1 << 22), a.dtype))
+    return c
+
+
+def test_bounds_of_sizes() -> None:
+    assert error_bound(VENDOR, 3, 50, 9) == classical_bound(50) == 2500
+    assert error_bound(repeated("strassen", 1), 0, 4, 4) == 0
+    assert bound_growth(repeated("strassen", 1), 4096, 4096, 4096) == pytest.approx(3, rel=0.01)  # 12/4
+    assert error_bound(repeated("strassen", 2), 63, 63, 63) <= error_bound(repeated("strassen", 2), 64, 64, 64)
+    with pytest.raises(ValueError, match="k = -1"):
+        error_bound(VENDOR, 1, -1, 1)
+
+
+# ---- which is better
+
+
+def test_winograd_is_worse_than_strassen_by_every_measure() -> None:
+    for levels, n in ((1, 256), (2, 512), (3, 1024)):
+        strassen, winograd = (repeated(name, levels) for name in ("strassen", "winograd"))
+        assert error_bound(winograd, n, n, n) > 1.4**levels * error_bound(strassen, n, n, n)
+        assert expected_growth(winograd) > 1.2**levels * expected_growth(strassen)
+        assert closed_bound(plan_schemes(winograd), n) > closed_bound(plan_schemes(strassen), n)
+    assert frobenius_growth(scheme("winograd")) > frobenius_growth(scheme("strassen"))
+
+
+def test_dps_is_better_than_strassen_in_the_2_norm_and_on_average_only() -> None:
+    """In the largest norm 13 is more than 12: a bound for the worst entries does not show what dps gains."""
+    dps, strassen = scheme("dps"), scheme("strassen")
+    assert expected_growth(repeated("dps", 1)) < 0.9 * expected_growth(repeated("strassen", 1))
+    assert frobenius_growth(dps) < frobenius_growth(strassen)
+    assert error_bound(repeated("dps", 1), 256, 256, 256) > error_bound(repeated("strassen", 1), 256, 256, 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "growth"), [("classical", 8), ("strassen", 14.8284), ("winograd", 17.8530), ("dps", 12.2034)]
+)
+def test_frobenius_growth_as_published(name: str, growth: float) -> None:
+    """Dumas, Pernet, Sedoglavic (2024): 14.83, 17.85, 12.2034; the classical algorithm has its eight products."""
+    assert frobenius_growth(scheme(name)) == pytest.approx(growth, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "growth"),
+    [
+        ("vendor", 1.0),
+        ("balanced(2) > vendor", 1.0),
+        ("strassen > vendor", 3**0.5),
+        ("li-fig12 > vendor", 3**0.5),  # a table grows as its scheme
+        ("strassen^2 > vendor", 3.0),
+        ("strassen > li-fig2 > vendor", 3.0),
+        ("winograd > balanced(2) > hasa > vendor", 4.5**0.5 * 3**0.5),
+        ("classical > vendor", 1.0),
+    ],
+)
+def test_expected_growth_is_the_product_of_the_levels(text: str, growth: float) -> None:
+    assert expected_growth(Plan.parse(text)) == pytest.approx(growth, rel=1e-12)
+
+
+def test_measured_errors_grow_in_the_expected_order(rng: np.random.Generator) -> None:
+    """Root mean square errors of three levels down to 16, single precision: dps, Strassen's, Winograd's."""
+    a, b = (rng.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
+    exact = a.astype(float) @ b
+    plans = [repeated(name, 4) for name in ("dps", "strassen", "winograd")]
+    measured = [float(np.sqrt(np.mean((run(plan, a, b) - exact) ** 2))) for plan in (VENDOR, *plans)]
+    assert all(x < y for x, y in pairwise(measured))
+    assert all(x < y for x, y in pairwise(expected_growth(plan) for plan in (VENDOR, *plans)))
