@@ -70,7 +70,7 @@ def _sum(step: Sum, size: dict[str, float]) -> float:
     """Bound a sum's writes (updating `size`, the largest value that each place may hold) and its partial sums."""
     values = [size[place.name] for place in step.reads]
     for terms in step.program.lines:
-        values.append(sum(abs(c) * values[v] for c, v in terms))
+        values.append(sum(float(abs(c)) * values[v] for c, v in terms))
     for place, value in zip(step.writes, step.program.outputs, strict=True):
         # Blocks of one operand share a name: the bound only ever grows.
         size[place.name] = max(size.get(place.name, 0.0), values[value])

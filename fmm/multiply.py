@@ -223,8 +223,8 @@ def _problem(size: tuple[int, int, int], dtype: np.dtype[Any]) -> Problem:
 
 
 def _limits(max_error_growth: Any, workspace: Any) -> Limits:
-    growth = 10.0 if max_error_growth is None else max_error_growth
-    if isinstance(growth, bool) or not isinstance(growth, Real) or not growth >= 1:
+    growth: Any = 10.0 if max_error_growth is None else max_error_growth
+    if isinstance(growth, bool) or not isinstance(growth, Real) or not float(growth) >= 1:
         raise ValueError(f"max_error_growth must be a number, 1 or more, not {growth!r}")
     if workspace is not None and (isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0):
         raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {workspace!r}")

@@ -150,14 +150,14 @@ def blas_ready(x: Array) -> bool:
         return False
     (rows, cols), item = x.shape, x.itemsize
     near, far, length = (x.strides[1], x.strides[0], cols) if x.strides[1] == item else (*x.strides, rows)
-    return near == item and far >= length * item and far % item == 0
+    return bool(near == item and far >= length * item and far % item == 0)
 
 
 def same_memory_transposed(a: Array, b: Array) -> bool:
     """Is b the transpose of a, in place? Then numpy calls syrk, which does half the work of a product."""
     turned = np.swapaxes(a, -1, -2)
-    same_start = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
-    return same_start and turned.shape == b.shape and turned.strides == b.strides
+    start, other = (x.__array_interface__["data"][0] for x in (a, b))
+    return bool(start == other and turned.shape == b.shape and turned.strides == b.strides)
 
 
 def _rows(a: Array) -> int:

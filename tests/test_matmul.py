@@ -138,7 +138,11 @@ def tolerance(result: Any, call: Call) -> float:
 def draw(shape: tuple[int, ...], dtype: str = "f8", seed: int = 1) -> Any:
     rng = np.random.default_rng([seed, *shape])
     x = rng.standard_normal(shape)
-    x = x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x * (9 if np.dtype(dtype).kind in "iu" else 1)
+    x = (
+        x + 1j * rng.standard_normal(shape)
+        if np.dtype(dtype).kind == "c"
+        else x * (9 if np.dtype(dtype).kind in "iu" else 1)
+    )
     return np.asarray(x).astype(dtype)[...]
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal, cast
+from typing import Literal
 
 from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
 from fmm.kernels.steps import StepTable, step_table, step_table_names
@@ -166,7 +166,7 @@ def level(algorithm: str, *options: str) -> Level:
     for unknown in (option for option in options if option not in (*traversals, *fringes)):
         valid = ", ".join(TRAVERSALS + FRINGES + UNITS)
         raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
-    traversal = cast(Traversal, traversals[0]) if traversals else _usual_traversal(algorithm)
+    traversal = traversals[0] if traversals else _usual_traversal(algorithm)
     fringe = fringes[0] if fringes else _usual_fringe(algorithm, traversal)
     return Level(algorithm, traversal, fringe)
 

@@ -14,7 +14,8 @@ from fractions import Fraction
 
 Coefficient = Fraction | int | float | complex
 Terms = tuple[tuple[Coefficient, int], ...]  # (coefficient, value) in the order they are added
-Matrix = tuple[tuple[Fraction, ...], ...]
+Rational = Fraction | int
+Matrix = tuple[tuple[Rational, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Program:
 
 def plain(rows: Sequence[Sequence[Coefficient]], inputs: int) -> Program:
     """One line per output, nothing shared: the additions as a paper's equations print them."""
-    return _emit([{j: c for j, c in enumerate(row) if c} for row in rows], inputs, [])
+    return _emit([{j: whole(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
 def shared(rows: Sequence[Sequence[Coefficient]], inputs: int) -> Program:
@@ -60,7 +61,7 @@ def shared(rows: Sequence[Sequence[Coefficient]], inputs: int) -> Program:
     Greedy pair elimination is not optimal in general, but it finds the known counts of the shipped schemes (15 for
     Winograd's variant, 18 for Strassen's), and it is deterministic.
     """
-    outputs = [{j: c for j, c in enumerate(row) if c} for row in rows]
+    outputs = [{j: whole(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
     while (pair := _commonest_pair(outputs)) is not None:
         x, y, ratio = pair
@@ -86,7 +87,14 @@ def _commonest_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int
 
 
 def _ratio(y: Coefficient, x: Coefficient) -> Coefficient:
-    return Fraction(y) / Fraction(x) if isinstance(x, int | Fraction) and isinstance(y, int | Fraction) else y / x
+    if isinstance(x, int | Fraction) and isinstance(y, int | Fraction):
+        return whole(Fraction(y) / x) if y % x else whole(y // x)
+    return y / x
+
+
+def whole(c: Coefficient) -> Coefficient:
+    """The same number, as an int if it is one: programs are hashed and compared often, and ints are quick at that."""
+    return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
 
 def _emit(outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]) -> Program:

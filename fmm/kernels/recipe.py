@@ -265,23 +265,34 @@ def _operand(name: str, column: Sequence[Coefficient], blocks: Sequence[Place], 
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]
     place = whole(name, max(b.rows for _, b in parts), max(b.cols for _, b in parts))
-    program = programs.plain([[c for c, _ in parts]], len(parts))
+    program = _one_sum(tuple(c for c, _ in parts))
     steps.append(Sum("sum", program, tuple(b for _, b in parts), (place,)))
     return place
+
+
+@lru_cache(maxsize=1024)
+def _one_sum(coefficients: tuple[Coefficient, ...]) -> Program:
+    return programs.plain([coefficients], len(coefficients))
 
 
 def _scatter(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
     """Add a product to the blocks of C that want it; the first time a block is met it is written, not read."""
     wanted = [i for i, c in enumerate(column) if c]
     old = [i for i in wanted if i in started]
-    lines = []
-    for i in wanted:
-        before: list[tuple[Coefficient, int]] = [(1, 1 + old.index(i))] if i in started else []
-        lines.append((*before, (column[i], 0)))
+    program = _update(tuple((column[i], i in started) for i in wanted))
     started.update(wanted)
-    inputs = 1 + len(old)
-    program = Program(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
     return Sum("add", program, (product, *(blocks[i] for i in old)), tuple(blocks[i] for i in wanted))
+
+
+@lru_cache(maxsize=1024)
+def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> Program:
+    """One output a pair (c, old): c times input 0, plus the next of the other inputs if there is an old value."""
+    lines: list[programs.Terms] = []
+    inputs = 1
+    for c, old in wanted:
+        lines.append(((1, inputs), (c, 0)) if old else ((c, 0),))
+        inputs += old
+    return Program(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
 
 
 def _temporaries(steps: Sequence[Sum | Product]) -> tuple[tuple[str, int, int], ...]:

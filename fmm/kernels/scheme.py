@@ -18,7 +18,7 @@ from math import lcm, prod, sqrt
 import numpy as np
 
 from fmm.kernels import program as programs
-from fmm.kernels.program import Matrix, Program
+from fmm.kernels.program import Matrix, Program, Rational
 
 
 class SchemeError(ValueError):
@@ -101,7 +101,7 @@ class Scheme:
             return Fraction(prod((f.stability_factor for f in self.factors), start=Fraction(1)))
         left, right = _column_norms(self.u), _column_norms(self.v)
         return max(
-            sum((abs(c) * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w
+            sum((max(c, -c) * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w
         )
 
     @cached_property
@@ -253,14 +253,19 @@ def _index(name: str, letter: str, rows: int, columns: int) -> int:
 
 
 def _columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
-    return tuple(tuple(s.get(row, Fraction(0)) for s in sums) for row in range(rows))
+    return tuple(tuple(_short(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
 
 
-def _row(equations: dict[str, str], block: str, rank: int) -> tuple[Fraction, ...]:
+def _row(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
     terms = _sum(equations[block], "M", 1, rank)
     if terms and max(terms) >= rank:
         raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
-    return tuple(terms.get(p, Fraction(0)) for p in range(rank))
+    return tuple(_short(terms.get(p, Fraction(0))) for p in range(rank))
+
+
+def _short(c: Fraction) -> Rational:
+    """An int where it is one: quicker to compare and to hash."""
+    return c.numerator if c.denominator == 1 else c
 
 
 def _lines(scheme: Scheme) -> Iterator[str]:
@@ -277,7 +282,7 @@ def _lines(scheme: Scheme) -> Iterator[str]:
         yield f"{_block('C', c, scheme.n)} = {_spell('M', list(row), None)}"
 
 
-def _spell(letter: str, coefficients: list[Fraction], columns: int | None) -> str:
+def _spell(letter: str, coefficients: list[Rational], columns: int | None) -> str:
     words: list[str] = []
     for index, c in enumerate(coefficients):
         if c:

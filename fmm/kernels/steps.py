@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from importlib import resources
 
-from fmm.kernels.program import Coefficient, Program
+from fmm.kernels.program import Coefficient, Program, whole
 
 PRODUCT = "*"  # the pseudo-source of a kernel's one product in its assignments
 Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
@@ -158,7 +158,7 @@ def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, st
         if match[4]:
             products.add((match[3], match[4]))
         sign = -1 if match[1] == "-" else 1
-        terms.append((sign * Fraction(match[2] or 1), PRODUCT if match[4] else match[3]))
+        terms.append((whole(sign * Fraction(match[2] or 1)), PRODUCT if match[4] else match[3]))
     if target not in formals or not terms:
         raise StepError(f"cannot read the assignment {text.strip()!r}")
     return target, tuple(terms)
@@ -240,7 +240,9 @@ def _check_step(step: Step, known: set[str], inputs: set[str], written: set[str]
 # ---- the folder of step tables
 
 
+@lru_cache(maxsize=1)
 def step_table_names() -> tuple[str, ...]:
+    """Every step table that can be named: the files but for the kernels'."""
     names = (f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt"))
     return tuple(sorted(name for name in names if name != "kernels"))
 

@@ -1,1 +1,32 @@
 """The performance model: what can be known about a plan without running it. Numbers in, numbers out."""
+
+from fmm.perfmodel.calibration import Calibration, cpu, datasheet
+from fmm.perfmodel.choose import Choice, Limits, choose
+from fmm.perfmodel.cost import Cost, cost
+from fmm.perfmodel.counts import A, T, V
+from fmm.perfmodel.devices import Device, device, device_names
+from fmm.perfmodel.predict import Prediction, predict
+from fmm.perfmodel.problem import Problem
+from fmm.perfmodel.stability import error_bound, expected_growth
+
+__all__ = [
+    "A",
+    "Calibration",
+    "Choice",
+    "Cost",
+    "Device",
+    "Limits",
+    "Prediction",
+    "Problem",
+    "T",
+    "V",
+    "choose",
+    "cost",
+    "cpu",
+    "datasheet",
+    "device",
+    "device_names",
+    "error_bound",
+    "expected_growth",
+    "predict",
+]

@@ -147,7 +147,7 @@ def prefactor(scheme: Scheme) -> int:
     )
 
 
-def _nonzeros(rows: Iterable[Iterable[Fraction]]) -> list[int]:
+def _nonzeros(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
     return [sum(1 for c in row if c) for row in rows]
 
 
@@ -243,7 +243,7 @@ class _Walk:
 
     def read(self, place: Place) -> _Value:
         """What stands at a place; where it covers several, the one with the largest error."""
-        if place.name in "AB":
+        if place.name in ("A", "B"):
             return self.atom((place.name, place.row, place.col))
         inside = [
             value

@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 
-from fmm.perfmodel import paper_dalberto, paper_huang
+from fmm.perfmodel import paper_dalberto, paper_huang, paper_li
 from fmm.perfmodel.table import Table
 from fmm.tuner.render import as_csv, as_json, text
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 TABLES: Mapping[str, Callable[[], Table]] = {
-    make.__name__.replace("_", "-"): make for paper in (paper_huang, paper_dalberto) for make in paper.TABLES
+    make.__name__.replace("_", "-"): make for paper in (paper_li, paper_huang, paper_dalberto) for make in paper.TABLES
 }
 
 

@@ -163,23 +163,60 @@ enum class Access {
 constexpr int WARP = 32;
 constexpr int ROWS = 4;  // of threads in a thread block: 128 threads leave up to 255 registers each, twice over
 
+// Words of 2 to 16 bytes, moved only where `inside`: predicated instructions, where C++ would give a branch each.
 template <int BYTES>
 struct Word;
 template <>
 struct Word<2> {
     using Type = unsigned short;
+    __device__ static __forceinline__ Type load(const void* q, bool inside) {
+        Type w = 0;
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1];}" : "+h"(w) : "l"(q), "r"(int(inside)));
+        return w;
+    }
+    __device__ static __forceinline__ void store(void* q, Type w, bool inside) {
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u16 [%0], %1;}" ::"l"(q), "h"(w), "r"(int(inside)) : "memory");
+    }
 };
 template <>
 struct Word<4> {
     using Type = unsigned;
+    __device__ static __forceinline__ Type load(const void* q, bool inside) {
+        Type w = 0;
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u32 %0, [%1];}" : "+r"(w) : "l"(q), "r"(int(inside)));
+        return w;
+    }
+    __device__ static __forceinline__ void store(void* q, Type w, bool inside) {
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u32 [%0], %1;}" ::"l"(q), "r"(w), "r"(int(inside)) : "memory");
+    }
 };
 template <>
 struct Word<8> {
     using Type = uint2;
+    __device__ static __forceinline__ Type load(const void* q, bool inside) {
+        Type w = {0, 0};
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2];}"
+                     : "+r"(w.x), "+r"(w.y) : "l"(q), "r"(int(inside)));
+        return w;
+    }
+    __device__ static __forceinline__ void store(void* q, Type w, bool inside) {
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p st.global.v2.u32 [%0], {%1, %2};}"
+                     ::"l"(q), "r"(w.x), "r"(w.y), "r"(int(inside)) : "memory");
+    }
 };
 template <>
 struct Word<16> {
     using Type = uint4;
+    __device__ static __forceinline__ Type load(const void* q, bool inside) {
+        Type w = {0, 0, 0, 0};
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                     : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w) : "l"(q), "r"(int(inside)));
+        return w;
+    }
+    __device__ static __forceinline__ void store(void* q, Type w, bool inside) {
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.u32 [%0], {%1, %2, %3, %4};}"
+                     ::"l"(q), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(int(inside)) : "memory");
+    }
 };
 
 template <class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
