@@ -1,9 +1,10 @@
 """Overflow and non-finite data: would the fast product differ from the vendor's in where it is inf or NaN?
 
 A fast algorithm turns one inf into a block of NaN, and its sums can overflow where the classical product does not; the
-classical product's own partial sums can overflow where the fast ones do not. One bound settles all three: if k max|A|
-max|B| times the plan's gain is below the largest number, every intermediate of either algorithm is finite, so neither
-result has an inf or NaN. If not (NaN and inf included, since the maximum passes them on), the vendor multiplies.
+classical product's own partial sums can overflow where the fast ones do not. One bound settles all three: if max|A|,
+max|B| and k max|A| max|B|, times the plan's gain, are below the largest number, every intermediate of either algorithm
+is finite, so neither result has an inf or NaN. If not (NaN and inf included, since the maximum passes them on), the
+vendor multiplies.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fmm.kernels.plan import Plan
 from fmm.kernels.recipe import Product, Sum, lower
 from fmm.kernels.threads import Threads
 
+ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
 PANEL = 256 * 1024  # bytes scanned at a time, so that the second reduction finds its data in cache
 
 
@@ -26,8 +28,9 @@ def may_overflow(plan: Plan, a: Array, b: Array, threads: Threads) -> bool:
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
-    bound = peak(a, threads) * peak(b, threads) * k * parts * gain(plan, m, k, n)
-    return not bound < limit
+    left, right = peak(a, threads), peak(b, threads)
+    largest = max(left, right, left * right * k * parts)  # sums of A alone and of B alone can overflow too
+    return not (largest * gain(plan, m, k, n) < limit * ROOM and left < limit and right < limit)
 
 
 def peak(x: Array, threads: Threads) -> float:

@@ -20,8 +20,8 @@ from fmm.kernels.recipe import workspace as plan_workspace
 from fmm.kernels.threads import Threads, blas_threads
 from fmm.memory import borrowed, default_limit
 from fmm.operands import (
-    NotOurOutError,
     NotOursError,
+    NumPyAnswersError,
     Operands,
     Options,
     blas_ready,
@@ -73,7 +73,7 @@ def matmul(
         why = reason
     else:
         return _matmul(call, options, given, limits)
-    if given not in (None, VENDOR) and not isinstance(why, NotOurOutError):
+    if given not in (None, VENDOR) and not isinstance(why, NumPyAnswersError):
         replace(options, out=None).vendor(a, b)  # NumPy's own exception, if it rejects the call
         raise PlanError(f"the plan {given} cannot run here: {why}")
     return options.vendor(a, b)
@@ -135,7 +135,7 @@ def _hopeless(a: Any, b: Any) -> bool:
 def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits) -> Any:
     decision = _decide(call, limits) if given is None else None
     chosen = decision.plan if decision else given
-    if chosen is None or (chosen == VENDOR and not call.folds) or 0 in (*call.a.shape, *call.b.shape):
+    if chosen is None or (chosen == VENDOR and not call.folds) or not _computes_quietly(call):
         return options.vendor(call.a, call.b)
     fresh = options.out is None or not _direct(call, options.out)
     c = result(call, options.order) if fresh else options.out
@@ -155,6 +155,11 @@ def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits
     return options.out
 
 
+def _computes_quietly(call: Operands) -> bool:
+    """Is there anything to multiply, and may numbers underflow unnoticed? A caller who asks to be told is NumPy's."""
+    return 0 not in (*call.a.shape, *call.b.shape) and np.geterr()["under"] == "ignore"
+
+
 def _decide(call: Operands, limits: Limits) -> Decision:
     problem = _problem(call.size, call.dtype)
     if min(call.a.ndim, call.b.ndim) > 1 and same_memory_transposed(call.a, call.b):
@@ -171,7 +176,7 @@ class _Multiplier:
     def multiply(self, a: Array, b: Array, c: Array) -> bool:
         """c = a b; False (and c untouched) if the vendor must do it because numbers may overflow."""
         (m, k), n = a.shape, b.shape[1]
-        if self.plan != VENDOR and may_overflow(self.plan, a, b, self.threads):
+        if may_overflow(self.plan, a, b, self.threads):
             return False
         problem = _problem((m, k, n), a.dtype)
         for plan in (self.plan, *leaner(problem, self.plan, self.limits, self.threads.count)):

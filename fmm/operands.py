@@ -18,8 +18,9 @@ class NotOursError(Exception):
     """A call that NumPy answers itself, or rejects; the argument says why."""
 
 
-class NotOurOutError(NotOursError):
-    """Plans could run it, but not into this `out`."""
+class NumPyAnswersError(NotOursError):
+    """A product that plans could run, but what is asked besides, a cast or a kind of `out`, is NumPy's own: it answers
+    even if a plan is given."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,12 @@ def _common_type(a: Array, b: Array, options: Options) -> np.dtype[Any]:
     dtype = dtype.newbyteorder("=")
     if dtype not in FAST:
         raise NotOursError(f"{dtype} products are NumPy's own")
-    if dtype.kind != "c" and "c" in (a.dtype.kind, b.dtype.kind):
-        raise NotOursError("NumPy warns of imaginary parts that are dropped")
     if options.casting not in ("no", "equiv", "safe", "same_kind", "unsafe") or options.order not in tuple("CFAK"):
         raise NotOursError("an option that NumPy rejects")
     if not all(np.can_cast(x.dtype, dtype, options.casting) for x in (a, b)):
         raise NotOursError(f"cannot cast to {dtype} with casting {options.casting!r}")
+    if not all(np.can_cast(x.dtype, dtype, "safe") for x in (a, b)):
+        raise NumPyAnswersError(f"a cast to {dtype} can lose numbers, of which NumPy warns")
     return dtype
 
 
@@ -113,9 +114,9 @@ def _check_out(options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -
     if out is None:
         return
     if type(out) is not np.ndarray:
-        raise NotOurOutError(f"out is a {type(out).__name__}")
+        raise NumPyAnswersError(f"out is a {type(out).__name__}")
     if out.shape != shape or not out.flags.writeable or not np.can_cast(dtype, out.dtype, options.casting):
-        raise NotOurOutError("out has another shape, cannot be written or cannot hold the result")
+        raise NumPyAnswersError("out has another shape, cannot be written or cannot hold the result")
 
 
 def result(call: Operands, order: str) -> Array:

@@ -379,7 +379,7 @@ def test_gain_of_the_vendor_is_one() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "a", "b", "expected"), [
-    ("f8", 1e153, 1e153, False),
+    ("f8", 1e152, 1e152, False),
     ("f8", 1e154, 1e154, True),
     ("f8", 1e308, 1e-300, True),  # two of them already make an inf
     ("f8", 1e306, 1e-300, False),

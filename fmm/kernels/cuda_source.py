@@ -75,6 +75,7 @@ class SumKernel:
     writes: tuple[Spot, ...]
     aliases: tuple[tuple[int, int], ...]  # (write, read) pairs that stand in the same place
     arrays: int
+    whole: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses to them need no tests
     element: str
 
     @cached_property
@@ -204,6 +205,7 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     lines = [
         _template(),
         "struct Step {",
+        f"    __device__ static constexpr bool whole(int array) {{ return {_any_of(kernel.whole)}; }}",
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",
@@ -219,11 +221,17 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _any_of(arrays: frozenset[int]) -> str:
+    return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
+
+
 def _statements(kernel: SumKernel) -> Iterator[str]:
     for event in kernel.events:
         if event.kind == "load":
             yield f"const Values v{event.value} = io.template load<{_spot(kernel.reads[event.value])}>();"
         elif event.kind == "store":
+            if any(o == event.source for o, _ in kernel.aliases):
+                yield "Io::fence();"
             yield f"io.template store<{_spot(kernel.writes[event.source])}>(v{event.value});"
         elif event.kind == "start":
             yield f"Values v{event.value} = {_first(event)};"

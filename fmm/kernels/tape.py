@@ -8,7 +8,7 @@ driver takes, and nothing more. It is made by the same walk over the same recipe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -345,7 +345,7 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     if all(_columns(v) for v in views):
         reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
-    arrays, spots = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
+    arrays, spots, layered = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
@@ -354,7 +354,11 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
         raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
     aliases = _aliases(reads, writes)
-    kernel = SumKernel(lines, len(scalars), spots[: len(reads)], spots[len(reads) :], aliases, len(arrays), element)
+    whole = frozenset(a for a in layered if arrays[a].height >= rows and arrays[a].width >= cols)
+    shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
+    kernel = SumKernel(lines, len(scalars), *shape, whole, element)
+    if cols % kernel.lanes:
+        kernel = replace(kernel, whole=frozenset())
     return SumOp(label, _interned(kernel), tuple(arrays), scalars, rows, cols)
 
 
@@ -404,16 +408,17 @@ class _Fitting:
     def __init__(self, placed: Sequence[Placed], itemsize: int) -> None:
         self.placed, self.itemsize = placed, itemsize
         self.arrays: list[Array] = []
+        self.layered: list[int] = []  # the arrays that are several layers
         self.spots: list[Spot | None] = [None] * len(placed)
 
-    def run(self) -> tuple[list[Array], tuple[Spot, ...]]:
+    def run(self) -> tuple[list[Array], tuple[Spot, ...], list[int]]:
         names: dict[str, list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             names.setdefault(place.name, []).append(i)
         alone = [i for members in names.values() if not self._grid(members) for i in members]
         for run in self._layers(sorted(alone)):
             self._stack(run)
-        return self.arrays, tuple(s for s in self.spots if s is not None)
+        return self.arrays, tuple(s for s in self.spots if s is not None), self.layered
 
     def _grid(self, members: Sequence[int]) -> bool:
         """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands."""
@@ -455,6 +460,8 @@ class _Fitting:
         views = [self.placed[i][1] for i in run]
         v, distance = views[0], _distance(views, self.itemsize) or 0
         array = Array(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
+        if len(run) > 1:
+            self.layered.append(len(self.arrays))
         self.arrays.append(array)
         for layer, i in enumerate(run):
             self.spots[i] = Spot(len(self.arrays) - 1, layer, 0)

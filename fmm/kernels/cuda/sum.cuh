@@ -163,70 +163,64 @@ enum class Access {
 constexpr int WARP = 32;
 constexpr int ROWS = 4;  // of threads in a thread block: 128 threads leave up to 255 registers each, twice over
 
-// Words of 2 to 16 bytes, moved only where `inside`: predicated instructions, where C++ would give a branch each.
 template <int BYTES>
 struct Word;
 template <>
 struct Word<2> {
     using Type = unsigned short;
-    __device__ static __forceinline__ Type load(const void* q, bool inside) {
-        Type w = 0;
-        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1];}" : "+h"(w) : "l"(q), "r"(int(inside)));
-        return w;
-    }
-    __device__ static __forceinline__ void store(void* q, Type w, bool inside) {
-        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u16 [%0], %1;}" ::"l"(q), "h"(w), "r"(int(inside)) : "memory");
-    }
 };
 template <>
 struct Word<4> {
     using Type = unsigned;
-    __device__ static __forceinline__ Type load(const void* q, bool inside) {
-        Type w = 0;
-        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u32 %0, [%1];}" : "+r"(w) : "l"(q), "r"(int(inside)));
-        return w;
-    }
-    __device__ static __forceinline__ void store(void* q, Type w, bool inside) {
-        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u32 [%0], %1;}" ::"l"(q), "r"(w), "r"(int(inside)) : "memory");
-    }
 };
 template <>
 struct Word<8> {
     using Type = uint2;
-    __device__ static __forceinline__ Type load(const void* q, bool inside) {
-        Type w = {0, 0};
-        asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2];}"
-                     : "+r"(w.x), "+r"(w.y) : "l"(q), "r"(int(inside)));
-        return w;
-    }
-    __device__ static __forceinline__ void store(void* q, Type w, bool inside) {
-        asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p st.global.v2.u32 [%0], {%1, %2};}"
-                     ::"l"(q), "r"(w.x), "r"(w.y), "r"(int(inside)) : "memory");
-    }
 };
 template <>
 struct Word<16> {
     using Type = uint4;
-    __device__ static __forceinline__ Type load(const void* q, bool inside) {
-        Type w = {0, 0, 0, 0};
-        asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
-                     : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w) : "l"(q), "r"(int(inside)));
-        return w;
-    }
-    __device__ static __forceinline__ void store(void* q, Type w, bool inside) {
-        asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.u32 [%0], {%1, %2, %3, %4};}"
-                     ::"l"(q), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(int(inside)) : "memory");
-    }
 };
 
-template <class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
+// Accesses that happen only `inside` a block: predicated instructions, where C++ alone would give a branch each, and
+// loads could not be in flight together.
+#define FMM_IF_INSIDE(TYPE, SUFFIX, REGISTER)                                                                     \
+    __device__ __forceinline__ TYPE load_if(const TYPE* q, bool inside) {                                         \
+        TYPE x = 0;                                                                                               \
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global." SUFFIX " %0, [%1];}"                    \
+                     : "+" REGISTER(x)                                                                            \
+                     : "l"(q), "r"(static_cast<int>(inside)));                                                    \
+        return x;                                                                                                 \
+    }                                                                                                             \
+    __device__ __forceinline__ void store_if(TYPE* q, TYPE x, bool inside) {                                      \
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p st.global." SUFFIX " [%0], %1;}" ::"l"(q),          \
+                     REGISTER(x), "r"(static_cast<int>(inside)));                                                 \
+    }
+
+FMM_IF_INSIDE(unsigned short, "u16", "h")
+FMM_IF_INSIDE(float, "f32", "f")
+FMM_IF_INSIDE(double, "f64", "d")
+
+template <class Real>
+__device__ __forceinline__ Complex<Real> load_if(const Complex<Real>* q, bool inside) {
+    return {load_if(&q->re, inside), load_if(&q->im, inside)};
+}
+template <class Real>
+__device__ __forceinline__ void store_if(Complex<Real>* q, Complex<Real> x, bool inside) {
+    store_if(&q->re, x.re, inside);
+    store_if(&q->im, x.im, inside);
+}
+
+// What a program sees: inputs, outputs and coefficients at this thread's position (r, c) of every block.
+template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
 struct Io {
     using Stored = typename Traits<Element>::Stored;
     using Number = typename Traits<Element>::Sum;
     using Values = Value<Number, LANES>;
-    using Packed = typename Word<ACCESS == Access::VECTOR ? LANES * static_cast<int>(sizeof(Stored)) : 2>::Type;
 
-    static constexpr int STEP = ACCESS == Access::VECTOR ? 1 : WARP;
+    static constexpr bool VECTOR = ACCESS == Access::VECTOR;
+    static constexpr int STEP = VECTOR ? 1 : WARP;
+    using Packed = typename Word<VECTOR ? LANES * static_cast<int>(sizeof(Stored)) : 2>::Type;
 
     const Params& p;
     const int r, c;
@@ -247,41 +241,28 @@ struct Io {
         return v;
     }
 
-    template <int A, int I, int J>
-    __device__ __forceinline__ Stored* at() const {
-        const Array& x = p.arrays[A];
-        const long long col = ACCESS == Access::VECTOR ? 1 : x.col;
-        return static_cast<Stored*>(x.data) + (r * x.row + c * col) + (I * x.down + J * x.right);
-    }
-
-    // How many elements this thread has before the block ends, counted in columns from its first one; 0: none.
-    template <int A, int I, int J>
-    __device__ __forceinline__ int room() const {
-        const Array& x = p.arrays[A];
-        const int rows = min(x.height, x.rows - I * x.height), cols = min(x.width, x.cols - J * x.width);
-        return r < rows ? cols - c : 0;
-    }
+    // In a sum done in place, loads that stand before a store stay before it.
+    __device__ static __forceinline__ void fence() { asm volatile("" ::: "memory"); }
 
     template <int A, int I, int J>
     __device__ __forceinline__ Values load() const {
         const Stored* q = at<A, I, J>();
-        if constexpr (ACCESS == Access::VECTOR) {
-            if (!EDGE || room<A, I, J>() >= LANES) {
-                const Packed w = *reinterpret_cast<const Packed*>(q);
-                Stored s[LANES];
-                memcpy(s, &w, sizeof w);
-                Values v;
+        Stored s[LANES];
+        if constexpr (!tested<A>() && VECTOR) {
+            const Packed w = *reinterpret_cast<const Packed*>(q);
+            memcpy(s, &w, sizeof w);
+        } else {
 #pragma unroll
-                for (int e = 0; e < LANES; ++e) v.lane[e] = Convert<Element>::widen(s[e]);
-                return v;
+            for (int e = 0; e < LANES; ++e) {
+                if constexpr (tested<A>())
+                    s[e] = load_if(q + e * step<A>(), e * STEP < room<A, I, J>());
+                else
+                    s[e] = q[e * step<A>()];
             }
         }
-        const long long step = ACCESS == Access::VECTOR ? 1 : WARP * p.arrays[A].col;
-        const int left = EDGE ? room<A, I, J>() : 0;
-        Values v = zero();
+        Values v;
 #pragma unroll
-        for (int e = 0; e < LANES; ++e)
-            if (!EDGE || e * STEP < left) v.lane[e] = Convert<Element>::widen(q[e * step]);
+        for (int e = 0; e < LANES; ++e) v.lane[e] = Convert<Element>::widen(s[e]);
         return v;
     }
 
@@ -291,27 +272,20 @@ struct Io {
         Stored s[LANES];
 #pragma unroll
         for (int e = 0; e < LANES; ++e) s[e] = Convert<Element>::narrow(v.lane[e]);
-        const int left = EDGE ? room<A, I, J>() : 0;
-        if constexpr (FLAG) check(s, left);
-        if constexpr (ACCESS == Access::VECTOR) {
-            if (!EDGE || left >= LANES) {
-                Packed w;
-                memcpy(&w, s, sizeof w);
-                *reinterpret_cast<Packed*>(q) = w;
-                return;
+        if constexpr (!tested<A>() && VECTOR) {
+            Packed w;
+            memcpy(&w, s, sizeof w);
+            *reinterpret_cast<Packed*>(q) = w;
+        } else {
+#pragma unroll
+            for (int e = 0; e < LANES; ++e) {
+                if constexpr (tested<A>())
+                    store_if(q + e * step<A>(), s[e], e * STEP < room<A, I, J>());
+                else
+                    q[e * step<A>()] = s[e];
             }
         }
-        const long long step = ACCESS == Access::VECTOR ? 1 : WARP * p.arrays[A].col;
-#pragma unroll
-        for (int e = 0; e < LANES; ++e)
-            if (!EDGE || e * STEP < left) q[e * step] = s[e];
-    }
-
-    // What was stored counts, not the sum before it was rounded: a float16 overflows when it is narrowed.
-    __device__ __forceinline__ void check(const Stored (&s)[LANES], int left) {
-#pragma unroll
-        for (int e = 0; e < LANES; ++e)
-            if (!EDGE || e * STEP < left) finite_so_far &= finite(Convert<Element>::widen(s[e]));
+        if constexpr (FLAG) check<A, I, J>(s);
     }
 
     // One write a warp at most, and none once the flag is up.
@@ -320,9 +294,52 @@ struct Io {
         const unsigned active = __activemask();
         if (threadIdx.x % WARP == __ffs(active) - 1 && *static_cast<volatile int*>(p.flag) == 0) atomicOr(p.flag, 1);
     }
+
+private:
+    // Must accesses to this array be tested? Not within `inner`; and of layers that are as large as the whole launch only
+    // where lanes lie a warp apart, so that some may be beyond the launch.
+    template <int A>
+    __device__ static constexpr bool tested() {
+        return EDGE && !(Step::whole(A) && (VECTOR || LANES == 1));
+    }
+
+    template <int A>
+    __device__ __forceinline__ long long step() const {
+        return VECTOR ? 1 : WARP * p.arrays[A].col;
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ Stored* at() const {
+        const Array& x = p.arrays[A];
+        const long long column = VECTOR ? c : c * x.col;
+        return static_cast<Stored*>(x.data) + (r * x.row + column) + (I * x.down + J * x.right);
+    }
+
+    // How many columns of the block lie to the right of this thread's first element, itself included.
+    template <int A, int I, int J>
+    __device__ __forceinline__ int room() const {
+        const Array& x = p.arrays[A];
+        const int rows = min(x.height, x.rows - I * x.height), cols = min(x.width, x.cols - J * x.width);
+        return r < rows ? cols - c : 0;
+    }
+
+    // What was stored counts, not the sum before it was rounded: a float16 overflows when it is narrowed.
+    template <int A, int I, int J>
+    __device__ __forceinline__ void check(const Stored (&s)[LANES]) {
+#pragma unroll
+        for (int e = 0; e < LANES; ++e)
+            finite_so_far &= finite(Convert<Element>::widen(s[e])) || (tested<A>() && e * STEP >= room<A, I, J>());
+    }
 };
 
 // ---- the kernel
+
+template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
+__device__ __forceinline__ void run(const Params& p, int r, int c) {
+    Io<Step, Element, LANES, ACCESS, EDGE, FLAG, Params> io(p, r, c);
+    Step::run(io);
+    if constexpr (FLAG) io.report();
+}
 
 template <class Step, class Element, int LANES, Access ACCESS, bool FLAG, class Params>
 __device__ __forceinline__ void sum(const Params& p) {
@@ -330,15 +347,12 @@ __device__ __forceinline__ void sum(const Params& p) {
     const int r = (blockIdx.z * gridDim.y + blockIdx.y) * ROWS + threadIdx.y;
     const int c = VECTOR ? (blockIdx.x * WARP + threadIdx.x) * LANES : blockIdx.x * WARP * LANES + threadIdx.x;
     if (r >= p.rows || c >= p.cols) return;
-    if (r < p.inner_rows && c + (VECTOR ? LANES - 1 : (LANES - 1) * WARP) < p.inner_cols) {
-        Io<Element, LANES, ACCESS, false, FLAG, Params> io(p, r, c);
-        Step::run(io);
-        if constexpr (FLAG) io.report();
-    } else {
-        Io<Element, LANES, ACCESS, true, FLAG, Params> io(p, r, c);
-        Step::run(io);
-        if constexpr (FLAG) io.report();
-    }
+    // One lane a thread means a program of hundreds of lines: twice that would only cost compile time and registers.
+    const int last = c + (VECTOR ? LANES - 1 : (LANES - 1) * WARP);
+    if (LANES > 1 && r < p.inner_rows && last < p.inner_cols)
+        run<Step, Element, LANES, ACCESS, false, FLAG>(p, r, c);
+    else
+        run<Step, Element, LANES, ACCESS, true, FLAG>(p, r, c);
 }
 
 }  // namespace fmm
