@@ -124,8 +124,8 @@ def result(call: Operands, order: str) -> Array:
     fortran = order == "F" or (order == "A" and all(x.flags.fnc for x in (call.a, call.b)))
     if fortran or order in ("C", "A") or max(call.a.ndim, call.b.ndim) <= 2 or 0 in call.shape:
         return np.empty(call.shape, call.dtype, order="F" if fortran else "C")
-    # NumPy keeps the order of the batch axes in memory; an elementwise sum of one entry of each item has it too.
-    batch = np.add(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (call.a, call.b)), order="K")
+    # NumPy keeps the order of the batch axes in memory; an elementwise result for one entry of each item has it too.
+    batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (call.a, call.b)), order="K")
     axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
     core = call.shape[batch.ndim :]
     new = np.empty(tuple(batch.shape[axis] for axis in axes) + core, call.dtype)

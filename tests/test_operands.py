@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmm.operands import (
@@ -128,6 +128,7 @@ def test_same_memory_transposed(what: str, pair: Callable[[Any], tuple[Any, Any]
 # ---- the layout of a result that NumPy would have made
 
 
+@settings(max_examples=200)
 @given(st.data(), st.sampled_from("CFAK"))
 def test_a_result_lies_in_memory_as_numpys(data: st.DataObject, order: Any) -> None:
     a, b = data.draw(views()), data.draw(views())
@@ -218,6 +219,7 @@ NOT_OURS: list[tuple[str, Any, Any, Options]] = [
     ("no axis", X, np.zeros(()), Options()),
     ("stacks that do not match", np.zeros((2, 3, 3)), np.zeros((3, 3, 3)), Options()),
     ("complex to real", X.astype("D"), X.T, Options(dtype="f8")),
+    ("a cast that can lose numbers", X, X.T, Options(dtype="f4")),
     ("a cast that is not safe", X, X.T, Options(dtype="f4", casting="safe")),
     ("an unknown casting", X, X.T, Options(casting="any")),
     ("an unknown order", X, X.T, Options(order="Z")),
@@ -254,7 +256,6 @@ COMMON: list[tuple[str, str, Any, str]] = [
     ("?", "f4", None, "f4"),
     ("f8", "F", None, "D"),
     (">f8", ">f8", None, "f8"),
-    ("f8", "f8", "f4", "f4"),
     ("i8", "i8", "f8", "f8"),
     ("f4", "f4", complex, "D"),
 ]

@@ -117,6 +117,11 @@ def _room(array: Array, spot: Spot) -> tuple[int, int]:
     )
 
 
+def _holds(array: Array, spot: Spot, rows: int, cols: int) -> bool:
+    room = _room(array, spot)
+    return room[0] >= rows and room[1] >= cols
+
+
 class Factor(NamedTuple):
     """One operand of a GEMM as BLAS sees it, column by column."""
 
@@ -345,7 +350,7 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     if all(_columns(v) for v in views):
         reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
-    arrays, spots, layered = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
+    arrays, spots, batches = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
@@ -354,7 +359,7 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
         raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
     aliases = _aliases(reads, writes)
-    whole = frozenset(a for a in layered if arrays[a].height >= rows and arrays[a].width >= cols)
+    whole = frozenset(a for a in batches if all(_holds(arrays[a], s, rows, cols) for s in spots if s.array == a))
     shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
     kernel = SumKernel(lines, len(scalars), *shape, whole, element)
     if cols % kernel.lanes:
@@ -408,7 +413,7 @@ class _Fitting:
     def __init__(self, placed: Sequence[Placed], itemsize: int) -> None:
         self.placed, self.itemsize = placed, itemsize
         self.arrays: list[Array] = []
-        self.layered: list[int] = []  # the arrays that are several layers
+        self.batches: list[int] = []  # arrays that hold several temporaries
         self.spots: list[Spot | None] = [None] * len(placed)
 
     def run(self) -> tuple[list[Array], tuple[Spot, ...], list[int]]:
@@ -418,7 +423,7 @@ class _Fitting:
         alone = [i for members in names.values() if not self._grid(members) for i in members]
         for run in self._layers(sorted(alone)):
             self._stack(run)
-        return self.arrays, tuple(s for s in self.spots if s is not None), self.layered
+        return self.arrays, tuple(s for s in self.spots if s is not None), self.batches
 
     def _grid(self, members: Sequence[int]) -> bool:
         """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands."""
@@ -435,6 +440,8 @@ class _Fitting:
         place, view = self.placed[members[0]]
         offset = view.offset - (place.row * view.down + place.col * view.right) * self.itemsize
         blocks = height * view.down, width * view.right
+        if place.name not in "ABC":
+            self.batches.append(len(self.arrays))
         self.arrays.append(Array(view.base, offset, *view.strides, *blocks, rows, cols, height, width))
         for i, p in zip(members, places, strict=True):
             self.spots[i] = Spot(len(self.arrays) - 1, -(-p.row // height), -(-p.col // width))
@@ -461,7 +468,7 @@ class _Fitting:
         v, distance = views[0], _distance(views, self.itemsize) or 0
         array = Array(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
         if len(run) > 1:
-            self.layered.append(len(self.arrays))
+            self.batches.append(len(self.arrays))
         self.arrays.append(array)
         for layer, i in enumerate(run):
             self.spots[i] = Spot(len(self.arrays) - 1, layer, 0)
