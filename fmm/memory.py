@@ -70,6 +70,17 @@ def borrowed(nbytes: int) -> Iterator[Array]:
                 _idle.append(memory)
 
 
+def _after_fork() -> None:
+    """A forked child must not wait for a lock that another thread of its parent held."""
+    global _lock
+    _lock = threading.Lock()
+    _idle.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def release_workspace() -> int:
     """Free the block of memory that fmm keeps between calls; returns how many bytes it had."""
     with _lock:

@@ -133,17 +133,16 @@ def _hopeless(a: Any, b: Any) -> bool:
 
 
 def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits) -> Any:
-    decision = _decide(call, limits) if given is None else None
-    chosen = decision.plan if decision else given
-    if chosen is None or (chosen == VENDOR and not call.folds) or not _computes_quietly(call):
+    chosen = _decide(call, limits).plan if given is None else given
+    if (chosen == VENDOR and not call.folds) or not _computes_quietly(call):
         return options.vendor(call.a, call.b)
     fresh = options.out is None or not _direct(call, options.out)
-    c = result(call, options.order) if fresh else options.out
-    lean = _Multiplier(chosen, limits, blas_threads())
     try:
-        for a, b, part in call.products(two_axes(call, c)):
-            if not lean.multiply(_as(a, call.dtype), _as(b, call.dtype), part):
-                return options.vendor(call.a, call.b)
+        c = result(call, options.order) if fresh else options.out
+        if not _fill(c, call, _Multiplier(chosen, limits, blas_threads())):
+            return options.vendor(call.a, call.b)
+    except MemoryError:
+        return options.vendor(call.a, call.b)
     except BaseException:
         if not fresh:
             options.vendor(call.a, call.b)  # out is complete or untouched, whatever leaves
@@ -155,6 +154,12 @@ def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits
     return options.out
 
 
+def _fill(c: Array, call: Operands, multiplier: _Multiplier) -> bool:
+    """All products of a call into `c`; False as soon as one is left to the vendor."""
+    products = call.products(two_axes(call, c))
+    return all(multiplier.multiply(_as(a, call.dtype), _as(b, call.dtype), part) for a, b, part in products)
+
+
 def _computes_quietly(call: Operands) -> bool:
     """Is there anything to multiply, and may numbers underflow unnoticed? A caller who asks to be told is NumPy's."""
     return 0 not in (*call.a.shape, *call.b.shape) and np.geterr()["under"] == "ignore"
@@ -164,7 +169,14 @@ def _decide(call: Operands, limits: Limits) -> Decision:
     problem = _problem(call.size, call.dtype)
     if min(call.a.ndim, call.b.ndim) > 1 and same_memory_transposed(call.a, call.b):
         return Decision(VENDOR, problem, "b is a transposed in place: NumPy calls syrk, which does half the work")
-    return decide(problem, limits, blas_threads())
+    return decide(problem, replace(limits, workspace=max(limits.workspace - _copied(call), 0)), blas_threads())
+
+
+def _copied(call: Operands) -> int:
+    """Bytes of the copies that a plan would make of operands that have another type or that BLAS cannot read."""
+    items = (x[(0,) * (x.ndim - 2)] for x in (call.a, call.b) if x.ndim > 1 and x.size)
+    shapes = [x.shape for x in items if x.dtype != call.dtype or not blas_ready(x)]
+    return sum(temporary_bytes(rows, cols, call.dtype.itemsize) for rows, cols in shapes)
 
 
 class _Multiplier:

@@ -230,7 +230,7 @@ def test_the_eager_choice_is_fast() -> None:
 def test_products_too_large_for_one_panel() -> None:
     a, b = draw((700, 601)), draw((601, 650))
     for plan in ("winograd^2 > vendor", "li-fig23 > li-fig23 > vendor"):
-        agree(lambda: ((a.copy(), b.copy()), {}), {"plan": plan})  # noqa: B023
+        agree(lambda: ((a.copy(), b.copy()), {}), {"plan": plan})
 
 
 # ---- types

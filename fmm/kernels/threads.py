@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,6 +22,8 @@ VARIABLES = (
     "OMP_NUM_THREADS",
 )
 
+Tasks = Sequence[Callable[[], None]]
+
 
 @dataclass(frozen=True)
 class Threads:
@@ -29,12 +31,12 @@ class Threads:
 
     count: int
 
-    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+    def run(self, tasks: Tasks) -> None:
         workers = min(self.count, len(tasks))
         shares = [tasks[len(tasks) * i // workers : len(tasks) * (i + 1) // workers] for i in range(workers)]
-        others = [_pool(self.count).submit(_work, share) for share in shares[1:]]
+        others, left = _started(self.count, shares[1:])
         try:
-            for share in shares[:1]:
+            for share in (*shares[:1], *left):
                 _work(share)
         finally:
             wait(others)  # an error must not leave while another thread still writes
@@ -42,7 +44,18 @@ class Threads:
             other.result()
 
 
-def _work(tasks: Sequence[Callable[[], None]]) -> None:
+def _started(count: int, shares: Sequence[Tasks]) -> tuple[list[Future[None]], Sequence[Tasks]]:
+    """Hand shares to the pool; what it no longer takes, because the interpreter is exiting, is left to the caller."""
+    others: list[Future[None]] = []
+    try:
+        for share in shares:
+            others.append(_pool(count).submit(_work, share))
+    except RuntimeError:
+        pass
+    return others, shares[len(others) :]
+
+
+def _work(tasks: Tasks) -> None:
     with np.errstate(all="ignore"):  # per thread; what overflows here is computed again by the vendor
         for task in tasks:
             task()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fmm.perfmodel import paper_dalberto, paper_huang, paper_li
 from fmm.perfmodel.table import Table
-from fmm.tuner.render import as_csv, as_json, text
+from fmm.tuner.render import as_csv, fields, text
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 TABLES: Mapping[str, Callable[[], Table]] = {
@@ -20,20 +21,37 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("paper", help="print a reproduced table of the papers (no name: list them)")
     parser.add_argument("table", nargs="?", metavar="NAME", help="such as li-fig17; 'all' for every table")
     style = parser.add_mutually_exclusive_group()
-    style.add_argument("--csv", dest="style", action="store_const", const=as_csv, default=text, help="print CSV")
-    style.add_argument("--json", dest="style", action="store_const", const=as_json, help="print JSON")
+    style.add_argument("--csv", action="store_true", help="print CSV")
+    # No default of its own, so that --json before the command holds too.
+    style.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the named table, all of them, or their list."""
-    if options.table is None:
-        width = max(map(len, TABLES))
-        print("\n".join(f"{name.ljust(width)}  {make().title}" for name, make in TABLES.items()))
-        return 0
-    names = list(TABLES) if options.table == "all" else [options.table]
+    names = list(TABLES) if options.table in (None, "all") else [options.table]
     if unknown := [name for name in names if name not in TABLES]:
         print(f"fmm-tune paper: unknown table {unknown[0]!r}; the tables are {', '.join(TABLES)}, all", file=sys.stderr)
         return 2
-    print("\n\n".join(options.style(TABLES[name]()) for name in names))
+    tables = [TABLES[name]() for name in names]
+    print(listed(tables, options) if options.table is None else printed(tables, options))
     return 0
+
+
+def listed(tables: Sequence[Table], options: argparse.Namespace) -> str:
+    """Names and titles."""
+    rows = tuple((table.name, table.title) for table in tables)
+    index = Table("tables", "the tables of the papers", ("name", "title"), rows)
+    if options.json:
+        return json.dumps([{"name": name, "title": title} for name, title in rows], indent=1)
+    width = max(len(table.name) for table in tables)
+    return as_csv(index) if options.csv else "\n".join(f"{t.name.ljust(width)}  {t.title}" for t in tables)
+
+
+def printed(tables: Sequence[Table], options: argparse.Namespace) -> str:
+    """One table, or several: as JSON a list of them, as CSV each below a line with its name."""
+    if options.json:
+        return json.dumps(fields(tables[0]) if len(tables) == 1 else [fields(table) for table in tables], indent=1)
+    if options.csv and len(tables) > 1:
+        return "\n\n".join(f"{table.name}\n{as_csv(table)}" for table in tables)
+    return "\n\n".join((as_csv if options.csv else text)(table) for table in tables)

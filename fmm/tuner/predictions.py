@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from fmm.kernels.explain import spelled_bytes, table
+from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.threads import blas_threads
 from fmm.perfmodel.calibration import Calibration, cpu, datasheet
 from fmm.perfmodel.choose import Candidate, Choice, Limits, choose
@@ -17,6 +18,8 @@ from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.problem import ELEMENTS, Problem
 
 NO_LIMIT = 1 << 62
+DEVICES = ("cpu", *device_names())
+NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,90 +27,137 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for side in ("m", "k", "n"):
         parser.add_argument(side, type=int, metavar=side.upper())
     parser.add_argument("--dtype", default="float32", help=", ".join(ELEMENTS))
-    parser.add_argument("--device", default="cpu", help=f"cpu, {', '.join(n.lower() for n in device_names())}")
+    parser.add_argument("--device", default="cpu", help=", ".join(DEVICES))
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
     parser.add_argument("--max-error-growth", type=float, default=10.0, metavar="X", help="default 10")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    # No default of its own, so that --json before the command holds too.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the choice; exit code 2 and one line if the arguments are off."""
     try:
-        problem = Problem(options.m, options.k, options.n, options.dtype)
-        if not min(problem.size):
-            raise ValueError(f"sizes must be positive, not {options.m} {options.k} {options.n}")
+        problem = _problem(options)
         calibration = _calibration(options.device)
         calibration.rate(problem.dtype)
+        limits = _limits(options, problem)
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
-    limits = Limits(_memory(options, problem), options.max_error_growth)
-    choice = choose(problem, calibration, limits)
-    print(json.dumps(_fields(choice, calibration), indent=1) if options.json else _text(choice, calibration))
+    found = fields(choose(problem, calibration, limits), calibration, limits)
+    print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
 
+def _problem(options: argparse.Namespace) -> Problem:
+    if min(options.m, options.k, options.n) < 1:
+        raise ValueError(f"M, K and N must be 1 or more, not {options.m} {options.k} {options.n}")
+    return Problem(options.m, options.k, options.n, options.dtype)
+
+
 def _calibration(name: str) -> Calibration:
-    return cpu(blas_threads()) if name == "cpu" else datasheet(name)
+    if name.casefold() == "cpu":
+        return cpu(blas_threads())
+    try:
+        return datasheet(name)
+    except ValueError:
+        raise ValueError(f"unknown device {name!r}; valid: {', '.join(DEVICES)}") from None
 
 
-def _memory(options: argparse.Namespace, problem: Problem) -> int:
-    """The limit given, or what the device has left beside the operands."""
-    if options.workspace is not None:
-        return int(options.workspace)
-    if options.device == "cpu":
-        return NO_LIMIT
-    m, k, n = problem.size
-    return int(device(options.device).memory_gb * 1e9) - (m * k + k * n + m * n) * problem.itemsize
+def _limits(options: argparse.Namespace, problem: Problem) -> Limits:
+    """The limits given; never more workspace than the device has left beside the operands."""
+    workspace = NO_LIMIT if options.workspace is None else options.workspace
+    if workspace < 0:
+        raise ValueError(f"--workspace must be 0 or more, not {workspace}")
+    if not options.max_error_growth >= 1:  # nan too
+        raise ValueError(f"--max-error-growth must be a number, 1 or more, not {options.max_error_growth}")
+    left = NO_LIMIT if options.device.casefold() == "cpu" else _left(options.device, problem)
+    return Limits(min(workspace, left), options.max_error_growth)
 
 
-def _row(candidate: Candidate, calibration: Calibration) -> dict[str, Any]:
-    exact = predict(candidate.plan, candidate.prediction.problem, calibration)
-    return {
-        "plan": str(candidate.plan),
-        "seconds": exact.seconds,
-        "relative": candidate.time,
-        "tflops": exact.effective_flops / 1e12,
-        "dominant": exact.dominant,
-        "workspace": candidate.workspace,
-        "error_growth": candidate.error_growth,
-    }
+def _left(name: str, problem: Problem) -> int:
+    (m, k, n), gpu = problem.size, device(name)
+    memory, operands = int(gpu.memory_gb * 1e9), (m * k + k * n + m * n) * problem.itemsize
+    if operands > memory:
+        raise ValueError(f"A, B and C take {spelled_bytes(operands)}, {gpu.name} has {spelled_bytes(memory)}")
+    return memory - operands
 
 
-def _fields(choice: Choice, calibration: Calibration) -> dict[str, Any]:
+# ---- what is printed, as text or as JSON
+
+
+def fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
+    """All that is printed. Times are of exact counts, like the vendor's to which they are compared."""
     problem = choice.best.prediction.problem
-    counts = cost(choice.best.plan, *problem.size, problem.itemsize)
+    vendor = predict(VENDOR, problem, calibration).seconds
+    rest = [candidate for candidate in choice.considered if candidate is not choice.best]
     return {
         "device": calibration.name,
+        "source": calibration.source,
         "size": problem.size,
         "dtype": problem.dtype,
+        "workspace_limit": None if limits.workspace == NO_LIMIT else limits.workspace,
+        "error_growth_limit": limits.error_growth,
         "reason": choice.reason,
-        "traffic_bytes": counts.bytes,
-        "chosen": _row(choice.best, calibration),
-        "candidates": [_row(candidate, calibration) for candidate in choice.considered],
+        "chosen": _row(choice.best, calibration, limits, vendor),
+        "runners_up": [_row(candidate, calibration, limits, vendor) for candidate in rest],
+        "seconds_are": "predicted" if calibration.batches else NOMINAL,
         "leaves_out": LEAVES_OUT,
     }
 
 
-def _text(choice: Choice, calibration: Calibration) -> str:
-    problem = choice.best.prediction.problem
-    counts = cost(choice.best.plan, *problem.size, problem.itemsize)
+def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor: float) -> dict[str, Any]:
+    problem = candidate.prediction.problem
+    exact = predict(candidate.plan, problem, calibration)
+    counts = cost(candidate.plan, *problem.size, problem.itemsize)
+    return {
+        "plan": str(candidate.plan),
+        "seconds": exact.seconds,
+        "speedup": vendor / exact.seconds,
+        "tflops": exact.effective_flops / 1e12,
+        "dominant": exact.dominant,
+        "traffic": counts.bytes,
+        "launches": counts.launches,
+        "workspace": counts.workspace,
+        "error_growth": candidate.error_growth,
+        "exceeds": _exceeds(candidate, limits),
+    }
+
+
+def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
+    """The limits that the candidate does not keep."""
+    kept = {"error": candidate.error_growth <= limits.error_growth, "workspace": candidate.fits(limits.workspace)}
+    return [name for name, keeps in kept.items() if not keeps]
+
+
+def _text(found: dict[str, Any]) -> str:
+    best, size = found["chosen"], found["size"]
+    itemsize = ELEMENTS[found["dtype"]].itemsize
     lines = [
-        f"{'x'.join(map(str, problem.size))} {problem.dtype} on {calibration.name} ({calibration.source})",
-        f"plan: {choice.best.plan}",
-        f"why: {choice.reason}",
+        f"{'x'.join(map(str, size))} {found['dtype']} on {found['device']} ({found['source']})",
+        f"plan: {best['plan']}",
+        f"why: {found['reason']}",
+        f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as the vendor, "
+        f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
+        f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
+        f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times the vendor's",
         "",
-        table(choice.best.plan, *problem.size, problem.itemsize),
-        f"traffic {spelled_bytes(counts.bytes)}, {counts.launches} launches, "
-        f"expected error {choice.best.error_growth:.1f} times the vendor's",
-        f"left out: {LEAVES_OUT}",
+        table(Plan.parse(best["plan"]), *size, itemsize),
         "",
-        f"{'predicted':>12}{'speedup':>9}{'TFLOPS':>9}{'workspace':>12}{'error':>7}  mostly    plan",
+        "runners-up, by estimated time:",
+        f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>8}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
+        *map(_runner_up, found["runners_up"]),
+        "",
+        *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
+        f"left out: {found['leaves_out']}",
     ]
-    for row in (_row(candidate, calibration) for candidate in choice.considered):
-        lines.append(
-            f"{row['seconds']:>10.4g} s{1 / row['relative']:>9.2f}{row['tflops']:>9.3g}"
-            f"{spelled_bytes(row['workspace']):>12}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}"
-        )
     return "\n".join(lines)
+
+
+def _runner_up(row: dict[str, Any]) -> str:
+    exceeds = f" (too much {' and '.join(row['exceeds'])})" if row["exceeds"] else ""
+    return (
+        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>8.3g}{spelled_bytes(row['traffic']):>11}"
+        f"{spelled_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
+    )

@@ -1,12 +1,14 @@
-"""Tables for people, spreadsheets and programs: aligned text, CSV and JSON from the same rows."""
+"""Tables for people, spreadsheets and programs: aligned text, HTML, CSV and JSON from the same rows."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
+import re
 from fractions import Fraction
+from html import escape
 from textwrap import fill
+from typing import Any
 
 from fmm.perfmodel.table import Cell, Table
 
@@ -15,7 +17,7 @@ def text(table: Table) -> str:
     """Title, aligned columns, and the notes below, wrapped."""
     cells = [[spelled(cell) for cell in row] for row in (table.columns, *table.rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    numeric = [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
+    numeric = _numeric(table)
     lines = [
         "  ".join(
             c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
@@ -27,18 +29,37 @@ def text(table: Table) -> str:
     return "\n".join([f"{table.name}: {table.title}", "", lines[0], rule, *lines[1:], *([""] if notes else []), *notes])
 
 
+def as_html(table: Table) -> str:
+    """The rows as an HTML table, powers as superscripts; numbers to the right, on any background."""
+    sides = ["right" if numeric else "left" for numeric in _numeric(table)]
+    body = [[re.sub(r"\^(\d+)", r"<sup>\1</sup>", escape(spelled(cell))) for cell in row] for row in table.rows]
+    lines = [_html_row("th", [escape(name) for name in table.columns], sides)]
+    lines += [_html_row("td", row, sides) for row in body]
+    return "\n".join(["<table>", *lines, "</table>"])
+
+
+def _html_row(tag: str, cells: list[str], sides: list[str]) -> str:
+    styled = [f'<{tag} style="text-align: {side}">{c}</{tag}>' for c, side in zip(cells, sides, strict=True)]
+    return f"<tr>{''.join(styled)}</tr>"
+
+
+def _numeric(table: Table) -> list[bool]:
+    return [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
+
+
 def as_csv(table: Table) -> str:
+    """Floats with all their digits, unlike in text."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows([spelled(cell) for cell in row] for row in table.rows)
+    writer.writerows([repr(cell) if isinstance(cell, float) else spelled(cell) for cell in row] for row in table.rows)
     return out.getvalue().rstrip("\n")
 
 
-def as_json(table: Table) -> str:
+def fields(table: Table) -> dict[str, Any]:
+    """What JSON has of a table: fractions as text, since no JSON number is exact."""
     rows = [dict(zip(table.columns, map(_plain, row), strict=True)) for row in table.rows]
-    content = {"name": table.name, "title": table.title, "rows": rows, "notes": list(table.notes)}
-    return json.dumps(content, indent=1)
+    return {"name": table.name, "title": table.title, "rows": rows, "notes": list(table.notes)}
 
 
 def spelled(cell: Cell) -> str:
