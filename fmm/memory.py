@@ -74,7 +74,6 @@ def _after_fork() -> None:
     """A forked child must not wait for a lock that another thread of its parent held."""
     global _lock
     _lock = threading.Lock()
-    _idle.clear()
 
 
 if hasattr(os, "register_at_fork"):

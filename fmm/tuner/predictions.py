@@ -51,9 +51,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    if min(options.m, options.k, options.n) < 1:
-        raise ValueError(f"M, K and N must be 1 or more, not {options.m} {options.k} {options.n}")
-    return Problem(options.m, options.k, options.n, options.dtype)
+    problem = Problem(options.m, options.k, options.n, options.dtype)
+    if not min(problem.size):
+        raise ValueError(f"sizes must be positive, not {options.m} {options.k} {options.n}")
+    return problem
 
 
 def _calibration(name: str) -> Calibration:
@@ -132,10 +133,9 @@ def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    best, size = found["chosen"], found["size"]
-    itemsize = ELEMENTS[found["dtype"]].itemsize
+    best, (m, k, n) = found["chosen"], found["size"]
     lines = [
-        f"{'x'.join(map(str, size))} {found['dtype']} on {found['device']} ({found['source']})",
+        f"{m}x{k}x{n} {found['dtype']} on {found['device']} ({found['source']})",
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
         f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as the vendor, "
@@ -143,7 +143,7 @@ def _text(found: dict[str, Any]) -> str:
         f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
         f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times the vendor's",
         "",
-        table(Plan.parse(best["plan"]), *size, itemsize),
+        table(Plan.parse(best["plan"]), m, k, n, ELEMENTS[found["dtype"]].itemsize),
         "",
         "runners-up, by estimated time:",
         f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>8}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
