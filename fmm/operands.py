@@ -121,7 +121,7 @@ def _check_out(options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -
 
 def result(call: Operands, order: str) -> Array:
     """A new array for the product, laid out in memory as numpy.matmul lays it out."""
-    fortran = order == "F" or (order == "A" and all(x.flags.fnc for x in (call.a, call.b)))
+    fortran = order == "F" or (order == "A" and all(x.flags.f_contiguous for x in (call.a, call.b)))
     if fortran or order in ("C", "A") or max(call.a.ndim, call.b.ndim) <= 2 or 0 in call.shape:
         return np.empty(call.shape, call.dtype, order="F" if fortran else "C")
     # NumPy keeps the order of the batch axes in memory; an elementwise result for one entry of each item has it too.

@@ -16,6 +16,7 @@ import fmm
 from fmm.tuner import cli, suites
 from fmm.tuner.cli import main, write
 from fmm.tuner.environment import device_folder
+from fmm.tuner.measure import Rounds
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -156,7 +157,7 @@ def test_the_effort_is_passed_on(arguments: list[str], effort: str, quick: list[
 
 def test_every_suite_has_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With the rows that the suites really give, of tiny problems."""
-    tiny = suites.Effort(((40, 30, 50),), 1, suites.Rounds(1, 1, 0.0), 16)
+    tiny = suites.Effort(((40, 30, 50),), 1, Rounds(1, 1, 0.0), 16)
     monkeypatch.setattr(suites, "EFFORTS", {"quick": tiny, "full": tiny})
     monkeypatch.setattr(suites, "random_shapes", lambda count: [(9, 8, 7)] * count)
     assert main([]) == 0

@@ -41,7 +41,7 @@ def seen(function: Callable[..., Any], a: Any, b: Any, **options: Any) -> tuple[
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            error = function(a, b, out=out, **options) is not out
+            error: Any = function(a, b, out=out, **options) is not out
         except FloatingPointError as problem:
             error = str(problem)
     return error, out, [(w.category, str(w.message)) for w in caught]
@@ -273,11 +273,12 @@ def test_overflow_in_a_cast_warns_as_numpy_does(plan: str, to: str) -> None:
         for pair in ((a, b), (b, a), (np.stack([a] * 3), b), (np.stack([a] * 3), np.stack([b] * 3))):
             shape = np.matmul(*pair).shape
             found = []
-            for function, mode in ((fmm.matmul, {"plan": plan}), (np.matmul, {})):
-                options = {"dtype": "f4"} if to == "dtype" else {"out": np.zeros(shape, "f4")}
+            functions: list[tuple[Any, dict[str, Any]]] = [(fmm.matmul, {"plan": plan}), (np.matmul, {})]
+            for function, mode in functions:
+                options: dict[str, Any] = {"dtype": "f4"} if to == "dtype" else {"out": np.zeros(shape, "f4")}
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
-                    function(*pair, **options, **mode)  # type: ignore[operator]
+                    function(*pair, **options, **mode)
                 found.append([str(w.message) for w in caught])
             assert found[0] == found[1]
 

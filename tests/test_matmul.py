@@ -132,7 +132,7 @@ def tolerance(result: Any, call: Call) -> float:
         return 0.0
     used = [t for t in (result.dtype, call[1].get("dtype"), np.result_type(a, b, np.float16)) if t is not None]
     eps = max(float(np.finfo(t).eps) for t in used if np.dtype(t).kind in "fc")
-    return (a.shape[-1] + 16) * 4 * eps * float(np.abs(a).max()) * float(np.abs(b).max())
+    return (int(a.shape[-1]) + 16) * 4 * eps * float(np.abs(a).max()) * float(np.abs(b).max())
 
 
 def draw(shape: tuple[int, ...], dtype: str = "f8", seed: int = 1) -> Any:
@@ -568,7 +568,8 @@ def test_calls_that_do_not_fit_the_signature(args: tuple[Any, ...], options: dic
 
 def test_what_numpy_raises_has_no_other_exception_behind_it() -> None:
     """The traceback that a user reads should not tell of fmm's own bookkeeping."""
-    for mode in ({}, {"plan": "winograd > vendor"}):
+    modes: tuple[Mode, ...] = ({}, {"plan": "winograd > vendor"})
+    for mode in modes:
         with pytest.raises(ValueError, match="mismatch in its core dimension") as caught:
             fmm.matmul(draw((600, 600)), draw((601, 600)), **mode)
         assert caught.value.__context__ is None

