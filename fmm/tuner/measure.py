@@ -64,16 +64,17 @@ def paired(vendor: Call, candidate: Call, rounds: Rounds, seed: int = 0) -> Pair
     """Measure both in shuffled rounds after one warm-up each; short calls are repeated to be measurable."""
     shuffled = random.Random(seed)
     repeat = max(int(0.01 / max(_seconds(vendor, 1), _seconds(candidate, 1), 1e-7)), 1)
-    samples: dict[Call, list[float]] = {vendor: [], candidate: []}
+    calls = (vendor, candidate)
+    samples: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + rounds.seconds
-    while len(samples[vendor]) < rounds.most:
-        order = [vendor, candidate]
+    while len(samples[0]) < rounds.most:
+        order = [0, 1]  # by place: both may be the same function, for the noise floor
         shuffled.shuffle(order)
-        for call in order:
-            samples[call].append(_seconds(call, repeat))
-        if time.perf_counter() > end and len(samples[vendor]) >= rounds.least:
+        for which in order:
+            samples[which].append(_seconds(calls[which], repeat))
+        if time.perf_counter() > end and len(samples[0]) >= rounds.least:
             break
-    return Paired(tuple(samples[vendor]), tuple(samples[candidate]), repeat)
+    return Paired(tuple(samples[0]), tuple(samples[1]), repeat)
 
 
 def _seconds(call: Call, repeat: int) -> float:
