@@ -7,7 +7,6 @@ Handle, memory, stream and compiled code are CuPy's, so that both share them.
 from __future__ import annotations
 
 import ctypes
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -58,13 +57,6 @@ def _compiled(device: int, wanted: set[tuple[SumKernel, Access, bool]]) -> None:
     elif wanted:
         with ThreadPoolExecutor(min(len(wanted), 8)) as pool:
             list(pool.map(compile_, wanted))
-
-
-def parameters(op: SumOp, flag: int = 0) -> bytes:
-    """struct Parameters of cuda/sum.cuh, with null pointers."""
-    arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in op.arrays)
-    scalars = [part for c in op.scalars for part in (c.real, c.imag)]
-    return arrays + struct.pack(f"<{len(scalars) + 1}dq4i", *scalars, 0.0, flag, op.rows, op.cols, *op.inner)
 
 
 # ---- cuBLAS
@@ -182,7 +174,7 @@ class _Player:
     def __init__(self, tape: Tape, device: int, flagged: bool) -> None:
         self.tape, self.device, self.flagged = tape, device, flagged
         sums = [op for op in tape.ops if isinstance(op, SumOp)]
-        blocks = [parameters(op) for op in sums]
+        blocks = [op.parameters for op in sums]
         starts = np.cumsum([0, *(len(b) for b in blocks)])[:-1] // 8
         slots = [
             (int(start) + 7 * i, x) for start, op in zip(starts, sums, strict=True) for i, x in enumerate(op.arrays)

@@ -7,6 +7,7 @@ driver takes, and nothing more. It is made by the same walk over the same recipe
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -81,6 +82,14 @@ class SumOp:
         """Rows and columns within which every block of this launch is whole."""
         rooms = [_room(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
         return max(min(r for r, _ in rooms), 0), max(min(c for _, c in rooms), 0)
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """struct Parameters of cuda/sum.cuh, its pointers null: the arrays' come first in each array."""
+        arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in self.arrays)
+        scalars = [part for c in self.scalars for part in (c.real, c.imag)]
+        sizes = self.rows, self.cols, *self.inner
+        return arrays + struct.pack(f"<{len(scalars) + 1}dq4i", *scalars, 0.0, 0, *sizes)
 
     @property
     def writes_result(self) -> bool:

@@ -14,6 +14,9 @@ from fmm.tuner import papers, predictions
 from fmm.tuner.environment import command, device_folder, environment
 
 
+SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = _parser()
@@ -32,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fmm-tune {fmm.__version__}")
     parser.add_argument("--effort", choices=("quick", "full"), default="quick", help="how much to measure")
+    parser.add_argument("--suite", action="append", choices=SUITE_NAMES, help="only this suite (may be repeated)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the results below this folder")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON lines instead of tables")
     parser.set_defaults(run=_measure)
@@ -47,7 +51,8 @@ def _measure(options: argparse.Namespace) -> int:
     where = environment(command())
     if not options.json:
         print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")
-    for name, suite in SUITES.items():
+    for name in options.suite or SUITES:
+        suite = SUITES[name]
         rows: list[dict[str, Any]] = []
         for row in suite(EFFORTS[options.effort]):
             rows.append(row)

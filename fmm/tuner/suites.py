@@ -59,7 +59,7 @@ def speed(effort: Effort) -> Iterator[Row]:
 def never_slower(effort: Effort) -> Iterator[Row]:
     """Random shapes with sides from 1 to 6000 and aspect ratios up to 50."""
     for index, size in enumerate(random_shapes(effort.shapes)):
-        yield _row(size, TYPES[index % 2], Rounds(7, 41, effort.rounds.seconds / 4))
+        yield _row(size, TYPES[index % 2], Rounds(7, 41, effort.rounds.seconds / 6))
 
 
 def random_shapes(count: int, largest: int = 6000, aspect: float = 50, seed: int = 7) -> list[Size]:
@@ -126,7 +126,7 @@ def guard(effort: Effort) -> Iterator[Row]:
         for size in effort.large:
             a, b, c = _operands(size, dtype)
             plan, threads = fmm.explain(a, b).plan, Threads(blas_threads())
-            whole = median(_timed(partial(fmm.matmul, a, b, out=c)) for _ in range(3))
+            whole = median(_timed(partial(fmm.matmul, a, b, out=c)) for _ in range(2))
             check = median(_timed(partial(may_overflow, plan, a, b, threads)) for _ in range(9))
             yield {
                 "size": size,
