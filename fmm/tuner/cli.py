@@ -13,7 +13,6 @@ import fmm
 from fmm.tuner import papers, predictions
 from fmm.tuner.environment import command, device_folder, environment
 
-
 SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")
 
 
