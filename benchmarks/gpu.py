@@ -21,6 +21,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from fmm.kernels import cuda_source
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.kernels.tape import Problem, Tape, record
@@ -319,8 +320,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=8, help="of timing per case, about")
     parser.add_argument("--only", default="", help="cases whose 'type m x k x n' contains this")
     parser.add_argument("--plans", default="", help="these plans instead, separated by commas")
+    parser.add_argument("--registers", type=int, default=cuda_source.REGISTERS, help="for live values: sets the lanes")
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
+    cuda_source.REGISTERS = options.registers
     began = time.perf_counter()
     env = environment()
     rows: list[Row] = []

@@ -10,14 +10,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from fmm.kernels.cuda_source import ELEMENTS, ROWS, WARP, Access, Scalar, Spot, SumKernel
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.program import Coefficient, Program
+from fmm.kernels.program import Program
 from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, leading, lower, temporary_bytes
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
@@ -382,21 +381,21 @@ def _interned(kernel: SumKernel) -> SumKernel:
     return kernel
 
 
+# Coefficients that stand in the code: those of the schemes. Others come with the launch, so that a new alpha or beta
+# costs no compilation. By value, since equal plans share a recipe whether alpha was 2 or 2.0.
+LITERALS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
+
+
 def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
-    """Alpha and beta become scalars of the launch; a scheme's own coefficients (fractions) stay in the code."""
+    """The program with Scalars for the coefficients that come with the launch, and their values."""
     found: dict[complex, Any] = {}
-    for terms in program.lines:
-        for c, _ in terms:
-            if not isinstance(c, Fraction) and c not in (1, -1):
-                found.setdefault(complex(c), Scalar(len(found)))
+    for c in (complex(c) for terms in program.lines for c, _ in terms):
+        if c not in LITERALS:
+            found.setdefault(c, Scalar(len(found)))
     if not found:
         return program, ()
-    lines = tuple(tuple((_named(c, found), v) for c, v in terms) for terms in program.lines)
+    lines = tuple(tuple((found.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
     return Program(program.inputs, lines, program.outputs), tuple(found)
-
-
-def _named(c: Coefficient, scalars: dict[complex, Any]) -> Any:
-    return c if isinstance(c, Fraction) else scalars.get(complex(c), c)
 
 
 def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:

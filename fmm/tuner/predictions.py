@@ -146,7 +146,7 @@ def _text(found: dict[str, Any]) -> str:
         table(Plan.parse(best["plan"]), m, k, n, ELEMENTS[found["dtype"]].itemsize),
         "",
         "runners-up, by estimated time:",
-        f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>8}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
+        f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
         *map(_runner_up, found["runners_up"]),
         "",
         *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
@@ -158,6 +158,6 @@ def _text(found: dict[str, Any]) -> str:
 def _runner_up(row: dict[str, Any]) -> str:
     exceeds = f" (too much {' and '.join(row['exceeds'])})" if row["exceeds"] else ""
     return (
-        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>8.3g}{spelled_bytes(row['traffic']):>11}"
+        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{spelled_bytes(row['traffic']):>11}"
         f"{spelled_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
     )

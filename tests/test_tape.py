@@ -1,0 +1,310 @@
+"""Tapes against the executor: the same numbers, from addresses alone, whatever the plan, the sizes and the layouts."""
+
+from __future__ import annotations
+
+import struct
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.arena import Arena, block
+from fmm.kernels.cuda_source import ELEMENTS, ROWS, WARP, Scalar, Spot
+from fmm.kernels.executor import execute
+from fmm.kernels.numpy_backend import NumpyBackend
+from fmm.kernels.plan import Plan, PlanError
+from fmm.kernels.recipe import workspace
+from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, record
+from fmm.kernels.threads import Threads
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
+Memory = dict[str, Matrix]  # base -> bytes
+GUARD = 64  # bytes beyond the end of every buffer that nobody may touch
+POISON = 0xFF  # bytes of NaN
+
+# ---- a reference interpreter: every element through its address, one op after the other
+
+
+def play(tape: Tape, memory: Memory) -> None:
+    for op in tape.ops:
+        if isinstance(op, SumOp):
+            _sum(op, memory)
+        else:
+            _gemm(op, memory, np.dtype(tape.problem.dtype))
+
+
+def _sum(op: SumOp, memory: Memory) -> None:
+    """The kernel's own statements in their own order: loads and stores happen where they stand."""
+    kind = np.dtype(op.kernel.element)
+    values: dict[int, Matrix] = {}
+    for event in op.kernel.events:
+        if event.kind == "load":
+            found = _block(op.arrays, op.kernel.reads[event.value], memory, kind, op.rows, op.cols)
+            values[event.value] = np.zeros((op.rows, op.cols), kind)
+            values[event.value][: found.shape[0], : found.shape[1]] = found
+        elif event.kind == "store":
+            place = _block(op.arrays, op.kernel.writes[event.source], memory, kind, op.rows, op.cols)
+            place[...] = values[event.value][: place.shape[0], : place.shape[1]]
+        else:
+            before = values[event.value] if event.kind == "add" else np.zeros((op.rows, op.cols), kind)
+            term = values[event.source] * _number(event.factor, op) if event.source >= 0 else 0
+            values[event.value] = (before + term).astype(kind)
+
+
+def _number(factor: Any, op: SumOp) -> Any:
+    c = op.scalars[factor.number] if isinstance(factor, Scalar) else complex(factor)
+    return c if op.kernel.element.startswith("complex") else c.real
+
+
+def _block(arrays: tuple[Array, ...], spot: Spot, memory: Memory, kind: Any, rows: int, cols: int) -> Matrix:
+    """What there is of a block within the launch."""
+    x = arrays[spot.array]
+    rows = max(min(rows, x.height, x.rows - spot.i * x.height), 0)
+    cols = max(min(cols, x.width, x.cols - spot.j * x.width), 0)
+    start = x.offset + (spot.i * x.down + spot.j * x.right) * kind.itemsize
+    return _strided(memory[x.base], start, (rows, cols), (x.row, x.col), kind)
+
+
+def _strided(memory: Matrix, start: int, shape: tuple[int, int], strides: tuple[int, int], kind: Any) -> Matrix:
+    if 0 in shape:
+        return np.empty(shape, kind)
+    last = start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) * kind.itemsize
+    assert 0 <= start <= last <= memory.nbytes - GUARD - kind.itemsize, "an address outside its base"
+    steps = tuple(s * kind.itemsize for s in strides)
+    return np.ndarray(shape, kind, memory, start, steps)
+
+
+def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
+    for i in range(op.count):
+        left = _factor(op.left, i, (op.m, op.k), memory, kind)
+        right = _factor(op.right, i, (op.k, op.n), memory, kind)
+        dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
+        old = np.asarray(op.beta).astype(kind) * dest if op.beta else 0
+        dest[...] = np.asarray(op.alpha).astype(kind) * (left @ right) + old
+
+
+def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:
+    """Column-major, as BLAS reads it."""
+    strides = (x.leading, 1) if x.transposed else (1, x.leading)
+    return _strided(memory[x.base], x.offset + i * x.stride * kind.itemsize, shape, strides, kind)
+
+
+# ---- running both
+
+
+def _buffer(nbytes: int) -> Matrix:
+    memory = block(nbytes + GUARD)
+    memory[:] = POISON
+    return memory
+
+
+def _integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Matrix:
+    """Small integers: every product and sum of them is exact, in any order."""
+    x = rng.integers(-3, 4, shape).astype(dtype)
+    return x + 1j * rng.integers(-3, 4, shape) if dtype.startswith("complex") else x
+
+
+def _matrices(problem: Problem, rng: np.random.Generator) -> tuple[Memory, list[Matrix]]:
+    memory, views = {}, []
+    kind = np.dtype(problem.dtype)
+    for name, (rows, cols), layout in zip("ABC", problem.shapes, problem.layouts, strict=True):
+        lines = rows if layout.order == "C" else cols
+        memory[name] = _buffer(lines * layout.leading * kind.itemsize)
+        strides = (layout.leading, 1) if layout.order == "C" else (1, layout.leading)
+        view = _strided(memory[name], 0, (rows, cols), strides, kind)
+        if name != "C" or problem.beta:
+            view[...] = _integers(rng, (rows, cols), problem.dtype)
+        views.append(view)
+    return memory, views
+
+
+def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, Tape]:
+    """The tape's C and the executor's; nothing but C and the workspace may have changed."""
+    rng = np.random.default_rng(7)
+    memory, (a, b, c) = _matrices(problem, rng)
+    tape = record(plan, problem)
+    memory["W"] = _buffer(tape.workspace)
+    before = {name: x.copy() for name, x in memory.items()}
+    expected = c.copy()
+    play(tape, memory)
+    arena = Arena(block(_needed(plan, problem)), np.dtype(problem.dtype))
+    execute(plan, a, b, expected, NumpyBackend(Threads(1)), arena, problem.alpha, problem.beta)
+    assert (memory["A"] == before["A"]).all() and (memory["B"] == before["B"]).all()
+    assert all((x[-GUARD:] == POISON).all() for x in memory.values())
+    found = c.copy()
+    c[...] = np.ndarray(c.shape, c.dtype, before["C"], 0, c.strides)
+    assert (memory["C"] == before["C"]).all(), "the gaps between C's rows or columns were touched"
+    return found, expected, tape
+
+
+def _needed(plan: Plan, problem: Problem) -> int:
+    return workspace(plan, problem.m, problem.k, problem.n, problem.itemsize, problem.alpha, problem.beta)
+
+
+PLANS = (
+    "vendor",
+    "strassen",
+    "winograd.pad",
+    "strassen.pad16",
+    "strassen.peel",
+    "strassen.batched",
+    "winograd.batched.pad8",
+    "strassen.sequential",
+    "winograd.sequential.pad",
+    "laderman",  # three unequal parts: every block stands alone
+    "laderman.batched.pad4",
+    "hk223.sequential.peel",
+    "strassen^2.batched.pad4",
+    "strassen^2",
+    "strassen*winograd.batched",
+    "strassen.pad16 > winograd.batched.pad4",  # blocks in the workspace, cut again
+    "strassen.batched > strassen.batched.pad4",  # a batch of products that are not leaves
+    "balanced(2) > strassen.batched.pad4",
+    "balanced(2) > hasa",
+    "li-fig3",  # blocks of C as scratch
+    "li-fig3.pad",
+    "adaptive-winograd.pad > winograd.batched",
+    "adaptive-winograd",
+    "li-fig3.peel > strassen.batched",
+)
+SIZES = ((32, 48, 64), (33, 18, 75), (7, 41, 5), (2, 1, 3))
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_a_tape_computes_what_the_executor_does(text: str) -> None:
+    plan = Plan.parse(text if text == "vendor" else f"{text} > vendor")
+    for size in SIZES:
+        found, expected, _ = _both(plan, Problem.contiguous(*size, "float64"))
+        np.testing.assert_array_equal(found, expected, err_msg=str(size))
+
+
+ORDERED = ("strassen.batched.pad4 > vendor", "strassen > vendor", "li-fig3 > vendor", "strassen.peel > vendor")
+
+
+@pytest.mark.parametrize("orders", list(product("CF", repeat=3)), ids="".join)
+def test_every_memory_order_and_alpha_and_beta(orders: tuple[Any, Any, Any]) -> None:
+    """Rows or columns contiguous in any mixture, gaps between them, complex and real scalars."""
+    m, k, n = 13, 22, 31
+    shapes = (m, k), (k, n), (m, n)
+    sides = (cols if order == "C" else rows for order, (rows, cols) in zip(orders, shapes, strict=True))
+    layouts = tuple(Layout(order, side + gap) for order, side, gap in zip(orders, sides, (0, 3, 8), strict=True))
+    for text, (dtype, alpha, beta) in product(
+        ORDERED,
+        (("float32", 1, 0), ("float64", -3.0, 0.5), ("complex64", 0.5, 1), ("complex128", 1 - 2j, 0.5j)),
+    ):
+        problem = Problem(m, k, n, dtype, layouts, alpha, beta)  # type: ignore[arg-type]
+        found, expected, _ = _both(Plan.parse(text), problem)
+        np.testing.assert_array_equal(found, expected, err_msg=f"{text} {dtype}")
+
+
+@pytest.mark.parametrize(
+    ("text", "alpha", "beta"),
+    [
+        ("vendor", 0, 0.0),  # C becomes zero
+        ("vendor", 0, 2.0),
+        ("vendor", 2.0, 1),
+        ("strassen.batched > vendor", 0, 0.5),
+        ("strassen.sequential > vendor", 2.0, 0.5),
+        ("balanced(2) > strassen > vendor", 0.5, 1),
+    ],
+)
+def test_scalars(text: str, alpha: float, beta: float) -> None:
+    for size in ((12, 31, 9), (5, 0, 6), (0, 4, 3)):
+        found, expected, _ = _both(Plan.parse(text), Problem.contiguous(*size, "float64", alpha, beta))
+        np.testing.assert_array_equal(found, expected, err_msg=str(size))
+
+
+@pytest.mark.parametrize("text", PLANS)
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex128"])
+def test_the_workspace_is_what_the_plan_says(text: str, dtype: str) -> None:
+    plan = Plan.parse(text if text == "vendor" else f"{text} > vendor")
+    for size in ((40, 56, 72), (33, 18, 75)):
+        problem = Problem.contiguous(*size, dtype)
+        used, said = record(plan, problem).workspace, _needed(plan, problem)
+        # A peeled strip is added by the GEMM itself; the executor of a leaf without beta needs a scratch.
+        assert used <= said if "peel" in text or "balanced" in text else used == said
+
+
+def test_one_level_is_four_launches_and_a_tape_is_kept() -> None:
+    problem = Problem.contiguous(256, 256, 256, "float32")
+    tape = record(Plan.parse("strassen.batched.pad16 > vendor"), problem)
+    assert [type(op) for op in tape.ops] == [SumOp, SumOp, GemmOp, SumOp]
+    gemm = tape.ops[2]
+    assert isinstance(gemm, GemmOp) and (gemm.count, gemm.m, gemm.n, gemm.k) == (7, 128, 128, 128)
+    assert record(Plan.parse("strassen.batched.pad16 > vendor"), Problem.contiguous(256, 256, 256, "float32")) is tape
+
+
+def test_kernels_do_not_depend_on_sizes_or_scalars() -> None:
+    """What is compiled for one size serves all; alpha and beta come with the launch."""
+    plan = Plan.parse("strassen^2.batched.pad16 > vendor")
+    problems = [
+        Problem.contiguous(*size, "bfloat16", alpha, 0.5)
+        for size in ((256, 512, 320), (1000, 777, 901))
+        for alpha in (2.5, -3)
+    ]
+    kernels = {tuple(op.kernel for op in record(plan, p).ops if isinstance(op, SumOp)) for p in problems}
+    assert len(kernels) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "access"),
+    [
+        ("float32", 256, "vector"),
+        ("float32", 258, "scalar"),  # rows of 1032 bytes: not a multiple of 16
+        ("float64", 258, "vector"),
+        ("float64", 259, "scalar"),
+        ("bfloat16", 264, "vector"),  # 8 numbers of 2 bytes
+        ("bfloat16", 260, "scalar"),
+        ("complex64", 258, "vector"),  # as 516 real columns
+    ],
+)
+def test_wide_accesses_only_where_all_is_aligned(dtype: str, n: int, access: str) -> None:
+    tape = record(Plan.parse("strassen.batched.pad16 > vendor"), Problem.contiguous(n, n, n, dtype))
+    assert {op.access for op in tape.ops if isinstance(op, SumOp)} == {access}
+
+
+def test_every_element_has_a_thread() -> None:
+    for n, dtype in ((1, "float32"), (129, "float64"), (1000, "bfloat16")):
+        tape = record(Plan.parse("strassen.batched > vendor"), Problem.contiguous(3 * n, n, 5 * n, dtype))
+        for op in (op for op in tape.ops if isinstance(op, SumOp)):
+            across, down, deep = op.grid
+            assert across * WARP * op.kernel.lanes >= op.cols > (across - 1) * WARP * op.kernel.lanes
+            assert down * deep * ROWS >= op.rows and down <= 65535 and deep <= 65535
+
+
+def test_a_very_tall_matrix_is_folded_into_the_grid() -> None:
+    tape = record(Plan.parse("strassen.batched > vendor"), Problem.contiguous(4_000_000, 8, 8, "float32"))
+    down, deep = tape.ops[0].grid[1:]  # type: ignore[union-attr]
+    assert down <= 65535 and deep > 1 and 2_000_000 <= down * deep * ROWS < 2_000_000 + deep * ROWS
+
+
+def test_parameters_are_the_structure_of_the_kernel() -> None:
+    problem = Problem.contiguous(40, 24, 56, "float32", 0.3, -7.0)
+    op = record(Plan.parse("strassen.batched > vendor"), problem).ops[-1]
+    assert isinstance(op, SumOp)
+    assert [complex(c) for c in op.scalars] == [0.3, -7.0]
+    arrays, tail = op.parameters[: ARRAY_BYTES * 2], op.parameters[ARRAY_BYTES * 2 :]
+    for x, packed in zip(op.arrays, struct.iter_unpack("<q4q4i", arrays), strict=True):
+        assert packed == (0, *x[2:])
+    assert struct.unpack("<5dq4i", tail) == (0.3, 0.0, -7.0, 0.0, 0.0, 0, op.rows, op.cols, *op.inner)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Problem.contiguous(2, 3, 4, "int8"), "int8"),
+        (lambda: Problem(2, 3, 4, "float32", (Layout("C", 2), Layout("C", 4), Layout("C", 4))), "A is 2 x 3"),
+        # 343 products of unequal blocks: more arrays than a launch can describe
+        (lambda: record(Plan.parse("strassen^3 > vendor"), Problem.contiguous(101, 103, 107, "float32")), "pad"),
+    ],
+)
+def test_what_cannot_be_recorded_is_an_error_that_says_why(make: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        make()
+
+
+def test_the_types_are_those_of_the_kernel() -> None:
+    assert {name: e.itemsize for name, e in ELEMENTS.items() if name != "bfloat16"} == {
+        name: np.dtype(name).itemsize for name in ("float16", "float32", "float64", "complex64", "complex128")
+    }
