@@ -86,12 +86,14 @@ class Batch:
 class Recipe:
     """The steps of one level, and the temporaries they need (name -> rows, columns).
 
-    `lanes`: how many of its products may run at a time, each with temporaries of its own below it.
+    `lanes`: how many of its products may run at a time, each with temporaries of its own below it. `tight`: rows of its
+    temporaries may be a power of two apart.
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
     steps: tuple[Sum | Product | Batch, ...]
     lanes: int = 1
+    tight: bool = False
 
     def __hash__(self) -> int:
         return id(self)
@@ -187,7 +189,7 @@ def _stacked(plan: Plan, level: Level, m: int, k: int, n: int, alpha: Coefficien
     splits = [s for s in (split_a, split_b) if s.writes]
     middle: tuple[Product | Batch, ...] = (Batch(products),) if batched else products
     lanes = 2 if level.traversal == "overlapped" else 1
-    return Recipe(_temporaries([*splits, *products]), (*splits, *middle, join), lanes)
+    return Recipe(_temporaries([*splits, *products]), (*splits, *middle, join), lanes, level.tight)
 
 
 def _operands(
@@ -509,6 +511,9 @@ def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
     return -(-elements * itemsize // ALIGN) * ALIGN
 
 
+LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
+
+
 @lru_cache(maxsize=65536)
 def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> int:
     """Peak bytes of temporaries, all levels: this level's, plus the hungriest of its products' (they take turns).
@@ -517,7 +522,7 @@ def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coeffici
     """
     recipe = lower(plan, m, k, n, alpha, beta)
     if recipe is None:
-        return 0
+        return LT_SCRATCH if plan.leaf.startswith("lt") else 0
     own = sum(temporary_bytes(rows, cols, itemsize) for _, rows, cols in recipe.temporaries)
     inner = {(p.plan, *p.size, p.accumulate) for p in recipe.products}
     return own + recipe.lanes * max((workspace(p, *size, itemsize, 1, int(acc)) for p, *size, acc in inner), default=0)

@@ -18,7 +18,18 @@ from typing import Any, Literal, NamedTuple
 from fmm.kernels.cuda_source import ELEMENTS, THREADS, Access, Scalar, Spot, SumKernel
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.program import Program
-from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, leading, lower, temporary_bytes, workspace
+from fmm.kernels.recipe import (
+    LT_SCRATCH,
+    Batch,
+    Place,
+    Product,
+    Recipe,
+    Sum,
+    leading,
+    lower,
+    temporary_bytes,
+    workspace,
+)
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel
@@ -154,6 +165,7 @@ class GemmOp:
     count: int = 1
     alpha: complex = 1
     beta: complex = 0
+    scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
 
 
 class Turn(Enum):
@@ -263,7 +275,8 @@ class _Recorder:
     def _run(self, recipe: Recipe, arrays: dict[str, View]) -> None:
         mark = self.used
         for name, rows, cols in recipe.temporaries:
-            arrays[name] = self._take(rows, cols, fortran=_fortran(arrays[recipe.layouts[name]]))
+            fortran = _fortran(arrays[recipe.layouts[name]])
+            arrays[name] = self._take(rows, cols, fortran, self.spaced and not recipe.tight)
         for overlapped, steps in groupby(recipe.steps, lambda s: recipe.lanes > 1 and isinstance(s, Product)):
             if overlapped:
                 self._overlapped([s for s in steps if isinstance(s, Product)], arrays)
@@ -294,11 +307,11 @@ class _Recorder:
         self.lane, self.used = 0, mark
         self._emit(Turn.JOIN)
 
-    def _take(self, rows: int, cols: int, fortran: bool) -> View:
+    def _take(self, rows: int, cols: int, fortran: bool, spaced: bool) -> View:
         offset, self.used = self.used, self.used + temporary_bytes(rows, cols, self.itemsize)
         self.peak = max(self.peak, self.used)
         along = rows if fortran else cols
-        step = leading(along, self.itemsize, self.spaced)
+        step = leading(along, self.itemsize, spaced)
         return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)))
 
     def _sum(self, step: Sum, arrays: dict[str, View]) -> None:
@@ -322,7 +335,9 @@ class _Recorder:
             if all(_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
             else [[p] for p in products]
         )
-        self._emit(*(_gemm(leaf, batch, alpha, beta, self.itemsize) for batch in batches))
+        scratch = self.used
+        self.peak = max(self.peak, scratch + LT_SCRATCH if leaf.startswith("lt") else 0)
+        self._emit(*(_gemm(leaf, batch, alpha, beta, self.itemsize, scratch) for batch in batches))
 
     def _scale(self, dest: View, beta: complex) -> None:
         """dest = beta dest: a product of nothing."""
@@ -360,7 +375,12 @@ def _distance(views: Sequence[View], itemsize: int) -> int | None:
 
 
 def _gemm(
-    leaf: str, products: Sequence[tuple[View, View, View]], alpha: complex, beta: complex, itemsize: int
+    leaf: str,
+    products: Sequence[tuple[View, View, View]],
+    alpha: complex,
+    beta: complex,
+    itemsize: int,
+    scratch: int,
 ) -> GemmOp:
     """In column-major terms a row-major C = A B is C^T = B^T A^T: the same memory, the operands swapped."""
     lefts, rights, dests = zip(*products, strict=True)
@@ -369,7 +389,7 @@ def _gemm(
         lefts, rights, dests = (tuple(_transposed(v) for v in views) for views in (rights, lefts, dests))
         m, n = n, m
     left, right, dest = (_factor(views, itemsize) for views in (lefts, rights, dests))
-    return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta)
+    return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta, scratch)
 
 
 def _columns(x: View) -> bool:
