@@ -10,8 +10,7 @@ on a GPU two products at a time, so that the sums of one run beside the other's 
 every operand in a block of its own, the products as one batch) or `sequential` (one product at a time, three
 temporaries); a step table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if
 padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the
-core that divides, then thin strips). On a GPU rows of temporaries are never a power of two apart; with `tight` they are
-not kept apart, which suits some products better and others worse.
+core that divides, then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
 product).
@@ -31,7 +30,6 @@ Traversal = Literal["stacked", "overlapped", "batched", "sequential"]
 FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "sequential")
-TIGHT = "tight"
 LEAVES = ("vendor", *(f"lt{i}" for i in range(32)))
 _VALID_LEAVES = "vendor, lt0 to lt31"
 
@@ -52,7 +50,6 @@ class Level:
     algorithm: str
     traversal: Traversal = "stacked"
     fringe: str = "unequal"
-    tight: bool = False
 
     def __post_init__(self) -> None:
         _choice("fringe", self.fringe, FRINGES + UNITS)
@@ -91,8 +88,6 @@ class Level:
         options = [] if self.traversal == usual else [str(self.traversal)]
         if self.fringe != _usual_fringe(self.algorithm, self.traversal):
             options.append(self.fringe)
-        if self.tight:
-            options.append(TIGHT)
         return ".".join([self.algorithm, *options])
 
 
@@ -177,12 +172,12 @@ def level(algorithm: str, *options: str) -> Level:
     for found in (traversals, fringes):
         if len(found) > 1:
             raise PlanError(f"{algorithm} cannot be both {' and '.join(found)}")
-    for unknown in (option for option in options if option not in (*traversals, *fringes, TIGHT)):
-        valid = ", ".join((*TRAVERSALS, *FRINGES, *UNITS, TIGHT))
+    for unknown in (option for option in options if option not in (*traversals, *fringes)):
+        valid = ", ".join(TRAVERSALS + FRINGES + UNITS)
         raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
     traversal = traversals[0] if traversals else _usual_traversal(algorithm)
     fringe = fringes[0] if fringes else _usual_fringe(algorithm, traversal)
-    return Level(algorithm, traversal, fringe, TIGHT in options)
+    return Level(algorithm, traversal, fringe)
 
 
 def _usual_traversal(algorithm: str) -> Traversal:

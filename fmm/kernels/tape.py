@@ -236,7 +236,7 @@ class Tape:
 @lru_cache(maxsize=1024)
 def record(plan: Plan, problem: Problem) -> Tape:
     """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel."""
-    recorder = _Recorder(problem.stored, spaced=problem.dtype != "tf32")
+    recorder = _Recorder(problem.stored)
     arrays = {
         name: View(name, 0, *shape, *((lay.leading, 1) if lay.order == "C" else (1, lay.leading)))
         for name, shape, lay in zip("ABC", problem.shapes, problem.layouts, strict=True)
@@ -246,14 +246,10 @@ def record(plan: Plan, problem: Problem) -> Tape:
 
 
 class _Recorder:
-    """Walks recipes as the executor does; its stack of temporaries is the workspace.
+    """Walks recipes as the executor does; its stack of temporaries is the workspace."""
 
-    `spaced`: rows of temporaries are never a power of two apart, which float32 products gain from (cuBLAS's 512 x 512
-    batches 4 % on an H200), and TF32 products lose (8192 x 8192: 10 %).
-    """
-
-    def __init__(self, dtype: str, spaced: bool = True) -> None:
-        self.dtype, self.itemsize, self.spaced = dtype, ELEMENTS[dtype].itemsize, spaced
+    def __init__(self, dtype: str) -> None:
+        self.dtype, self.itemsize = dtype, ELEMENTS[dtype].itemsize
         self.ops: list[SumOp | GemmOp | Turn] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
@@ -276,7 +272,7 @@ class _Recorder:
         mark = self.used
         for name, rows, cols in recipe.temporaries:
             fortran = _fortran(arrays[recipe.layouts[name]])
-            arrays[name] = self._take(rows, cols, fortran, self.spaced and not recipe.tight)
+            arrays[name] = self._take(rows, cols, fortran)
         for overlapped, steps in groupby(recipe.steps, lambda s: recipe.lanes > 1 and isinstance(s, Product)):
             if overlapped:
                 self._overlapped([s for s in steps if isinstance(s, Product)], arrays)
@@ -307,11 +303,11 @@ class _Recorder:
         self.lane, self.used = 0, mark
         self._emit(Turn.JOIN)
 
-    def _take(self, rows: int, cols: int, fortran: bool, spaced: bool) -> View:
+    def _take(self, rows: int, cols: int, fortran: bool) -> View:
         offset, self.used = self.used, self.used + temporary_bytes(rows, cols, self.itemsize)
         self.peak = max(self.peak, self.used)
         along = rows if fortran else cols
-        step = leading(along, self.itemsize, spaced)
+        step = leading(along, self.itemsize, spaced=False)
         return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)))
 
     def _sum(self, step: Sum, arrays: dict[str, View]) -> None:
