@@ -16,7 +16,7 @@ import pytest
 from fmm.kernels.cuda_source import ENTRY, Access, SumKernel, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.steps import step_table_names
-from fmm.kernels.tape import Layout, Problem, SumOp, record
+from fmm.kernels.tape import ARRAY_BYTES, Layout, Problem, SumOp, record
 
 HOST = r"""
 #include <algorithm>
@@ -67,8 +67,7 @@ FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", "-fsanitize=alignmen
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs a launch on the host; kernels are compiled once."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler (g++ or clang++) to run the kernel's source on the host")
+    _compiler()
     folder = tmp_path_factory.mktemp("kernels")
     libraries: dict[Any, Any] = {}
 
@@ -85,13 +84,23 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return launch
 
 
-def _compiled(path: Path, kernel: SumKernel, access: Access, flag: bool) -> Any:
+def _compiler() -> str:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
+    return COMPILER
+
+
+def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
     text = source(kernel, access, flag).replace("#pragma once", "")
     text, changed = re.subn(r"#define FMM_IF_INSIDE.*?\n\n", "", text, count=1, flags=re.DOTALL)
     assert changed, "the host's version of the predicated accesses no longer fits cuda/sum.cuh"
+    return HOST + text
+
+
+def _compiled(path: Path, kernel: SumKernel, access: Access, flag: bool) -> Any:
     driver = DRIVER.format(arrays=kernel.arrays, scalars=kernel.scalars, entry=ENTRY)
-    path.with_suffix(".cpp").write_text(HOST + text + driver, encoding="utf-8")
-    command = [str(COMPILER), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
+    path.with_suffix(".cpp").write_text(_for_the_host(kernel, access, flag) + driver, encoding="utf-8")
+    command = [_compiler(), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
     subprocess.run(command, check=True)
     return ctypes.CDLL(f"{path}.so")
 
@@ -243,3 +252,33 @@ def test_the_flag_is_raised_by_what_is_stored(dtype: str, bad: float, host: Any)
         flag = np.zeros(1, np.int32)
         host(op, {"W": work.address, "C": result.address}, op.access, flag.ctypes.data)
         assert flag[0] == raised
+
+
+LAYOUT = r"""
+#include <cstddef>
+#define AT(what, byte) static_assert(offsetof(P, what) == byte, #what)
+using P = fmm::Parameters<{arrays}, {scalars}>;
+static_assert(sizeof(P) == {size} && sizeof(fmm::Array) == {array}, "sizes");
+AT(arrays[1].data, {array}); AT(arrays[1].row, {array} + 8); AT(arrays[1].col, {array} + 16);
+AT(arrays[1].down, {array} + 24); AT(arrays[1].right, {array} + 32);
+AT(arrays[1].rows, {array} + 40); AT(arrays[1].cols, {array} + 44);
+AT(arrays[1].height, {array} + 48); AT(arrays[1].width, {array} + 52);
+AT(scalars, {arrays} * {array}); AT(flag, {flag}); AT(rows, {flag} + 8); AT(cols, {flag} + 12);
+AT(inner_rows, {flag} + 16); AT(inner_cols, {flag} + 20);
+"""
+
+
+@pytest.mark.parametrize("wrong", [0, 8], ids=["as packed", "8 bytes off"])
+def test_parameters_lie_where_a_launch_puts_them(wrong: int, tmp_path: Path) -> None:
+    """The struct of cuda/sum.cuh against the bytes of SumOp.parameters; any other layout does not compile."""
+    op = record(Plan.parse("strassen.batched > vendor"), Problem.contiguous(40, 24, 56, "float32", 0.3, -7.0)).ops[-1]
+    assert isinstance(op, SumOp) and op.kernel.scalars == 2
+    arrays, scalars = op.kernel.arrays, op.kernel.scalars
+    flag = arrays * ARRAY_BYTES + 8 * (2 * scalars + 1) + wrong
+    numbers = {"arrays": arrays, "scalars": scalars, "array": ARRAY_BYTES, "flag": flag, "size": len(op.parameters)}
+    path = tmp_path / "layout.cpp"
+    path.write_text(_for_the_host(op.kernel, "scalar", False) + LAYOUT.format(**numbers), encoding="utf-8")
+    command = [_compiler(), *FLAGS, "-c", str(path), "-o", f"{path}.o"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode == 0) == (not wrong), found.stderr
+    assert not wrong or "flag" in found.stderr
