@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda_source import ENTRY, Access, SumKernel, source
+from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.steps import step_table_names
 from fmm.kernels.tape import ARRAY_BYTES, Layout, Problem, SumOp, record
@@ -53,9 +53,8 @@ extern "C" int launch(const void* parameters, int across, int down, int deep) {{
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-                for (threadIdx.y = 0; threadIdx.y < 4; ++threadIdx.y)
-                    for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x)
-                        {entry}(*static_cast<const Parameters*>(parameters));
+                for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x)
+                    {entry}(*static_cast<const Parameters*>(parameters));
     return sizeof(Parameters);
 }}
 """
@@ -98,7 +97,7 @@ def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
 
 
 def _compiled(path: Path, kernel: SumKernel, access: Access, flag: bool) -> Any:
-    driver = DRIVER.format(arrays=kernel.arrays, scalars=kernel.scalars, entry=ENTRY)
+    driver = DRIVER.format(arrays=kernel.arrays, scalars=kernel.scalars, entry=ENTRY, threads=THREADS)
     path.with_suffix(".cpp").write_text(_for_the_host(kernel, access, flag) + driver, encoding="utf-8")
     command = [_compiler(), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
     subprocess.run(command, check=True)

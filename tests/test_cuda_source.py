@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fmm.kernels.cuda_source import ROWS, WARP, SumKernel, peak, source
+from fmm.kernels.cuda_source import THREADS, SumKernel, peak, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.scheme import scheme, scheme_names
 from fmm.kernels.steps import step_table_names
@@ -151,6 +151,7 @@ class Report(NamedTuple):
 
     name: str
     registers: int
+    shared: int  # bytes a thread block
     local: int  # bytes of local memory a thread: what did not fit in registers
 
 
@@ -190,8 +191,9 @@ def report(name: str, text: str, architecture: str) -> Report:
     said = compiled(text, architecture)
     registers = re.search(r"Used (\d+) registers", said)
     stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
+    shared = re.search(r"(\d+) bytes smem", said)
     assert registers and stack, f"{name}: no resources in the log: {said}"
-    return Report(name, int(registers[1]), max(int(stack[1]), int(stack[2])))
+    return Report(name, int(registers[1]), int(shared[1]) if shared else 0, max(int(stack[1]), int(stack[2])))
 
 
 def sources(case: Case) -> Iterator[tuple[str, str, str]]:
@@ -237,16 +239,18 @@ def test_every_kernel_compiles_and_stays_in_registers(name: str) -> None:
     reports = in_parallel(report, jobs)
     if path := os.environ.get("FMM_REGISTER_TABLE"):
         with open(path, "a", encoding="utf-8") as file:
-            file.writelines(f"{r.name}: {r.registers} registers, {r.local} bytes local\n" for r in reports)
+            file.writelines(
+                f"{r.name}: {r.registers} registers, {r.shared} bytes shared, {r.local} local\n" for r in reports
+            )
     assert [r for r in reports if r.local] == []
     for r, (_, _, architecture) in zip(reports, jobs, strict=True):
-        assert blocks(architecture, r.registers) >= case.blocks, r
+        assert blocks(architecture, r) >= case.blocks, r
 
 
-def blocks(architecture: str, registers: int) -> int:
-    """Thread blocks of a sum kernel on one multiprocessor."""
+def blocks(architecture: str, kernel: Report) -> int:
+    """Its thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), WARP * ROWS, registers)
+    return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
