@@ -22,7 +22,7 @@ import cupy
 import numpy as np
 
 from fmm.kernels.cupy_backend import CupyBackend
-from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.tape import Problem, Tape, record
 
 ROOT = Path(__file__).parents[1]
@@ -312,7 +312,7 @@ def environment() -> dict[str, Any]:
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    """Every plan against cuBLAS as it comes and against the best of cuBLASLt's candidates; errors over the vendor's."""
+    """Every plan against cuBLAS as it comes and the best of cuBLASLt's candidates; errors over the vendor's."""
     yield (
         f"{'type':9}{'m x k x n':22}{'ms':>9}{'vendor':>9}{'speedup':>9}{'/ Lt':>7}{'error':>7}{'max':>6}{'GiB':>7}  plan"
     )
