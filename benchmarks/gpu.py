@@ -314,7 +314,8 @@ def environment() -> dict[str, Any]:
 def table(rows: list[Row]) -> Iterator[str]:
     """Every plan against cuBLAS as it comes and the best of cuBLASLt's candidates; errors over the vendor's."""
     yield (
-        f"{'type':9}{'m x k x n':22}{'ms':>9}{'vendor':>9}{'speedup':>9}{'/ Lt':>7}{'error':>7}{'max':>6}{'GiB':>7}  plan"
+        f"{'type':9}{'m x k x n':22}{'ms':>9}{'vendor':>9}{'speedup':>9}{'/ Lt':>7}{'error':>7}{'max':>6}{'GiB':>7}"
+        "  plan"
     )
     for row in rows:
         size = " x ".join(map(str, row.size))
