@@ -39,6 +39,7 @@ class Calibration:
     launch: float = 0.0
     overlap: float = 0.0
     batches: bool = False
+    margin: float = 0.01
 
     def rate(self, dtype: str) -> Rate:
         if dtype not in self.rates:
