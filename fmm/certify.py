@@ -10,6 +10,7 @@ from fmm.config import Entry, Size
 
 GAIN = 1.02  # a smaller gain is not worth a plan
 CONFIDENCE = 0.95
+ROUNDS = 6  # the fewest whose range is such an interval
 
 
 def interval(samples: Sequence[float]) -> tuple[float, float]:
@@ -36,7 +37,7 @@ def ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[float, 
 def certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
     """Is the candidate faster: the interval's lower bound above 1, the median above what noise or habit explain?"""
     found = ratios(vendor, candidate)
-    return interval(found)[0] > 1 and median(found) > max(GAIN, 1 + noise)
+    return len(found) >= ROUNDS and interval(found)[0] > 1 and median(found) > max(GAIN, 1 + noise)
 
 
 def entry(

@@ -99,8 +99,13 @@ Check = Callable[[Raw, str], Any]
 
 
 def _fail(where: str, what: str, value: Raw) -> ConfigError:
-    shown = repr(value)
-    return ConfigError(f"{where} must be {what}, not {shown if len(shown) < 60 else shown[:57] + '...'}")
+    return ConfigError(f"{where} must be {what}, not {_shown(value)}")
+
+
+def _shown(value: Raw) -> str:
+    """Short, and on one line whatever it holds."""
+    found = ascii(value)
+    return found if len(found) < 60 else found[:57] + "..."
 
 
 def number(low: float, high: float) -> Check:
@@ -172,7 +177,7 @@ def texts(value: Raw, where: str) -> dict[str, str]:
     return {text(name, where): text(found, f"{where}.{name}") for name, found in value.items()}
 
 
-POSITIVE, SHARE = number(1e-30, 1e30), number(0, 1e30)
+POSITIVE = number(1e-30, 1e30)
 ENTRY: Mapping[str, Check] = {
     "size": size,
     "plan": plan_text,
@@ -198,6 +203,11 @@ SECTION: Mapping[str, Check] = {
     "noise": number(0, 10),
     "entries": anything,  # one by one
 }
+# Of a calibration's numbers: those that are divided by, and shares; the others by their type.
+_BY_NAME: Mapping[str, Check] = {
+    **dict.fromkeys(("flops", "stream", "sequential", "ragged"), POSITIVE),
+    **dict.fromkeys(("overlap", "margin"), number(0, 1)),
+}
 _BY_TYPE: Mapping[str, Check] = {"float": number(0, 1e30), "int": whole(0, 1 << 60), "bool": flag}
 
 
@@ -205,7 +215,7 @@ def _numbers(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], fr
     """Checks of a dataclass's numbers, and which may be left out: the model can grow and old configs stay valid."""
     known = [f for f in fields(kind) if str(f.type) in _BY_TYPE]
     optional = frozenset(f.name for f in known if f.default is not MISSING)
-    return {f.name: _BY_TYPE[str(f.type)] for f in known}, optional
+    return {f.name: _BY_NAME.get(f.name, _BY_TYPE[str(f.type)]) for f in known}, optional
 
 
 def entry(raw: Raw, where: str) -> Entry:
@@ -222,8 +232,6 @@ def calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Cal
     rates, rate_optional = _numbers(Rate)
     found = record(raw, where, {**checks, "rate": anything}, optional)
     rate = Rate(**record(found.pop("rate"), f"{where}.rate", rates, rate_optional))
-    if rate.flops <= 0 or found["stream"] <= 0:
-        raise ConfigError(f"{where}: rates must be positive")
     return Calibration(name, source, MappingProxyType({dtype: rate}), **found)
 
 
@@ -270,12 +278,12 @@ def document(content: str) -> dict[str, dict[str, Raw]]:
     if not isinstance(raw, dict) or not isinstance(raw.get("devices"), dict):
         raise ConfigError("it is no fmm config: it has no devices")
     if isinstance(raw.get("schema"), int) and raw["schema"] > SCHEMA:
-        raise ConfigError(f"its schema is {raw['schema']}, of a later fmm; this one reads {SCHEMA}")
+        raise ConfigError(f"its schema is {_shown(raw['schema'])}, of a later fmm; this one reads {SCHEMA}")
     if raw.get("schema") is not SCHEMA and raw.get("schema") != SCHEMA:
-        raise ConfigError(f"its schema is {str(raw.get('schema'))[:40]}, this fmm reads {SCHEMA}")
+        raise ConfigError(f"its schema is {_shown(raw.get('schema'))}, this fmm reads {SCHEMA}")
     for key, types in raw["devices"].items():
         if not isinstance(types, dict):
-            raise ConfigError(f"the device {key[:60]!r} has no types")
+            raise ConfigError(f"the device {_shown(key)} has no types")
     return dict(raw["devices"])
 
 

@@ -18,7 +18,7 @@ from fmm.identity import Identity
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.problem import Problem
 
-PAIRS = 6  # the fewest whose range is a 95 % interval
+PAIRS = certify.ROUNDS
 NOISE = 0.01
 
 

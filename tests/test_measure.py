@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm import identity
 from fmm.tuner import environment, measure, suites
 from fmm.tuner.measure import Paired, Rounds, paired
 
@@ -287,7 +288,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_device_folder_is_a_safe_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "processor", lambda: name)
+    monkeypatch.setattr(identity, "processor", lambda: name)
     monkeypatch.setattr(environment, "blas_threads", lambda: 4)
     assert environment.device_folder() == NAMES[name]
 

@@ -15,8 +15,7 @@ from fmm import config, store
 from fmm.config import ConfigError, Entry, Raw
 from fmm.identity import Identity
 from fmm.kernels.plan import Plan, PlanError
-from fmm.perfmodel.predict import predict
-from fmm.perfmodel.problem import Problem
+from fmm.tuner.fit import predicted, work
 from fmm.tuner.trials import Trial, Trials
 from fmm.tuner.tuning import described, output_path, trials_path
 
@@ -140,8 +139,9 @@ def _trial_rows(path: Path) -> Iterator[list[object]]:
     for tuning in Trials(trials_path(path)).tunings():
         for t in tuning.trials:
             calibration = known.get((tuning.header.device, t.dtype))
-            whole = calibration is not None and t.part == "whole"
-            seconds = predict(Plan.parse(t.plan), Problem(*t.size, t.dtype), calibration).seconds if whole else None
+            seconds = None
+            if calibration is not None:
+                seconds = predicted(t.what, t.problem, work(t.what.plan, t.problem), calibration)
             yield [t.run, tuning.header.device, *t.size, *(getattr(t, name) for name in names), seconds]
 
 

@@ -35,6 +35,6 @@ def chosen(name: str | None) -> list[Device]:
 def _device(name: str) -> Device:
     if name == "cpu":
         return CpuDevice()
-    from fmm.tuner.cuda_device import CudaDevice
+    from fmm.tuner.cuda_device import CudaDevice  # CuPy
 
     return CudaDevice(int(name))

@@ -51,7 +51,7 @@ class FakeDevice:
 
     @property
     def dtypes(self) -> Sequence[str]:
-        return tuple(reversed(self.truth.rates))
+        return tuple(reversed(list(self.truth.rates)))
 
     def untuned(self) -> Calibration:
         return replace(cpu(2), name=self.identity.name)

@@ -99,8 +99,13 @@ PARAMETERS = (
     Parameter("rate.flops", 1e6, 1e17, PRODUCTS),
     Parameter("rate.fill", 1.0, 1e8, PRODUCTS),
     Parameter("rate.pipe", 0.1, 1e4, PRODUCTS),
+    Parameter("rate.rows", 0.1, 1e4, PRODUCTS),
+    Parameter("rate.cols", 0.1, 1e4, PRODUCTS),
+    Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
     Parameter("stream", 1e6, 1e15, SUMS),
     Parameter("small", 1.0, 1e10, SUMS),
+    Parameter("sequential", 0.1, 10.0, SUMS),
+    Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
     Parameter("launch", 1e-8, 1e-2, SUMS),
     Parameter("overlap", 0.0, 1.0, frozenset({"plan"}), linear=True),
 )
@@ -109,6 +114,7 @@ PARAMETERS = (
 # ---- fitting
 
 ROBUST = 0.03  # a residual, in logarithms, from which on it counts less than its square
+WEIGHTS = {"sums": 0.2}  # sums alone find other caches than within a plan, where they count
 PRIOR = 0.002  # how much a step away from the start weighs, for what the measurements leave open
 
 
@@ -130,7 +136,7 @@ def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
     free = [p for p in free if kinds & p.informed_by]
     works = [work(o.run.plan, o.problem) for o in observed]
-    measured = np.log([o.seconds for o in observed])
+    measured, weights = np.log([o.seconds for o in observed]), np.array([WEIGHTS.get(o.kind, 1.0) for o in observed])
     low, high = (np.array([p.coordinate(max(x, 1e-300)) if not p.linear else x for p, x in ((p, getattr(p, side)) for p in free)]) for side in ("low", "high"))  # fmt: skip  # noqa: E501
     origin = np.clip([p.coordinate(max(p.get(start, dtype), p.low)) for p in free], low, high)
 
@@ -143,10 +149,12 @@ def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     def residuals(x: Any) -> Any:
         c = calibrated(x)
         times = [predicted(o.run, o.problem, w, c) for o, w in zip(observed, works, strict=True)]
-        return np.concatenate([np.log(times) - measured, PRIOR * (x - origin)])
+        return np.concatenate([weights * (np.log(times) - measured), PRIOR * (x - origin)])
 
     solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, x_scale=1.0)
-    return Fit(calibrated(solved.x), _intervals(free, solved, len(observed)), tuple(solved.fun[: len(observed)]))
+    return Fit(
+        calibrated(solved.x), _intervals(free, solved, len(observed)), tuple(solved.fun[: len(observed)] / weights)
+    )
 
 
 def _owner(calibration: Calibration, parameter: Parameter, dtype: str) -> object:
@@ -159,9 +167,12 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
     streams = [
         work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds for o in observed if o.kind == "sums"
     ]
-    flops, stream = PARAMETERS[0], next(p for p in PARAMETERS if p.name == "stream")
+    flops, stream, memory = (
+        next(p for p in PARAMETERS if p.name == n) for n in ("rate.flops", "stream", "rate.memory")
+    )
     found = flops.put(start, dtype, max(rates)) if rates else start
-    return stream.put(found, dtype, max(streams)) if streams else found
+    found = stream.put(found, dtype, median(streams)) if streams else found
+    return memory.put(found, dtype, 4 * stream.get(found, dtype))
 
 
 def _intervals(free: Sequence[Parameter], solved: Any, count: int) -> dict[str, tuple[float, float]]:

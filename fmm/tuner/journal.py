@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from statistics import median
 
 from fmm import certify
-from fmm.kernels.plan import Plan
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.device import Device, FailedError, Session
 from fmm.tuner.trials import Run, Trial
@@ -30,6 +30,7 @@ class ReplayedError(Exception):
 
 Key = tuple[str, Problem, int, Run]
 Samples = dict[Run, list[float]]
+Drop = Callable[[Samples], Iterable[Run]]
 
 
 class Journal:
@@ -95,7 +96,19 @@ class Journal:
 
 
 def _key(trial: Trial) -> Key:
-    return trial.stage, trial.problem, trial.seed, Run(Plan.parse(trial.plan), trial.part, trial.twin)
+    return trial.stage, trial.problem, trial.seed, trial.what
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many rounds: `least`, then more while they have taken less than `seconds`, up to `most`."""
+
+    least: int
+    most: int = 0
+    seconds: float = 0.0
+
+    def go_on(self, done: int, spent: float) -> bool:
+        return done < self.least or (done < self.most and spent < self.seconds)
 
 
 class Desk:
@@ -103,7 +116,8 @@ class Desk:
 
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
-        self._stack, self._session = stack, None
+        self._stack = stack
+        self._session: Session | None = None
         self._ready: set[Run] = set()
 
     def sample(self, run: Run) -> float:
@@ -135,22 +149,21 @@ class Desk:
             self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
         return self._session
 
-    def rounds(
-        self, runs: Sequence[Run], count: int, drop: Callable[[Samples], Iterable[Run]] = lambda samples: ()
-    ) -> Samples:
+    def rounds(self, runs: Sequence[Run], pace: Pace, drop: Drop = lambda samples: ()) -> Samples:
         """Samples of all runs in shuffled rounds; runs that fail, or that `drop` names, leave the race."""
         samples: Samples = {run: [] for run in runs}
-        racing = list(samples)
+        racing, spent, done = list(samples), 0.0, 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
-        for _ in range(count):
+        while racing and pace.go_on(done, spent):
             for run in shuffled.sample(racing, len(racing)):
                 try:
                     samples[run].append(self.sample(run))
+                    spent += samples[run][-1]
                 except FailedError:
                     racing.remove(run)
                     samples[run].clear()
             out = set(drop(samples))
-            racing = [run for run in racing if run not in out]
+            racing, done = [run for run in racing if run not in out], done + 1
         return samples
 
 

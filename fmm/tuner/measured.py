@@ -20,7 +20,7 @@ from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.tuner.device import Device
 from fmm.tuner.devices import UnknownDeviceError, chosen
 from fmm.tuner.environment import command, device_folder, environment
-from fmm.tuner.journal import Journal, Samples, speedup
+from fmm.tuner.journal import Journal, Pace, Samples, speedup
 from fmm.tuner.trials import Run
 from fmm.tuner.tuning import output_path
 
@@ -80,7 +80,7 @@ def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) ->
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)
     with journal.open("bench", problem) as desk:
-        samples = desk.rounds(runs, rounds)
+        samples = desk.rounds(runs, Pace(rounds))
     for run in runs:
         if samples[run]:
             step = decision.step if run.plan == decision.plan else "given"
@@ -164,7 +164,7 @@ def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, st
             break
         run = Run(Plan.parse(entry.plan))
         with journal.open("canary", Problem(*entry.size, dtype)) as desk:
-            samples = desk.rounds([Run(), run], CANARY_ROUNDS if cost <= left else 1)
+            samples = desk.rounds([Run(), run], Pace(CANARY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
         gain = speedup(samples, Run(), run) if samples[run] else 0.0
         if gain < max(1.0, entry.low - entry.noise - 0.02):

@@ -17,7 +17,7 @@ from fmm.perfmodel.choose import ranked
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.device import Device
-from fmm.tuner.journal import Desk, Journal, Samples, speedup
+from fmm.tuner.journal import Desk, Journal, Pace, Samples, speedup
 from fmm.tuner.trials import Run
 
 STAGE = "search"
@@ -117,17 +117,17 @@ class Race:
         if plan in self.results:
             return self.results[plan]
         run, base = Run(plan), Run(VENDOR)
-        samples = self.desk.rounds((base, run), self.rounds, lambda s: self._losers(s, base, run))
+        samples = self.desk.rounds((base, run), Pace(self.rounds), lambda s: self._losers(s, base, run))
         self.spent += sum(map(sum, samples.values()))
-        found = speedup(samples, base, run) if samples[run] else 0.0
+        found = speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
-        if samples[run] and len(samples[run]) == self.rounds:
+        if found and len(samples[run]) == self.rounds:
             self.best_low = max(self.best_low, certify.interval(certify.ratios(samples[base], samples[run]))[0])
         return found
 
     def _losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
         """Both stop once even the plan's best round is below what the leader's worst was."""
-        if not samples[run]:
+        if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
         best = max(certify.ratios(samples[base][:rounds], samples[run]))
@@ -157,7 +157,7 @@ def explored(
     from optuna.distributions import CategoricalDistribution
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space = {name: CategoricalDistribution(tuple(values)) for name, values in device.space().items()}
+    space: dict[str, Any] = {name: CategoricalDistribution(tuple(values)) for name, values in device.space().items()}
     study = optuna.create_study(
         direction="maximize", sampler=sampler or optuna.samplers.TPESampler(seed=0, n_startup_trials=4)
     )

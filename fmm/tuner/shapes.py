@@ -28,20 +28,20 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(42, 57, 3, 10, 3, 2, 7),
-    "default": Effort(220, 290, 5, 60, 10, 4, 11),
+    "quick": Effort(40, 57, 3, 10, 3, 2, 7),
+    "default": Effort(180, 290, 5, 60, 10, 4, 11),
     "full": Effort(900, 1500, 7, 120, 24, 6, 21),
 }
 
-# A vendor product of the largest side that is measured takes this share of the planned seconds.
-LARGEST = 0.015
+# So many vendor products of the largest side take the planned seconds: it is measured in a few dozen runs, some rounds.
+LARGEST = 22
 STEP = 128  # sides of the ladder and the probe are multiples of this
 LADDER = [*range(1024, 4096, 512), *range(4096, 8192, 1024), *range(8192, 16384, 2048), *range(16384, 65537, 8192)]
 
 
 def largest_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
     """The side of the largest product that the effort affords, from the seconds of a smaller one."""
-    target = LARGEST * effort.seconds * device.patience
+    target = effort.seconds * device.patience / (LARGEST * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
     memory = math.sqrt(device.memory / (6 * problem.itemsize))  # operands, and a plan's workspace
     return max(int(min(side, memory)) // STEP * STEP, 2 * STEP)
@@ -66,19 +66,20 @@ def _rounded(side: float) -> int:
     return max(int(side) // 32 * 32, 32)
 
 
-def held_out(side: int, count: int, share: float, seed: int = 11) -> Iterator[Size]:
+def scattered(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
     """Random shapes, their sides spread evenly by logarithm, cheap enough that all take `share` of the seconds."""
     rng = random.Random(seed)
-    # A shape takes about four runs of five rounds, each a tenth of the product of the largest sides.
-    top = side * min(0.9, (share / (count * 2 * LARGEST)) ** (1 / 3))
-    for _ in range(count):
+    # A shape takes about three runs and a warm-up of each, a tenth of the time of the product of the largest sides.
+    cost = 0.3 * (effort.rounds + 1) / (LARGEST * effort.rounds)
+    top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
+    for _ in range(effort.held_out):
         m, k, n = (int(math.exp(rng.uniform(math.log(top / 4), math.log(top)))) for _ in range(3))
         yield m, k, n
 
 
 def ladder(side: int) -> list[Size]:
     """The usual square products up to a side, the largest first."""
-    return [(x, x, x) for x in reversed(LADDER) if side / 4 <= x <= side]
+    return [(x, x, x) for x in reversed(LADDER) if side / 8 <= x <= side]
 
 
 class ShapesError(ValueError):

@@ -46,6 +46,10 @@ class Trial:
     def problem(self) -> Problem:
         return Problem(*self.size, self.dtype)
 
+    @property
+    def what(self) -> Run:
+        return Run(Plan.parse(self.plan), self.part, self.twin)
+
 
 @dataclass(frozen=True)
 class Header:

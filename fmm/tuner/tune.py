@@ -1,4 +1,4 @@
-"""One tuning, from the first probe to the section of the config: probe, hold out, fit, search, certify, conclude.
+"""One tuning, from the first probe to the section of the config: probe, fit, search, certify, conclude.
 
 All that is concluded is a function of the recorded trials, so what was measured before the time was up, or before
 Ctrl-C, is worth as much as it can be.
@@ -6,7 +6,7 @@ Ctrl-C, is worth as much as it can be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
@@ -20,7 +20,8 @@ from fmm.perfmodel.choose import ranked
 from fmm.perfmodel.problem import Problem
 from fmm.tuner import fit as fitting
 from fmm.tuner import shapes
-from fmm.tuner.journal import Journal, TimeUpError
+from fmm.tuner.device import Device
+from fmm.tuner.journal import Journal, Pace, TimeUpError
 from fmm.tuner.search import Budget, Found, fits, search
 from fmm.tuner.shapes import Effort, Size
 from fmm.tuner.trials import Run, Trial
@@ -28,7 +29,8 @@ from fmm.tuner.trials import Run, Trial
 FITTED = ("scale", "probe", "search")  # the stages whose trials the fit may see; never those held out
 MARGIN = 0.01  # the least by which a plan must be predicted to win
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
-SHARES = {"held out": 0.2, "search": 0.3}  # of the planned seconds
+SEEDS = {"probe": 5, "held out": 11}  # of random shapes
+SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,15 @@ def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = 
     try:
         side = scale(journal, dtype, effort)
         probe(journal, dtype, side, effort)
-        calibration = fit(journal, dtype).calibration
-        hold_out(journal, dtype, side, effort, calibration)
+        calibration = fit(journal, dtype, FITTED[:2]).calibration
         problems = [Problem(*size, dtype) for size in wanted or shapes.ladder(side)]
         if not wanted:
             problems = [p for p in problems if promising(journal, p, calibration)]
         noise = noise_floor(journal.recorded)
         for problem in problems:
-            found = search(journal, problem, calibration, budget(journal, effort, len(problems)))
-            confirm(journal, found, effort.certify, noise)
+            share = effort.seconds * journal.device.patience / len(problems)
+            found = search(journal, problem, calibration, budget(effort, share * SHARES["search"]))
+            confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
     except TimeUpError:
         stopped = "the time was up"
     except KeyboardInterrupt:
@@ -67,7 +69,7 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
     while True:
         problem = Problem(side, side, side, dtype)
         with journal.open("scale", problem) as desk:
-            seconds = min(desk.rounds([Run()], 3)[Run()], default=0.0)
+            seconds = min(desk.rounds([Run()], Pace(3))[Run()], default=0.0)
         found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
@@ -75,28 +77,37 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
 
 
 def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
-    """Products and sums by size and shape, a pair of twins for the noise, and whole plans of one to three levels."""
-    plans = [p for p in journal.device.candidates() if p != VENDOR]
-    few = [plans[0], plans[len(plans) // 2], plans[-1], plans[1]]
+    """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds."""
+    device, pace = journal.device, pace_of(journal, effort)
+    plans = [p for p in device.candidates() if p != VENDOR]
     for size in shapes.probed(side):
-        problem, square, large = Problem(*size, dtype), len(set(size)) == 1, min(size) >= side // 4
+        problem, square = Problem(*size, dtype), len(set(size)) == 1
         runs = [Run()]
-        if square and large:
-            runs.append(Run(VENDOR, "whole", 1))
-            runs += [Run(p) for p in few[: 1 if min(size) == side else 2] if fits(journal.device, p, problem)]
         if square:
-            runs += [Run(p, "sums") for p in few[:3] if fits(journal.device, p, problem)]
+            runs += [Run(VENDOR, "whole", 1), *(Run(p, "sums") for p in plans[:2] if fits(device, p, problem))]
+        if square and side // 2 <= min(size) < side:
+            runs += [Run(p) for p in plans[:2] if fits(device, p, problem)]
         with journal.open("probe", problem) as desk:
-            desk.rounds(runs, effort.rounds if large else 2 * effort.rounds)
+            desk.rounds(runs, pace)
+    for stage, problem, some in scattered(device, dtype, side, effort):
+        with journal.open(stage, problem) as desk:
+            desk.rounds([Run(), *(Run(p) for p in some if fits(device, p, problem))], pace)
 
 
-def hold_out(journal: Journal, dtype: str, side: int, effort: Effort, calibration: Calibration) -> None:
-    """Shapes that no fit sees: the vendor, and the two plans that the model thinks best there."""
-    for size in shapes.held_out(side, effort.held_out, SHARES["held out"]):
-        problem = Problem(*size, dtype)
-        best = [c.plan for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR]
-        with journal.open("held out", problem) as desk:
-            desk.rounds([Run(), *(Run(p) for p in best[:2] if fits(journal.device, p, problem))], effort.rounds)
+def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
+    """Random shapes: every second one is held out, no fit sees it. In turns, so that drift hits both alike."""
+    fitted, held = (shapes.scattered(side, effort, SHARES[stage], seed) for stage, seed in SEEDS.items())
+    untuned = _started(device.untuned(), dtype)
+    for i, sizes in enumerate(zip(fitted, held, strict=True)):
+        for stage, size in zip(SEEDS, sizes, strict=True):
+            problem = Problem(*size, dtype)
+            plans = [c.plan for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
+            yield stage, problem, plans[:2] if stage == "held out" else [plans[0], plans[1 + i % (len(plans) - 1)]]
+
+
+def pace_of(journal: Journal, effort: Effort) -> Pace:
+    """At least the effort's rounds, more where they cost next to nothing."""
+    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * effort.seconds * journal.device.patience)
 
 
 def promising(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
@@ -104,19 +115,18 @@ def promising(journal: Journal, problem: Problem, calibration: Calibration) -> b
     return min(c.time for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR) < 1.05
 
 
-def budget(journal: Journal, effort: Effort, shares: int) -> Budget:
-    seconds = SHARES["search"] * effort.seconds * journal.device.patience / max(shares, 1)
-    return Budget(effort.trials, effort.enqueued, effort.rounds, max(seconds, 0.1))
+def budget(effort: Effort, seconds: float) -> Budget:
+    return Budget(effort.trials, effort.enqueued, effort.rounds, seconds)
 
 
-def confirm(journal: Journal, found: Found, rounds: int, noise: float) -> None:
+def confirm(journal: Journal, found: Found, pace: Pace, noise: float) -> None:
     """The best plans on fresh operands, one after the other until one is certified."""
     base = Run(VENDOR)
     for plan, seen in found.plans[:2]:
         if seen <= 1:
             return
         with journal.open("certify", found.problem, FRESH) as desk:
-            samples = desk.rounds([base, Run(plan)], rounds)
+            samples = desk.rounds([base, Run(plan)], pace)
         if samples[Run(plan)] and certify.certified(samples[base], samples[Run(plan)], noise):
             return
 
@@ -124,9 +134,9 @@ def confirm(journal: Journal, found: Found, rounds: int, noise: float) -> None:
 # ---- what the trials show
 
 
-def fit(journal: Journal, dtype: str) -> fitting.Fit:
+def fit(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
     start = _started(journal.device.untuned(), dtype)
-    return fitting.fit(start, dtype, fitting.observations(journal.recorded, FITTED))
+    return fitting.fit(start, dtype, fitting.observations(journal.recorded, stages))
 
 
 def _started(calibration: Calibration, dtype: str) -> Calibration:
@@ -147,30 +157,43 @@ def noise_floor(trials: Iterable[Trial]) -> float:
 
 
 def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
-    """An entry for every shape that was searched to the end: the first certified plan's, else the vendor's."""
-    rounds: dict[Size, dict[str, list[float]]] = {}
-    for t in trials:
-        if t.stage == "certify" and t.seconds is not None:
-            rounds.setdefault(t.size, {}).setdefault(t.plan, []).append(t.seconds)
+    """An entry for every shape that was searched: the first certified plan's, else the vendor's.
+
+    A shape that was left before its best plan was confirmed has none.
+    """
     found = []
-    for size, samples in rounds.items():
-        vendor, used = samples.pop("vendor", []), 0
-        shown = None
-        for plan, seconds in samples.items():
-            base = vendor[used : used + len(seconds)]
-            used += len(seconds)
-            if len(base) == len(seconds) >= 5:
-                shown = certify.entry(size, plan, base, seconds, noise, "certified")
-                if shown.plan != "vendor":
-                    break
-        found += [shown] if shown else []
+    for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
+        searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
+        shown = [certify.entry(size, *pairs, noise, "certified") for pairs in _pairs(confirmed)]
+        best = next((e for e in shown if e.plan != "vendor"), None)
+        if best is None and not confirmed:
+            seen = [certify.entry(size, *pairs, noise, "certified") for pairs in _pairs(searched)]
+            shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promise(searched) else []
+        elif best is None:
+            shown = [e for e in shown if e.rounds >= certify.ROUNDS]
+        found += [best] if best else shown[-1:]
     return found
+
+
+def _pairs(trials: Sequence[Trial]) -> Iterator[tuple[str, list[float], list[float]]]:
+    """Each plan with the vendor's seconds and its own, round by round; plans were measured one after the other."""
+    vendor = [t.seconds for t in trials if t.plan == "vendor" and t.seconds is not None]
+    for plan in dict.fromkeys(t.plan for t in trials if t.plan != "vendor"):
+        own = [t.seconds for t in trials if t.plan == plan and t.seconds is not None]
+        base, vendor = vendor[: len(own)], vendor[len(own) :]
+        if base:
+            yield plan, base, own[: len(base)]
+
+
+def _promise(trials: Sequence[Trial]) -> bool:
+    """Did any plan look faster than the vendor?"""
+    return any(median(certify.ratios(base, own)) > 1 for _, base, own in _pairs(trials))
 
 
 def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """The section of the config; None if not even the vendor was measured."""
     trials, device = journal.recorded, journal.device
-    if not fitting.observations(trials, FITTED):
+    if not any(o.kind == "vendor" for o in fitting.observations(trials, FITTED)):
         return None
     noise = noise_floor(trials)
     fitted = fit(journal, dtype)
