@@ -143,7 +143,7 @@ def test_an_unknown_mode_is_said_once_and_is_cache(
 
 def test_a_new_config_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
-    monkeypatch.setattr(config.time, "monotonic", lambda: now)
+    monkeypatch.setattr("fmm.config.time.monotonic", lambda: now)
     tuned.write(path, HERE.key)
     assert decided().step == "certified entry"
     tuned.write(path, HERE.key, found=tuned.section())
@@ -218,7 +218,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     a, b = rng.standard_normal((2, 64, 64))
     ran: list[str] = []
     clock = [0.0]
-    computed = fmm.multiply._computed  # type: ignore[attr-defined]
+    computed = fmm.multiply._computed
 
     def slow_vendor(call: Any, options: Any, plan: Plan, limits: Any) -> Any:
         ran.append(str(plan))
@@ -226,7 +226,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
         return computed(call, options, plan, limits)
 
     monkeypatch.setattr("fmm.multiply._computed", slow_vendor)
-    monkeypatch.setattr(online.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fmm.online.time.perf_counter", lambda: clock[0])
     best = str(fmm.explain(a, b).plan)
     products = 2 + 2 * online.PAIRS
     for _ in range(products):
@@ -429,7 +429,7 @@ def mutated(text: str, rng: random.Random) -> bytes:
     return json.dumps(raw).encode()
 
 
-HOSTILE = (
+HOSTILE: tuple[Any, ...] = (
     None, True, -1, 0, 1e308, -1e308, float("nan"), float("inf"), 10**40, "", "vendor", "a > " * 90 + "vendor",
     "__import__('os').system('true') > vendor", "strassen^99 > vendor", "\x00\x1b[2J", "🧨" * 100, [], [[]], {},
 )  # fmt: skip

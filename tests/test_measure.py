@@ -308,8 +308,8 @@ def test_without_threadpoolctl_the_blas_is_unknown(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_proc_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(self: Path, *arguments: Any, **options: Any) -> str:
-        raise OSError(f"no {self}")
+    def unreadable(path: object, *arguments: Any, **options: Any) -> Any:
+        raise OSError(f"no {path}")
 
-    monkeypatch.setattr(Path, "read_text", unreadable)
-    assert environment.processor()
+    monkeypatch.setattr("builtins.open", unreadable)
+    assert identity.processor.__wrapped__()

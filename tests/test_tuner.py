@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from fmm.tuner.fake_device import TRUTH, FakeDevice
 from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
 from fmm.tuner.search import CPU_SPACE, GPU_SPACE, built, fits, inverse
 from fmm.tuner.shapes import EFFORTS, ShapesError
-from fmm.tuner.trials import Run, Trial, Trials
+from fmm.tuner.trials import Header, Run, Trial, Trials
 from fmm.tuner.tune import Outcome, entries, noise_floor, tune
 from tests.tuned import SMALL
 
@@ -79,7 +80,8 @@ def test_two_fresh_tunings_agree_but_for_the_noise() -> None:
         calibrations.append(found.calibration)
     rng, agree, shapes_tried = random.Random(3), 0, 60
     for _ in range(shapes_tried):
-        problem = Problem(*(rng.randint(500, 9000) for _ in range(3)))
+        m, k, n = (rng.randint(500, 9000) for _ in range(3))
+        problem = Problem(m, k, n)
         one, two = (choose(problem, c, Limits(1 << 60)).best.plan for c in calibrations)
         truth = {c.plan: c.time for c in ranked(problem, TRUTH)}
         agree += one == two
@@ -218,7 +220,7 @@ def test_cheap_runs_get_more_rounds() -> None:
 
 def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
     class Closed(FakeDevice):
-        def open(self, problem: Problem, seed: int) -> None:  # type: ignore[override]
+        def open(self, problem: Problem, seed: int) -> Any:
             raise AssertionError
 
     problem, run = Problem(64, 64, 64), Run()
@@ -233,7 +235,7 @@ def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
 
 def test_out_of_memory_is_a_row() -> None:
     class Full(FakeDevice):
-        def open(self, problem: Problem, seed: int) -> None:  # type: ignore[override]
+        def open(self, problem: Problem, seed: int) -> Any:
             raise MemoryError
 
     journal = Journal("run", Full())
@@ -457,9 +459,7 @@ def test_trials_survive_a_torn_line(tmp_path: Path) -> None:
     assert found.trials[1].failed == "it broke" and found.finished
 
 
-def _header(run: str):  # type: ignore[no-untyped-def]
-    from fmm.tuner.trials import Header
-
+def _header(run: str) -> Header:
     return Header(run, "cpu-test-2t", {"numpy": "1"}, {}, {"dtype": "float64"}, "fmm-tune", "now")
 
 
