@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fmm.identity import Identity
-from fmm.kernels.plan import Plan, PlanError
+from fmm.kernels.plan import LEAVES, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.problem import ELEMENTS
 
@@ -148,8 +148,8 @@ def size(value: Raw, where: str) -> Size:
 
 def plan_text(value: Raw, where: str) -> str:
     """Only the form: schemes are proved when they are read, which takes longer than a config may."""
-    if not text(value, where).endswith("vendor"):
-        raise _fail(where, "a plan that ends in its leaf, vendor", value)
+    if text(value, where).rpartition(">")[2].strip() not in LEAVES:
+        raise _fail(where, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 
 

@@ -123,7 +123,7 @@ class CudaSession:
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = record(run.plan, TapeProblem.contiguous(*self.problem.size, self.kind))
+            whole = record(run.plan, TapeProblem.contiguous(*self.problem.size, self.problem.dtype))
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
@@ -132,7 +132,7 @@ class CudaSession:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
             ops = tuple(op for op in whole.ops if kept is None or isinstance(op, kept))
-            self._tapes[run] = whole if kept is None else replace(whole, ops=ops)
+            self._tapes[run] = whole if kept is None else replace(whole, ops=ops, lanes=(0,) * len(ops))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None

@@ -33,24 +33,26 @@ CPU_SPACE: Mapping[str, Sequence[str]] = {
     "balanced": ("", "balanced(2)"),
 }
 GPU_SPACE: Mapping[str, Sequence[str]] = {
-    "scheme": ("strassen", "winograd"),
+    "scheme": ("strassen", "winograd", "aligned"),
     "outer": ("", "1", "2"),
     "inner": ("1", "2", "3"),
-    "traversal": ("batched", "stacked"),
-    "fringe": ("pad16", "pad", "pad64"),
+    "traversal": ("batched", "stacked", "overlapped"),
+    "fringe": ("pad16", "pad", "pad64", "unequal"),
+    "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3"),
 }
 
 
 def built(choices: Mapping[str, str]) -> Plan:
     """The plan of some choices; PlanError if they do not go together."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
+    leaf = choices.get("leaf", "vendor")
     if "inner" in choices:
         outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
-        return Plan.parse(" > ".join([*outer, _level(_power(scheme, choices["inner"]), options), "vendor"]))
+        return Plan.parse(" > ".join([*outer, _level(_power(scheme, choices["inner"]), options), leaf]))
     depth = int(choices["depth"])
     levels = [_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
     first = [choices["balanced"]] if choices.get("balanced") else []
-    return Plan.parse(" > ".join([*first, *(_level(x, options) for x in levels), "vendor"]))
+    return Plan.parse(" > ".join([*first, *(_level(x, options) for x in levels), leaf]))
 
 
 def _power(scheme: str, exponent: str) -> str:
