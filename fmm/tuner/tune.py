@@ -164,10 +164,10 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     found = []
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
-        shown = [certify.entry(size, *pairs, noise, "certified") for pairs in _pairs(confirmed)]
+        shown = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
-            seen = [certify.entry(size, *pairs, noise, "certified") for pairs in _pairs(searched)]
+            seen = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
             shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promise(searched) else []
         elif best is None:
             shown = [e for e in shown if e.rounds >= certify.ROUNDS]
@@ -175,7 +175,7 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     return found
 
 
-def _pairs(trials: Sequence[Trial]) -> Iterator[tuple[str, list[float], list[float]]]:
+def paired_samples(trials: Sequence[Trial]) -> Iterator[tuple[str, list[float], list[float]]]:
     """Each plan with the vendor's seconds and its own, round by round; plans were measured one after the other."""
     vendor = [t.seconds for t in trials if t.plan == "vendor" and t.seconds is not None]
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != "vendor"):
@@ -187,7 +187,7 @@ def _pairs(trials: Sequence[Trial]) -> Iterator[tuple[str, list[float], list[flo
 
 def _promise(trials: Sequence[Trial]) -> bool:
     """Did any plan look faster than the vendor?"""
-    return any(median(certify.ratios(base, own)) > 1 for _, base, own in _pairs(trials))
+    return any(median(certify.ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
 
 
 def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
