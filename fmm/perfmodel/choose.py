@@ -63,10 +63,13 @@ def _stacked() -> list[str]:
 
 
 def _batched() -> list[str]:
-    """One to three levels in one pass with a batch of leaf products, below none to two levels one product at a time."""
-    outer = ["", "{}.pad16 > ", "{}^2.pad16 > "]
-    inner = ["{}.batched.pad16", "{}^2.batched.pad16", "{}^3.batched.pad16"]
-    return [(o + i).format(name, name) for name in ("strassen", "winograd") for o in outer for i in inner]
+    """One to three levels in one pass with a batch of leaf products; those below one or two levels with two products at
+    a time; such levels alone; and no level at all, but aligned."""
+    one = [f"{name}{power}.batched.pad16" for name in ("strassen", "winograd") for power in ("", "^2", "^3")]
+    outer = ["strassen.overlapped.pad16", "strassen^2.overlapped.pad16"]
+    two = [f"{o} > {i}" for o in outer for i in one if i not in ("strassen.batched.pad16", "winograd.batched.pad16")]
+    alone = [f"winograd{power}.{how}pad16" for power in ("", "^2") for how in ("overlapped.", "")]
+    return [*one, *two, *alone, "aligned.batched.pad16"]
 
 
 @lru_cache(maxsize=4096)

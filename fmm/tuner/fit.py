@@ -102,6 +102,8 @@ PARAMETERS = (
     Parameter("rate.rows", 0.1, 1e4, PRODUCTS),
     Parameter("rate.cols", 0.1, 1e4, PRODUCTS),
     Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
+    Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
+    Parameter("rate.batch", 0.5, 2.0, frozenset({"products", "plan"})),
     Parameter("stream", 1e6, 1e15, SUMS),
     Parameter("small", 1.0, 1e10, SUMS),
     Parameter("sequential", 0.1, 10.0, SUMS),
