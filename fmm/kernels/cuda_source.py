@@ -116,6 +116,15 @@ class SumKernel:
         return BYTES_AHEAD // (BATCHES * THREADS * self.lanes * ELEMENTS[self.element].itemsize)
 
     @property
+    def bounds(self) -> str:
+        """What the compiler is told of thread blocks: their threads, and how many a multiprocessor should hold.
+
+        Left alone it aims at six of the joins of two levels, and spills for that; with four nothing is spilled.
+        """
+        values = self.lanes * peak(self.events) * ELEMENTS[self.element].registers
+        return f"{THREADS}, 4" if self.ahead and values <= REGISTERS_AHEAD // 2 else f"{THREADS}"
+
+    @property
     def slots(self) -> int:
         """Places in shared memory that each thread has for values under way."""
         return BATCHES * self.batch
@@ -186,7 +195,8 @@ def _handed_on(program: Program, aliases: tuple[tuple[int, int], ...]) -> tuple[
     free = _HandingOn(program, aliases).free
     digits = {radix: tuple(range(radix)) for radix in _primes(len(free))}
     best = _HandingOn(program, aliases, _ordered(free, digits)).run()
-    for _ in range(min(TRIES, WORK // max(program.inputs, 1)) // max(len(list(_swapped(digits))), 1)):
+    swaps = sum(1 for _ in _swapped(digits))
+    for _ in range(min(TRIES, WORK // program.inputs) // swaps if swaps else 0):
         trials = [(_HandingOn(program, aliases, _ordered(free, d)).run(), d) for d in _swapped(digits)]
         events, trial = min(trials, key=lambda x: _pressure(x[0]))
         if _pressure(events) >= _pressure(best):
@@ -309,7 +319,7 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         "    }",
         "};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.bounds})',
         f"{ENTRY}(const __grid_constant__ {parameters} p) {{",
         f"    fmm::sum<Step, {ELEMENTS[kernel.element].name}, {kernel.lanes}, {variant}>(p);",
         "}",
