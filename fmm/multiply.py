@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fmm.decision import Decision, decide, leaner, smallest_side
+from fmm.device_arrays import ANYTHING, Wanted, arrays_of
 from fmm.guard import may_overflow
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
@@ -52,7 +53,9 @@ def matmul(
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
 
-    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions.
+    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions. CuPy arrays and
+    torch tensors (and other arrays on a CUDA device, through CuPy) are multiplied where they are, on the current
+    stream, with the results and exceptions of cupy.matmul and torch.matmul.
 
     plan
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
@@ -61,6 +64,11 @@ def matmul(
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     """
+    if not (type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray)):
+        arrays = arrays_of(a, b, _single(out))
+        if arrays is not None:
+            asked = _wanted(plan, max_error_growth, workspace)
+            return arrays.matmul(a, b, _single(out), _options(casting, order, dtype), asked)
     if plan is None and max_error_growth is None and workspace is None and _hopeless(a, b):
         if dtype is None and order == "K" and casting == "same_kind":
             return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
@@ -92,6 +100,9 @@ def explain(
     workspace: int | None = None,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
+    if (arrays := arrays_of(a, b, _single(out))) is not None:
+        asked = _wanted(None, max_error_growth, workspace)
+        return arrays.explain(a, b, _single(out), _options(casting, order, dtype), asked)
     limits = _limits(max_error_growth, workspace)
     try:
         call = operands(a, b, Options(_single(out), casting, order, dtype))
@@ -106,21 +117,38 @@ def plan(
     n: int,
     *,
     dtype: Any = np.float64,
-    device: str = "cpu",
+    device: str | int = "cpu",
     max_error_growth: float | None = None,
     workspace: int | None = None,
 ) -> Decision:
-    """The decision for an m x k by k x n product, without arrays."""
-    if device != "cpu":
-        raise ValueError(f"unknown device {device!r}; valid: 'cpu'")
+    """The decision for an m x k by k x n product, without arrays; `device` is "cpu", or the number of a CUDA device."""
     for name, side in (("m", m), ("k", k), ("n", n)):
         if not isinstance(side, int | np.integer) or side < 0:
             raise ValueError(f"{name} must be a whole number, 0 or more, not {side!r}")
-    kind = np.dtype(dtype)
     limits = _limits(max_error_growth, workspace)
+    if device != "cpu":
+        from fmm.device_plan import plan_on
+
+        return plan_on(device, (int(m), int(k), int(n)), dtype, _wanted(None, max_error_growth, workspace))
+    kind = np.dtype(dtype)
     if kind not in (np.dtype(t) for t in "fdFD"):
         return Decision(VENDOR, None, f"NumPy answers: {kind} products are NumPy's own")
     return decide(_problem((int(m), int(k), int(n)), kind), limits, blas_threads())
+
+
+def _options(casting: Any, order: Any, dtype: Any) -> dict[str, Any]:
+    """Those of numpy.matmul's options that were given."""
+    if casting == "same_kind" and order == "K" and dtype is None:
+        return {}
+    return {"casting": casting, "order": order, "dtype": dtype}
+
+
+def _wanted(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wanted:
+    """The same wishes for a product on a device, whose free memory is asked for only when it is needed."""
+    if plan is None and max_error_growth is None and workspace is None:
+        return ANYTHING
+    checked = _limits(max_error_growth, 0 if workspace is None else workspace)
+    return Wanted(_given(plan), checked.error_growth, None if workspace is None else checked.workspace)
 
 
 def _hopeless(a: Any, b: Any) -> bool:

@@ -21,7 +21,6 @@ from fmm.kernels.tape import GemmOp, Layout, Problem, Tape
 
 SLOT_BYTES = 16  # of struct Slot in cuda/rescue.cuh, rounded up
 CHUNK = 4096  # slots that are allocated together
-PER_THREAD = 2  # the pointer of CUDA's per-thread default stream: another stream in every thread
 
 FIRST_REST, LAST_REST = 8, 4096  # products left to the vendor after a rescue: doubled each time, up to this
 
@@ -47,7 +46,7 @@ class Slot:
         self.stream = stream
         self._counts, self._number = chunk.counts, number
         self._count_pointer = chunk.host_memory.ptr + 4 * number
-        self._words = np.zeros(14, np.int64)
+        self._words: Any = np.zeros(14, np.int64)
         self._address = np.array([self._words.ctypes.data], np.int64)
         self._argument = int(self._address.ctypes.data)
         self._seen, self._rest, self._left, self._quiet = 0, FIRST_REST, 0, 0

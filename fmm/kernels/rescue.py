@@ -17,13 +17,14 @@ def source(dtype: str) -> str:
     element = ELEMENTS[dtype]
     # Sums per thread along either side of its tile: as many as 64 registers hold, 16 threads side by side.
     each = 8 if element.registers == 1 else 4
+    parameter = "(const __grid_constant__ fmm::classical::Rescue p)"
     lines = [
         *(_text(name) for name in ("sum.cuh", "rescue.cuh")),
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
-        f"{RESCUE}(const __grid_constant__ fmm::classical::Rescue p) {{ fmm::classical::rescue<{element.name}, {each}>(p); }}",
+        f"{RESCUE}{parameter} {{ fmm::classical::rescue<{element.name}, {each}>(p); }}",
         "",
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
-        f"{SCAN}(const __grid_constant__ fmm::classical::Rescue p) {{ fmm::classical::scan<{element.name}>(p); }}",
+        f"{SCAN}{parameter} {{ fmm::classical::scan<{element.name}>(p); }}",
     ]
     return "\n".join(lines) + "\n"
 
