@@ -140,7 +140,8 @@ def _options(casting: Any, order: Any, dtype: Any) -> dict[str, Any]:
     """Those of numpy.matmul's options that were given."""
     if casting == "same_kind" and order == "K" and dtype is None:
         return {}
-    return {"casting": casting, "order": order, "dtype": dtype}
+    given = {"casting": (casting, "same_kind"), "order": (order, "K"), "dtype": (dtype, None)}
+    return {name: value for name, (value, usual) in given.items() if value is not usual}
 
 
 def _wanted(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wanted:

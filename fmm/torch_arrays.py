@@ -109,7 +109,8 @@ class TorchArrays:
 
     def _wins(self, a: Any, b: Any, wanted: Wanted) -> bool:
         if not a.is_cuda:
-            return _host_decision(a, b, None, wanted).plan != VENDOR
+            chosen = wanted.plan or _host_decision(a, b, None, wanted).plan
+            return chosen != VENDOR and _host_types(a, b, None) and a.shape[-1] == b.shape[-2]
         call = prepared(self, a, b, None, wanted)
         return call is not None and call.tape is not None
 
