@@ -58,6 +58,7 @@ CANONICAL = [
     ("winograd^2 > li-fig3.peel > vendor", "winograd^2 > li-fig3.peel > vendor"),
     ("strassen-huang > vendor", "strassen-huang > vendor"),
     ("strassen.pad16 > vendor", "strassen.pad16 > vendor"),
+    ("strassen.unequal.overlapped > lt3", "strassen.overlapped > lt3"),
     ("strassen.batched > vendor", "strassen.batched > vendor"),
     ("strassen.pad.batched > vendor", "strassen.batched > vendor"),
     ("strassen.batched.pad32 > vendor", "strassen.batched.pad32 > vendor"),
@@ -73,6 +74,7 @@ def test_text_forms(text: str, short: str) -> None:
 DEFAULTS = [
     ("strassen", "stacked", "unequal"),
     ("hk223*winograd", "stacked", "unequal"),
+    ("strassen.overlapped", "overlapped", "unequal"),
     ("strassen.batched", "batched", "pad"),  # a batch needs equal blocks
     ("hasa", "sequential", "unequal"),
     ("adaptive-winograd", "sequential", "unequal"),
@@ -133,6 +135,8 @@ BAD = [
     ("strassen.batched.unequal > vendor", "a batch needs equal blocks, so pad, not unequal"),
     ("hasa.batched > vendor", "the step table hasa is sequential, not batched"),
     ("hasa.stacked > vendor", "the step table hasa is sequential, not stacked"),
+    ("strassen.overlapped > winograd.overlapped > vendor", "winograd.overlapped below strassen.overlapped: only one"),
+    ("strassen > lt32", "ends in 'lt32'; a plan ends in its leaf: vendor, lt0 to lt31"),
     ("strassen > gpu", "ends in 'gpu'; a plan ends in its leaf: vendor"),
     ("strassen", "ends in 'strassen'; a plan ends in its leaf: vendor"),
     ("vendor > strassen", "ends in 'strassen'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 
 from fmm.kernels.arena import Arena, block
-from fmm.kernels.cuda_source import ELEMENTS, ROWS, WARP, Scalar, Spot
+from fmm.kernels.cuda_source import ELEMENTS, THREADS, Scalar, Spot
 from fmm.kernels.executor import execute
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.recipe import workspace
-from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, record
+from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.threads import Threads
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -30,7 +31,7 @@ def play(tape: Tape, memory: Memory) -> None:
     for op in tape.ops:
         if isinstance(op, SumOp):
             _sum(op, memory)
-        else:
+        elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(tape.problem.dtype))
 
 
@@ -167,6 +168,11 @@ PLANS = (
     "adaptive-winograd.pad > winograd.batched",
     "adaptive-winograd",
     "li-fig3.peel > strassen.batched",
+    "aligned.pad16",
+    "aligned.pad16 > strassen.batched",
+    "strassen.overlapped",
+    "strassen.overlapped.pad4 > winograd.batched.pad4",
+    "winograd > strassen.overlapped.pad",
 )
 SIZES = ((32, 48, 64), (33, 18, 75), (7, 41, 5), (2, 1, 3))
 
@@ -177,6 +183,44 @@ def test_a_tape_computes_what_the_executor_does(text: str) -> None:
     for size in SIZES:
         found, expected, _ = _both(plan, Problem.contiguous(*size, "float64"))
         np.testing.assert_array_equal(found, expected, err_msg=str(size))
+
+
+OVERLAPPED = ("strassen.overlapped.pad4 > winograd.pad", "winograd.overlapped > strassen", "hk223 > dps.overlapped.pad")
+
+
+@pytest.mark.parametrize("text", OVERLAPPED)
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
+    """Between a fork and its join, all of one lane before the other: nothing that one needs is the other's."""
+    problem = Problem.contiguous(45, 38, 51, "float64")
+    tape = record(Plan.parse(f"{text} > vendor"), problem)
+    assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
+    memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
+    memory["W"] = _buffer(tape.workspace)
+    kept: list[tuple[int, SumOp | GemmOp]] = []
+    between, start = False, 0
+    for op, lane in zip(tape.ops, tape.lanes, strict=True):
+        if isinstance(op, Turn):
+            between = op is Turn.FORK
+            start = len(kept)
+        else:
+            place = start + sum(x == first for x, _ in kept[start:]) if between and lane == first else len(kept)
+            kept.insert(place, (lane, op))
+    play(replace(tape, ops=tuple(op for _, op in kept)), memory)
+    np.testing.assert_array_equal(c, a @ b)
+
+
+def test_tf32_is_float32_in_rows_a_power_of_two_apart() -> None:
+    plan = Plan.parse("strassen.pad16 > vendor")
+    spacings = {
+        dtype: {op.left.leading for op in record(plan, Problem.contiguous(2048, 2048, 2048, dtype)).ops[2:4]}  # type: ignore[union-attr]
+        for dtype in ("float32", "tf32")
+    }
+    assert 1024 in spacings["tf32"] and 1024 not in spacings["float32"]
+    kernels = {
+        op.kernel.element for op in record(plan, Problem.contiguous(64, 64, 64, "tf32")).ops if isinstance(op, SumOp)
+    }
+    assert kernels == {"float32"}
 
 
 ORDERED = ("strassen.batched.pad4 > vendor", "strassen > vendor", "li-fig3 > vendor", "strassen.peel > vendor")
@@ -269,14 +313,14 @@ def test_every_element_has_a_thread() -> None:
         tape = record(Plan.parse("strassen.batched > vendor"), Problem.contiguous(3 * n, n, 5 * n, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
             across, down, deep = op.grid
-            assert across * WARP * op.kernel.lanes >= op.cols > (across - 1) * WARP * op.kernel.lanes
-            assert down * deep * ROWS >= op.rows and down <= 65535 and deep <= 65535
+            assert across * THREADS * op.kernel.lanes >= op.cols > (across - 1) * THREADS * op.kernel.lanes
+            assert down * deep >= op.rows and down <= 65535 and deep <= 65535
 
 
 def test_a_very_tall_matrix_is_folded_into_the_grid() -> None:
     tape = record(Plan.parse("strassen.batched > vendor"), Problem.contiguous(4_000_000, 8, 8, "float32"))
     down, deep = tape.ops[0].grid[1:]  # type: ignore[union-attr]
-    assert down <= 65535 and deep > 1 and 2_000_000 <= down * deep * ROWS < 2_000_000 + deep * ROWS
+    assert down <= 65535 and deep > 1 and 2_000_000 <= down * deep < 2_000_000 + deep
 
 
 def test_parameters_are_the_structure_of_the_kernel() -> None:

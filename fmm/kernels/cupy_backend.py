@@ -1,33 +1,29 @@
 """The CuPy backend: replays tapes on a CUDA device. Sums by the kernel of cuda/sum.cuh, products by cuBLAS.
 
-The library is called through ctypes: CuPy's own wrappers refuse to be captured into a graph, and are not faster.
-Handle, memory, stream and compiled code are CuPy's, so that both share them.
+Handle, memory, stream and compiled code are CuPy's, so that both share them. Where products run two at a time, the
+second lane has a stream and a handle of its own; its work starts after, and ends before, the caller's stream goes on.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 from cupy_backends.cuda.api import driver
-from cupy_backends.cuda.libs import cublas as _cublas  # noqa: F401  loads the library that CuPy uses
 
 from fmm.kernels import cuda_source
-from fmm.kernels.cuda_source import ENTRY, ROWS, WARP, Access, SumKernel
+from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
+from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
 from fmm.kernels.plan import Plan
-from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, record
+from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
 
-Math = Literal["ieee", "tf32"]
-Pointers = tuple[int, int, int, int]  # of A, B, C and the workspace
 LAUNCH = driver.launchKernel
 OPTIONS = ("--std=c++17",)
 GRAPHS = 16  # graphs kept by a backend
@@ -59,102 +55,26 @@ def _compiled(device: int, wanted: set[tuple[SumKernel, Access, bool]]) -> None:
             list(pool.map(compile_, wanted))
 
 
-# ---- cuBLAS
-
-
-class _Call(NamedTuple):
-    """A GEMM of one type: the names of the plain and the batched function, and the type of its scalars."""
-
-    plain: str
-    batched: str
-    scalar: Any
-    kind: int = -1  # cudaDataType of the operands, for the functions that take any
-
-
-_GEMMS = {
-    "float32": _Call("cublasSgemm_v2", "cublasSgemmStridedBatched", np.float32),
-    "float64": _Call("cublasDgemm_v2", "cublasDgemmStridedBatched", np.float64),
-    "complex64": _Call("cublasCgemm_v2", "cublasCgemmStridedBatched", np.complex64),
-    "complex128": _Call("cublasZgemm_v2", "cublasZgemmStridedBatched", np.complex128),
-    "float16": _Call("cublasGemmEx", "cublasGemmStridedBatchedEx", np.float32, 2),
-    "bfloat16": _Call("cublasGemmEx", "cublasGemmStridedBatchedEx", np.float32, 14),
-}
-_COMPUTE_32F, _DEFAULT_ALGORITHM = 68, -1
-_MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
-
-
-@lru_cache(maxsize=1)
-def _library() -> Any:
-    """The cuBLAS that CuPy has loaded, with the types of the arguments that we pass."""
-    for name in ("libcublas.so.13", "libcublas.so.12"):
-        try:
-            library = ctypes.CDLL(name)
-            break
-        except OSError:
-            continue
-    else:
-        raise ImportError("cuBLAS 12 or 13 was not found beside CuPy")
-    i, p, q = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
-    for call in _GEMMS.values():
-        kind = [i] if call.kind >= 0 else []
-        operand, tail = [p, *kind, i], [i, i] if kind else []
-        head = [p, i, i, i, i, i, p]
-        getattr(library, call.plain).argtypes = [*head, *operand, *operand, p, *operand, *tail]
-        strided = [*operand, q]
-        getattr(library, call.batched).argtypes = [*head, *strided, *strided, p, *strided, i, *tail]
-    library.cublasSetStream_v2.argtypes = [p, p]
-    library.cublasSetWorkspace_v2.argtypes = [p, p, ctypes.c_size_t]
-    library.cublasSetMathMode.argtypes = [p, i]
-    library.cublasGetMathMode.argtypes = [p, p]
-    return library
-
-
-def _checked(status: int) -> None:
-    if status:
-        raise RuntimeError(f"cuBLAS failed with status {status}")
-
-
-@contextmanager
-def _blas(stream: int, math: Math) -> Iterator[int]:
-    """This thread's handle, on this stream and in this mode; the mode is given back as it was."""
-    library, handle = _library(), cupy.cuda.device.get_cublas_handle()
-    before = ctypes.c_int()
-    _checked(library.cublasGetMathMode(handle, ctypes.byref(before)))
-    _checked(library.cublasSetStream_v2(handle, stream))
-    changed = before.value != _MATH[math]
-    if changed:
-        _checked(library.cublasSetMathMode(handle, _MATH[math]))
-    try:
-        yield handle
-    finally:
-        if changed:
-            _checked(library.cublasSetMathMode(handle, before.value))
-
-
-class _Gemm:
-    """A GEMM call with everything but the pointers filled in."""
-
-    def __init__(self, op: GemmOp, dtype: str) -> None:
-        call = _GEMMS[dtype]
-        self.function: Callable[..., int] = getattr(_library(), call.plain if op.count == 1 else call.batched)
-        self.scalars = np.array([op.alpha, op.beta]).astype(call.scalar)  # the host's copies, read at the call
-        alpha = self.scalars.ctypes.data
-        kind = (call.kind,) if call.kind >= 0 else ()
-        self.head = int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha
-        factors = (op.left, op.right, op.dest)
-        strides = [(x.stride,) if op.count > 1 else () for x in factors]
-        self.rest = [(*kind, x.leading, *s) for x, s in zip(factors, strides, strict=True)]
-        self.beta = alpha + self.scalars.itemsize
-        self.tail = (*((op.count,) if op.count > 1 else ()), *((_COMPUTE_32F, _DEFAULT_ALGORITHM) if kind else ()))
-        self.where = [(BASES.index(x.base), x.offset) for x in factors]
-
-    def __call__(self, handle: int, bases: Pointers) -> None:
-        left, right, dest = (bases[base] + offset for base, offset in self.where)
-        x, y, z = self.rest
-        _checked(self.function(handle, *self.head, left, *x, right, *y, self.beta, dest, *z, *self.tail))
-
-
 # ---- replaying
+
+
+class _Launch(NamedTuple):
+    """A sum kernel: on which lane, and what the driver wants before the stream."""
+
+    lane: int
+    arguments: tuple[int, ...]
+
+
+class _Product(NamedTuple):
+    lane: int
+    call: Gemm
+
+
+class _Calls(NamedTuple):
+    """What a tape does: the sums before the first product, then the rest."""
+
+    first: list[_Launch]
+    rest: list[_Launch | _Product | Turn]
 
 
 class _Buffer(threading.local):
@@ -171,8 +91,9 @@ class _Buffer(threading.local):
 class _Player:
     """A tape made ready for one device: compiled kernels, parameter blocks, cuBLAS calls."""
 
-    def __init__(self, tape: Tape, device: int, flagged: bool) -> None:
+    def __init__(self, tape: Tape, device: int, math: Math, flagged: bool) -> None:
         self.tape, self.device, self.flagged = tape, device, flagged
+        self.math: Math = "tf32" if tape.problem.dtype == "tf32" else math
         sums = [op for op in tape.ops if isinstance(op, SumOp)]
         blocks = [op.parameters for op in sums]
         starts = np.cumsum([0, *(len(b) for b in blocks)])[:-1] // 8
@@ -186,37 +107,56 @@ class _Player:
         self.which = np.array([BASES.index(x.base) for _, x in slots] + [len(BASES)] * len(ends), np.intp)
         self.offsets = np.array([x.offset for _, x in slots] + [0] * len(ends), np.int64)
         self.buffer = _Buffer(blocks)
-        self.gemms = {i: _Gemm(op, tape.problem.dtype) for i, op in enumerate(tape.ops) if isinstance(op, GemmOp)}
-        self.calls: dict[tuple[int, ...], list[Any]] = {}
+        self.calls: dict[tuple[int, ...], _Calls] = {}
 
-    def play(self, bases: Pointers, flag: int, stream: int, handle: int) -> None:
-        """Every launch and call of the tape, in order, on the stream."""
-        low = (bases[0] & 15, bases[1] & 15, bases[2] & 15, bases[3] & 15)
-        calls = self.calls.get(low)
-        if calls is None:
-            calls = self.calls[low] = self._calls(low)
-        buffer = self.buffer
+    def play(self, bases: Pointers, flag: int, lanes: list[Lane], scratch: int) -> None:
+        """Every launch and call of the tape, in order, on its lane.
+
+        The first sums are on their way before cuBLAS is set up: an idle device starts some microseconds earlier.
+        """
+        buffer, ready = self.buffer, self.ready(bases)
         known = (*bases, flag)
         if buffer.bases != known:
             buffer.words[self.slots] = np.array(known, np.int64)[self.which] + self.offsets
             buffer.bases = known
-        addresses = iter(buffer.addresses)
-        for call in calls:
-            if type(call) is tuple:
-                LAUNCH(*call, stream, next(addresses), 0)
-            else:
-                call(handle, bases)
+        for launch, address in zip(ready.first, buffer.addresses, strict=False):
+            LAUNCH(*launch.arguments, lanes[0].stream, address, 0)
+        before = [begin(lane, self.math) for lane in lanes]
+        try:
+            for i, lane in enumerate(lanes if scratch else ()):
+                own_memory(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH)
+            addresses = iter(buffer.addresses[len(ready.first) :])
+            for call in ready.rest:
+                if isinstance(call, _Launch):
+                    LAUNCH(*call.arguments, lanes[call.lane].stream, next(addresses), 0)
+                elif isinstance(call, _Product):
+                    call.call(lanes[call.lane], bases)
+                else:
+                    _turn(call, lanes)
+        finally:
+            for lane, mode in zip(lanes, before, strict=True):
+                end(lane, self.math, mode)
 
-    def _calls(self, low: tuple[int, ...]) -> list[Any]:
-        aligned = dict(zip(BASES, low, strict=True))
-        keys = {i: self._key(op, aligned) for i, op in enumerate(self.tape.ops) if isinstance(op, SumOp)}
+    def ready(self, bases: Pointers) -> _Calls:
+        """The calls for pointers that are aligned as these are."""
+        low = (bases[0] & 15, bases[1] & 15, bases[2] & 15, bases[3] & 15)
+        if low not in self.calls:
+            calls = self._calls(dict(zip(BASES, low, strict=True)))
+            first = list(takewhile(lambda call: isinstance(call, _Launch), calls))
+            self.calls[low] = _Calls(first, calls[len(first) :])  # type: ignore[arg-type]
+        return self.calls[low]
+
+    def _calls(self, low: dict[str, int]) -> list[_Launch | _Product | Turn]:
+        keys = {i: self._key(op, low) for i, op in enumerate(self.tape.ops) if isinstance(op, SumOp)}
         _compiled(self.device, set(keys.values()))
-        calls: list[Any] = []
-        for i, op in enumerate(self.tape.ops):
+        calls: list[_Launch | _Product | Turn] = []
+        for i, (op, lane) in enumerate(zip(self.tape.ops, self.tape.lanes, strict=True)):
             if isinstance(op, SumOp):
-                calls.append((_function(self.device, *keys[i])[0], *op.grid, WARP, ROWS, 1, 0))
+                calls.append(_Launch(lane, (_function(self.device, *keys[i])[0], *op.grid, THREADS, 1, 1, 0)))
+            elif isinstance(op, GemmOp):
+                calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, low)))
             else:
-                calls.append(self.gemms[i])
+                calls.append(op)
         return calls
 
     def _key(self, op: SumOp, low: dict[str, int]) -> tuple[SumKernel, Access, bool]:
@@ -225,9 +165,36 @@ class _Player:
         return op.kernel, op.access if fits else "scalar", self.flagged and op.writes_result
 
 
+def _turn(turn: Turn, lanes: list[Lane]) -> None:
+    """The second lane goes on after what the first has done so far, or the first after all that the second did."""
+    first, then = lanes if turn is Turn.FORK else reversed(lanes)
+    runtime = cupy.cuda.runtime
+    runtime.eventRecord(first.event, first.stream)
+    runtime.streamWaitEvent(then.stream, first.event)
+
+
+class _Side(threading.local):
+    """A thread's second lane on each device, and the events by which lanes wait for each other."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[Any, Any, Any, int]] = {}
+
+    def lanes(self, device: int, stream: int, handle: int, count: int) -> list[Lane]:
+        if count == 1:
+            return [Lane(handle, stream, 0)]
+        if device not in self.kept:
+            events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+            self.kept[device] = (cupy.cuda.Stream(non_blocking=True), *events, new_handle())
+        own, first, second, side = self.kept[device]
+        return [Lane(handle, stream, first.ptr), Lane(side, own.ptr, second.ptr)]
+
+
+_side = _Side()
+
+
 @lru_cache(maxsize=1024)
-def _player(tape: Tape, device: int, flagged: bool) -> _Player:
-    return _Player(tape, device, flagged)
+def _player(tape: Tape, device: int, math: Math, flagged: bool) -> _Player:
+    return _Player(tape, device, math, flagged)
 
 
 class Graph(NamedTuple):
@@ -254,10 +221,14 @@ class CupyBackend:
             with stream:
                 self.run(tape, a, b, c, workspace, None, flag)
             return
-        pointer = cupy.cuda.get_current_stream().ptr
-        player = _player(tape, cupy.cuda.runtime.getDevice(), bool(flag))
-        with _blas(pointer, self.math) as handle:
-            player.play((a, b, c, workspace), flag, pointer, handle)
+        self._play(tape, (a, b, c, workspace), flag, cupy.cuda.get_current_stream().ptr)
+
+    def _play(self, tape: Tape, bases: Pointers, flag: int, stream: int, scratch: int = 0) -> None:
+        """On this stream; `scratch`: memory for cuBLAS, GRAPH_SCRATCH bytes for each lane."""
+        device = cupy.cuda.runtime.getDevice()
+        player = _player(tape, device, self.math, bool(flag))
+        lanes = _side.lanes(device, stream, cupy.cuda.device.get_cublas_handle(), tape.lanes_used)
+        player.play(bases, flag, lanes, scratch)
 
     def graph(self, tape: Tape, a: int, b: int, c: int, workspace: int) -> Graph:
         """The tape on these pointers as a CUDA graph; one launch replays it all. The newest few are kept."""
@@ -272,16 +243,14 @@ class CupyBackend:
             return made
 
     def _capture(self, tape: Tape, bases: Pointers) -> Graph:
-        player = _player(tape, cupy.cuda.runtime.getDevice(), False)
-        player._calls(tuple(p & 15 for p in bases))  # compiled before, not during the capture
-        scratch = cupy.empty(GRAPH_SCRATCH, cupy.uint8)
+        # Compiled before, not during the capture.
+        _player(tape, cupy.cuda.runtime.getDevice(), self.math, False).ready(bases)
+        scratch = cupy.empty(GRAPH_SCRATCH * tape.lanes_used, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()
             try:
-                with _blas(stream.ptr, self.math) as handle:
-                    _checked(_library().cublasSetWorkspace_v2(handle, scratch.data.ptr, scratch.nbytes))
-                    player.play(bases, 0, stream.ptr, handle)
+                self._play(tape, bases, 0, stream.ptr, scratch.data.ptr)
             finally:
                 captured = stream.end_capture()
         return Graph(captured, scratch)

@@ -5,11 +5,13 @@ Text form, outermost level first, levels joined by " > ":
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
 A level is a scheme (or a composition of schemes, done in one pass) or a step table, then its options after dots. A
-scheme is traversed `stacked` (the default: all sums first, then the products, then the join), `batched` (the same,
+scheme is traversed `stacked` (the default: all sums first, then the products, then the join), `overlapped` (the same,
+on a GPU two products at a time, so that the sums of one run beside the other's leaf products), `batched` (the same,
 every operand in a block of its own, the products as one batch) or `sequential` (one product at a time, three
 temporaries); a step table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if
 padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the
-core that divides, then thin strips).
+core that divides, then thin strips). Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th
+candidate of cuBLASLt's own list for the product).
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from typing import Literal
 from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
 from fmm.kernels.steps import StepTable, step_table, step_table_names
 
-Traversal = Literal["stacked", "batched", "sequential"]
+Traversal = Literal["stacked", "overlapped", "batched", "sequential"]
 FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
-TRAVERSALS: tuple[Traversal, ...] = ("stacked", "batched", "sequential")
-LEAVES = ("vendor",)
+TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "sequential")
+LEAVES = ("vendor", *(f"lt{i}" for i in range(32)))
+_VALID_LEAVES = "vendor, lt0 to lt31"
 
 
 class PlanError(ValueError):
@@ -119,7 +122,11 @@ class Plan:
     leaf: str = "vendor"
 
     def __post_init__(self) -> None:
-        _choice("leaf", self.leaf, LEAVES)
+        if self.leaf not in LEAVES:
+            raise PlanError(f"unknown leaf {self.leaf!r}; valid: {_VALID_LEAVES}")
+        lanes = [level for level in self.levels if isinstance(level, Level) and level.traversal == "overlapped"]
+        if len(lanes) > 1:
+            raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be overlapped")
 
     @property
     def rest(self) -> Plan:
@@ -192,8 +199,12 @@ _BALANCED = re.compile(r"balanced(?:\(([^()]*)\))?")
 def _parse(text: str) -> Plan:
     *levels, leaf = (part.strip() for part in text.split(">"))
     if leaf not in LEAVES:
-        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {', '.join(LEAVES)}")
-    return Plan(tuple(_parse_level(part, text) for part in levels), leaf)
+        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {_VALID_LEAVES}")
+    found = tuple(_parse_level(part, text) for part in levels)
+    try:
+        return Plan(found, leaf)
+    except PlanError as error:
+        raise PlanError(f"{text!r}: {error}") from None
 
 
 def _parse_level(part: str, text: str) -> Level | Balanced:

@@ -84,10 +84,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The steps of one level, and the temporaries they need (name -> rows, columns)."""
+    """The steps of one level, and the temporaries they need (name -> rows, columns).
+
+    `lanes`: how many of its products may run at a time, each with temporaries of its own below it.
+    """
 
     temporaries: tuple[tuple[str, int, int], ...]
     steps: tuple[Sum | Product | Batch, ...]
+    lanes: int = 1
 
     def __hash__(self) -> int:
         return id(self)
@@ -182,7 +186,8 @@ def _stacked(plan: Plan, level: Level, m: int, k: int, n: int, alpha: Coefficien
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
     splits = [s for s in (split_a, split_b) if s.writes]
     middle: tuple[Product | Batch, ...] = (Batch(products),) if batched else products
-    return Recipe(_temporaries([*splits, *products]), (*splits, *middle, join))
+    lanes = 2 if level.traversal == "overlapped" else 1
+    return Recipe(_temporaries([*splits, *products]), (*splits, *middle, join), lanes)
 
 
 def _operands(
@@ -488,14 +493,14 @@ def _updated(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coeff
 # ---- what a plan needs
 
 
-def leading(cols: int, itemsize: int) -> int:
-    """Elements from one row of a temporary to the next: whole cache lines, and never a large power of two.
+def leading(cols: int, itemsize: int, spaced: bool = True) -> int:
+    """Elements from one row of a temporary to the next: whole cache lines, and (`spaced`) never a large power of two.
 
     Rows that lie a multiple of 4 KiB apart fall into the same cache sets, and a panel of them evicts itself.
     """
     line = max(ALIGN // itemsize, 1)
     padded = -(-cols // line) * line
-    return padded + line if padded * itemsize % 4096 == 0 and padded else padded
+    return padded + line if spaced and padded * itemsize % 4096 == 0 and padded else padded
 
 
 def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
@@ -506,13 +511,16 @@ def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
 
 @lru_cache(maxsize=65536)
 def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> int:
-    """Peak bytes of temporaries, all levels: this level's, plus the hungriest of its products' (they take turns)."""
+    """Peak bytes of temporaries, all levels: this level's, plus the hungriest of its products' (they take turns).
+
+    Where two products run at a time, both count.
+    """
     recipe = lower(plan, m, k, n, alpha, beta)
     if recipe is None:
         return 0
     own = sum(temporary_bytes(rows, cols, itemsize) for _, rows, cols in recipe.temporaries)
     inner = {(p.plan, *p.size, p.accumulate) for p in recipe.products}
-    return own + max((workspace(p, *size, itemsize, 1, int(acc)) for p, *size, acc in inner), default=0)
+    return own + recipe.lanes * max((workspace(p, *size, itemsize, 1, int(acc)) for p, *size, acc in inner), default=0)
 
 
 def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, int], int]:

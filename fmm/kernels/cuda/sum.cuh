@@ -157,11 +157,12 @@ struct Parameters {
 
 enum class Access {
     VECTOR,  // a thread's lanes are neighbours, moved in one access: columns lie side by side, everything is aligned
-    SCALAR,  // a thread's lanes are a warp apart, one access each: any strides, any alignment
+    SCALAR,  // a thread's lanes are a block's width apart, one access each: any strides, any alignment
 };
 
-constexpr int WARP = 32;
-constexpr int ROWS = 4;  // of threads in a thread block: 128 threads leave up to 255 registers each, twice over
+// All threads of a block side by side: what a block writes to one output is then one long piece of a row, and memory is
+// written in pieces that are as long as can be. 128 threads leave up to 255 registers each, twice over.
+constexpr int THREADS = 128;
 
 template <int BYTES>
 struct Word;
@@ -182,6 +183,15 @@ struct Word<16> {
     using Type = uint4;
 };
 
+// Bytes from global to shared memory, in flight while the thread goes on; of `valid` 0, nothing is read and zeros come.
+template <int BYTES>
+__device__ __forceinline__ void copy_ahead(void* cell, const void* q, int valid) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(cell));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(q), "n"(BYTES), "r"(valid) : "memory");
+#endif
+}
+
 // Accesses that happen only `inside` a block: predicated instructions, where C++ alone would give a branch each, and
 // loads could not be in flight together.
 #define FMM_IF_INSIDE(TYPE, SUFFIX, REGISTER)                                                                     \
@@ -201,6 +211,25 @@ FMM_IF_INSIDE(unsigned short, "u16", "h")
 FMM_IF_INSIDE(float, "f32", "f")
 FMM_IF_INSIDE(double, "f64", "d")
 
+// What is read or written once leaves the caches first.
+template <class Stored>
+__device__ __forceinline__ Stored load_once(const Stored* q) {
+    return __ldcs(q);
+}
+template <class Stored>
+__device__ __forceinline__ void store_once(Stored* q, Stored x) {
+    __stcs(q, x);
+}
+template <class Real>
+__device__ __forceinline__ Complex<Real> load_once(const Complex<Real>* q) {
+    return {__ldcs(&q->re), __ldcs(&q->im)};
+}
+template <class Real>
+__device__ __forceinline__ void store_once(Complex<Real>* q, Complex<Real> x) {
+    __stcs(&q->re, x.re);
+    __stcs(&q->im, x.im);
+}
+
 template <class Real>
 __device__ __forceinline__ Complex<Real> load_if(const Complex<Real>* q, bool inside) {
     return {load_if(&q->re, inside), load_if(&q->im, inside)};
@@ -211,6 +240,12 @@ __device__ __forceinline__ void store_if(Complex<Real>* q, Complex<Real> x, bool
     store_if(&q->im, x.im, inside);
 }
 
+// A thread's place in shared memory for one value.
+template <class Stored, int LANES>
+struct alignas(LANES * sizeof(Stored)) Cell {
+    Stored s[LANES];
+};
+
 // What a program sees: inputs, outputs and coefficients at this thread's position (r, c) of every block.
 template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
 struct Io {
@@ -219,14 +254,25 @@ struct Io {
     using Values = Value<Number, LANES>;
 
     static constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    static constexpr int STEP = VECTOR ? 1 : WARP;
-    using Packed = typename Word<VECTOR ? LANES * static_cast<int>(sizeof(Stored)) : 2>::Type;
+    static constexpr int STEP = VECTOR ? 1 : THREADS;
+    static constexpr int ITEM = static_cast<int>(sizeof(Stored));
+    static constexpr int PIECE = VECTOR ? LANES * ITEM : ITEM;  // bytes of one access
+    using Packed = typename Word<VECTOR ? PIECE : 2>::Type;
+    using Cell = fmm::Cell<Stored, LANES>;
+
+    // Loads far ahead go through shared memory, where they take no registers while they are under way.
+#if __CUDA_ARCH__ >= 800
+    static constexpr bool AHEAD = PIECE >= 4;
+#else
+    static constexpr bool AHEAD = false;
+#endif
 
     const Params& p;
     const int r, c;
+    Cell* const cells;  // this thread's: THREADS apart
     bool finite_so_far = true;
 
-    __device__ __forceinline__ Io(const Params& p, int r, int c) : p(p), r(r), c(c) {}
+    __device__ __forceinline__ Io(const Params& p, int r, int c, Cell* cells) : p(p), r(r), c(c), cells(cells) {}
 
     __device__ static __forceinline__ Number constant(double x) { return Make<Number>::from(x, 0.0); }
 
@@ -249,7 +295,7 @@ struct Io {
         const Stored* q = at<A, I, J>();
         Stored s[LANES];
         if constexpr (!tested<A>() && VECTOR) {
-            const Packed w = *reinterpret_cast<const Packed*>(q);
+            const Packed w = __ldcs(reinterpret_cast<const Packed*>(q));
             memcpy(s, &w, sizeof w);
         } else {
 #pragma unroll
@@ -259,13 +305,45 @@ struct Io {
                 else if constexpr (Step::LONG && sizeof(Number) == 8)
                     s[e] = load_if(q + e * step<A>(), p.inner_rows >= 0);
                 else
-                    s[e] = q[e * step<A>()];
+                    s[e] = load_once(q + e * step<A>());
             }
         }
-        Values v;
+        return widened(s);
+    }
+
+    // A load in two parts: `fetch` starts it, `take` has the values, once `wait` said that the fetches of all but the last
+    // so many `commit`s have come.
+    template <int A, int I, int J>
+    __device__ __forceinline__ void fetch(int slot) const {
+        if constexpr (AHEAD) {
+            const Stored* q = at<A, I, J>();
+            Stored* s = cells[slot * THREADS].s;
 #pragma unroll
-        for (int e = 0; e < LANES; ++e) v.lane[e] = Convert<Element>::widen(s[e]);
-        return v;
+            for (int e = 0; e < (VECTOR ? 1 : LANES); ++e) {
+                int valid = PIECE;
+                if constexpr (tested<A>()) valid = min(max(room<A, I, J>() - e * STEP, 0) * ITEM, PIECE);
+                copy_ahead<PIECE>(s + e, q + e * step<A>(), valid);
+            }
+        }
+    }
+
+    __device__ static __forceinline__ void commit() {
+        if constexpr (AHEAD) asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+
+    template <int PENDING>
+    __device__ static __forceinline__ void wait() {
+        if constexpr (AHEAD) asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ Values take(int slot) const {
+        if constexpr (AHEAD) {
+            const Cell cell = cells[slot * THREADS];
+            return widened(cell.s);
+        } else {
+            return load<A, I, J>();
+        }
     }
 
     template <int A, int I, int J>
@@ -277,14 +355,14 @@ struct Io {
         if constexpr (!tested<A>() && VECTOR) {
             Packed w;
             memcpy(&w, s, sizeof w);
-            *reinterpret_cast<Packed*>(q) = w;
+            __stcs(reinterpret_cast<Packed*>(q), w);
         } else {
 #pragma unroll
             for (int e = 0; e < LANES; ++e) {
                 if constexpr (tested<A>())
                     store_if(q + e * step<A>(), s[e], e * STEP < room<A, I, J>());
                 else
-                    q[e * step<A>()] = s[e];
+                    store_once(q + e * step<A>(), s[e]);
             }
         }
         if constexpr (FLAG) check<A, I, J>(s);
@@ -294,10 +372,17 @@ struct Io {
     __device__ __forceinline__ void report() const {
         if (finite_so_far) return;
         const unsigned active = __activemask();
-        if (threadIdx.x % WARP == __ffs(active) - 1 && *static_cast<volatile int*>(p.flag) == 0) atomicOr(p.flag, 1);
+        if (threadIdx.x % 32 == __ffs(active) - 1 && *static_cast<volatile int*>(p.flag) == 0) atomicOr(p.flag, 1);
     }
 
 private:
+    __device__ static __forceinline__ Values widened(const Stored (&s)[LANES]) {
+        Values v;
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) v.lane[e] = Convert<Element>::widen(s[e]);
+        return v;
+    }
+
     // Must accesses to this array be tested? Not within `inner`; and of layers that are as large as the whole launch only
     // where lanes lie a warp apart, so that some may be beyond the launch.
     template <int A>
@@ -307,7 +392,7 @@ private:
 
     template <int A>
     __device__ __forceinline__ long long step() const {
-        return VECTOR ? 1 : WARP * p.arrays[A].col;
+        return VECTOR ? 1 : THREADS * p.arrays[A].col;
     }
 
     template <int A, int I, int J>
@@ -336,9 +421,9 @@ private:
 
 // ---- the kernel
 
-template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
-__device__ __forceinline__ void run(const Params& p, int r, int c) {
-    Io<Step, Element, LANES, ACCESS, EDGE, FLAG, Params> io(p, r, c);
+template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params, class Cell>
+__device__ __forceinline__ void run(const Params& p, int r, int c, Cell* cells) {
+    Io<Step, Element, LANES, ACCESS, EDGE, FLAG, Params> io(p, r, c, cells);
     Step::run(io);
     if constexpr (FLAG) io.report();
 }
@@ -346,15 +431,16 @@ __device__ __forceinline__ void run(const Params& p, int r, int c) {
 template <class Step, class Element, int LANES, Access ACCESS, bool FLAG, class Params>
 __device__ __forceinline__ void sum(const Params& p) {
     constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    const int r = (blockIdx.z * gridDim.y + blockIdx.y) * ROWS + threadIdx.y;
-    const int c = VECTOR ? (blockIdx.x * WARP + threadIdx.x) * LANES : blockIdx.x * WARP * LANES + threadIdx.x;
+    __shared__ Cell<typename Traits<Element>::Stored, LANES> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
+    const int r = blockIdx.z * gridDim.y + blockIdx.y;
+    const int c = VECTOR ? (blockIdx.x * THREADS + threadIdx.x) * LANES : blockIdx.x * THREADS * LANES + threadIdx.x;
     if (r >= p.rows || c >= p.cols) return;
-    const int last = c + (VECTOR ? LANES - 1 : (LANES - 1) * WARP);
+    const int last = c + (VECTOR ? LANES - 1 : (LANES - 1) * THREADS);
     // A program of hundreds of lines comes once only: twice would cost compile time and registers.
     if (!Step::LONG && r < p.inner_rows && last < p.inner_cols)
-        run<Step, Element, LANES, ACCESS, false, FLAG>(p, r, c);
+        run<Step, Element, LANES, ACCESS, false, FLAG>(p, r, c, cells + threadIdx.x);
     else
-        run<Step, Element, LANES, ACCESS, true, FLAG>(p, r, c);
+        run<Step, Element, LANES, ACCESS, true, FLAG>(p, r, c, cells + threadIdx.x);
 }
 
 }  // namespace fmm
