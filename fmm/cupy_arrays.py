@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import cupy
@@ -11,7 +11,7 @@ import numpy as np
 from cupy_backends.cuda.api import runtime
 
 from fmm.decision import Decision
-from fmm.device_arrays import Operand, Setting, Wanted, kind_of, two_devices
+from fmm.device_arrays import TINY, Operand, Setting, Wanted, kind_of, two_devices
 from fmm.device_multiply import explained, product
 from fmm.kernels.plan import VENDOR, PlanError
 
@@ -22,7 +22,7 @@ except ImportError:  # a CuPy without it
 
 PEDANTIC, FP16, BF16, TF32 = 2, 3, 6, 7  # compute types of CuPy that are not the usual arithmetic
 FAST = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-TINY = 256**3  # multiply-adds that take less time on any device than the launches of a plan
+_TYPES = {name: np.dtype(name) for name in FAST if name != "bfloat16"}  # of that NumPy itself knows nothing
 
 
 class CupyArrays:
@@ -33,6 +33,9 @@ class CupyArrays:
 
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         if type(a) is cupy.ndarray and type(b) is cupy.ndarray and (out is None or type(out) is cupy.ndarray):
+            device = a.data.device_id
+            if device != b.data.device_id or (out is not None and out.data.device_id != device):
+                raise two_devices(a, b, out)
             if not options:
                 return product(self, a, b, out, wanted)
             if wanted.plan is not None and wanted.plan != VENDOR:
@@ -55,22 +58,18 @@ class CupyArrays:
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         return cupy.matmul(a, b, out=out, **options) if options or out is not None else cupy.matmul(a, b)
 
+    def tiny(self, a: Any, b: Any) -> bool:
+        x, y = a.shape, b.shape
+        return len(x) == 2 and len(y) == 2 and x[0] * x[1] * y[1] < TINY
+
     def key(self, a: Any, b: Any, out: Any) -> Hashable:
-        if type(a) is not cupy.ndarray or type(b) is not cupy.ndarray:
-            return None
-        x, y, dtype, device = a.shape, b.shape, a.dtype, a.data.device_id
-        if device != b.data.device_id or (out is not None and out.data.device_id != device):
-            raise two_devices(a, b, out)
-        if len(x) == 2 and len(y) == 2 and x[0] * x[1] * y[1] < TINY:
-            return None
+        dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.kind in "fc" else 0
-        where = runtime.getDevice(), device
         if out is None:
-            return x, a.strides, dtype, y, b.strides, b.dtype, mode, where
-        if type(out) is not cupy.ndarray:
-            return None
+            return a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, mode, runtime.getDevice(), a.data.device_id
         target = out.shape, out.strides, out.dtype
-        return x, a.strides, dtype, y, b.strides, b.dtype, mode, where, target
+        where = runtime.getDevice(), a.data.device_id
+        return a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, mode, where, target
 
     def device(self, x: Any) -> int:
         return int(x.data.device_id)
@@ -104,10 +103,10 @@ class CupyArrays:
         return np.promote_types(a.dtype, b.dtype).name
 
     def packed(self, x: Any, dtype: str) -> Any:
-        return x.astype(x.dtype if x.dtype.name == dtype else dtype, order="C")
+        return x.astype(_TYPES.get(dtype, x.dtype), order="C")
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        return cupy.empty(shape, like.dtype if like.dtype.name == dtype else dtype)
+        return cupy.ndarray(shape, _TYPES.get(dtype, like.dtype))
 
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
         memory = cupy.cuda.alloc(nbytes)
@@ -126,8 +125,8 @@ class CupyArrays:
     def stream(self, device: int) -> int:
         return int(cupy.cuda.get_current_stream().ptr)
 
-    def current(self, device: int, stream: int) -> AbstractContextManager[Any]:
-        return nullcontext()
+    def current(self, device: int, stream: int) -> AbstractContextManager[Any] | None:
+        return None
 
     def written(self, out: Any) -> None:
         pass

@@ -48,6 +48,7 @@ class Wanted(NamedTuple):
 
 
 ANYTHING = Wanted()
+TINY = 256**3  # multiply-adds that take less time on any device than the launches of a plan
 
 
 class Arrays(Protocol):
@@ -66,8 +67,12 @@ class Arrays(Protocol):
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         """The library's own product: the specification, and the answer wherever fmm has nothing better."""
 
+    def tiny(self, a: Any, b: Any) -> bool:
+        """Is it a product that no plan can win on any device?"""
+        ...
+
     def key(self, a: Any, b: Any, out: Any) -> Hashable:
-        """Everything that a prepared call depends on, cheaply; None for a call that only the library understands."""
+        """Everything that a prepared call depends on, cheaply."""
         ...
 
     def device(self, x: Any) -> int:
@@ -104,8 +109,8 @@ class Arrays(Protocol):
         """The pointer of the library's current stream."""
         ...
 
-    def current(self, device: int, stream: int) -> AbstractContextManager[Any]:
-        """Makes device and stream CuPy's current ones, in which the kernels run."""
+    def current(self, device: int, stream: int) -> AbstractContextManager[Any] | None:
+        """Makes device and stream CuPy's current ones, in which the kernels run; None if they are."""
         ...
 
     def written(self, out: Any) -> None:
@@ -150,6 +155,20 @@ def on_cuda(x: Any) -> bool:
 
 def arrays_of(a: Any, b: Any, out: Any = None) -> Arrays | None:
     """The library whose arrays these are; None if NumPy answers. TypeError where they are of different kinds."""
+    cls = type(a)
+    known = _plain.get(cls)
+    if known is not None and type(b) is cls and (out is None or type(out) is cls):
+        return known
+    found = _judged(a, b, out)
+    if found is not None and type(b) is cls and kind_of(a) in ("cupy", "torch"):
+        _plain[cls] = found
+    return found
+
+
+_plain: dict[type, Arrays] = {}  # types of which two are always their library's
+
+
+def _judged(a: Any, b: Any, out: Any) -> Arrays | None:
     given = (a, b) if out is None else (a, b, out)
     kinds = {kind_of(x) for x in given}
     if kinds == {"host"}:
@@ -158,7 +177,7 @@ def arrays_of(a: Any, b: Any, out: Any = None) -> Arrays | None:
         if any(isinstance(x, np.ndarray) for x in given):
             raise mixed(a, b, out)
         return _cupy(a, b, out)
-    if kinds == {"torch"}:
+    if kinds == {"torch"} or not any(isinstance(x, np.ndarray) or kind_of(x) in ("cupy", "other") for x in given):
         from fmm.torch_arrays import TORCH
 
         return TORCH

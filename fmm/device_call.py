@@ -78,8 +78,7 @@ def answer(asked: Question) -> Call:
     work = _products(left, right, result)
     copied = sum(prod(x.shape) for x, pack in zip((left, right), packs, strict=True) if pack)
     limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied * work.problem(dtype).itemsize, 0))
-    decision = _decided(asked, work, dtype, limits)
-    tape = _recorded(decision.plan, work.problem(dtype), asked.plan is not None)
+    decision, tape = _decided(asked, work, dtype, limits)
     spans = _span(left), _span(right), _span(result)
     return Call(decision, asked.setting, limits, tape, shape, dtype, packs, direct, work.offsets, spans)
 
@@ -104,11 +103,18 @@ def _type(asked: Question, shape: tuple[int, ...]) -> str:
     return asked.dtype
 
 
-def _decided(asked: Question, work: Work, dtype: str, limits: Limits) -> Decision:
-    problem = Problem(*work.size, "tf32" if asked.setting.math == "tf32" else dtype)
+def _decided(asked: Question, work: Work, dtype: str, limits: Limits) -> tuple[Decision, Tape | None]:
+    """The plan and its tape. What a tape takes counts, should it be more than the model thought."""
+    kind = "tf32" if asked.setting.math == "tf32" else dtype
+    problem, recorded = Problem(*work.size, kind), work.problem(kind)
     if asked.plan is not None:
-        return Decision(asked.plan, problem, "this plan was given")
-    return decide_on(gpu(asked.setting.device), problem, limits)
+        return Decision(asked.plan, problem, "this plan was given"), _recorded(asked.plan, recorded, True)
+    while True:
+        decision = decide_on(gpu(asked.setting.device), problem, limits)
+        tape = _recorded(decision.plan, recorded, False)
+        if tape is None or tape.workspace <= limits.workspace:
+            return decision, tape
+        limits = replace(limits, workspace=min(decision.workspace, limits.workspace) - 1)
 
 
 def _recorded(plan: Plan, problem: TapeProblem, given: bool) -> Tape | None:

@@ -18,17 +18,20 @@ from fmm.kernels.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 
 SHARE = 0.5  # of a device's free memory that a workspace may take, unless the caller says otherwise
+LIFETIME = 1.0  # seconds for which the free memory is taken for known
 CALLS = 4096  # prepared calls that are kept
 
 
 _calls: dict[Hashable, Call] = {}
-_shares: dict[tuple[str, int], tuple[int, int]] = {}
+_shares: dict[tuple[str, int], tuple[float, int]] = {}  # until when each is good, and the share
 
 
 def product(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
     """The product of two arrays of one library, by a plan where one pays."""
+    if wanted.plan is None and arrays.tiny(a, b):
+        return arrays.vendor(a, b, out)
     call = prepared(arrays, a, b, out, wanted)
-    if call is None or call.tape is None:
+    if call.tape is None:
         return arrays.vendor(a, b, out)
     if out is not None and not (call.direct and not call.overlap(*(arrays.pointer(x) for x in (a, b, out)))):
         arrays.copy(product(arrays, a, b, None, wanted), out)
@@ -66,17 +69,15 @@ def explained(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Decis
 # ---- preparing
 
 
-def prepared(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Call | None:
-    """The call made ready, from the cache if one like it was made before; None: the library's, and not worth more."""
-    found = arrays.key(a, b, out)
-    if found is None:
-        return None if wanted.plan is None or wanted.plan == VENDOR else prepare(arrays, a, b, out, wanted)
-    if wanted.workspace is None:
-        wanted = wanted._replace(workspace=default_limit(arrays, arrays.device(a)))
-    key = arrays.name, found, wanted
+def prepared(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Call:
+    """The call made ready, from the cache if one like it was made before."""
+    plan, growth, limit = wanted
+    if limit is None:
+        limit = default_limit(arrays, arrays.device(a))
+    key = arrays.name, arrays.key(a, b, out), plan, growth, limit
     call = _calls.get(key)
     if call is None:
-        call = prepare(arrays, a, b, out, wanted)
+        call = prepare(arrays, a, b, out, Wanted(plan, growth, limit))
         if len(_calls) >= CALLS:
             _calls.clear()
         _calls[key] = call
@@ -113,10 +114,9 @@ def default_limit(arrays: Arrays, device: int) -> int:
 
     Rounded down, so that the calls prepared under it are found again.
     """
-    key, now = (arrays.name, device), int(time.monotonic())
-    known = _shares.get(key)
-    if known is None or known[0] != now:
+    known, now = _shares.get((arrays.name, device)), time.monotonic()
+    if known is None or known[0] < now:
         limit = max(int(arrays.free_bytes(device) * SHARE), 0)
         step = 1 << max(limit.bit_length() - 3, 0)
-        known = _shares[key] = now, limit // step * step
+        known = _shares[arrays.name, device] = now + LIFETIME, limit // step * step
     return known[1]

@@ -7,7 +7,7 @@ know. Inputs that require gradients get them: forward and backward are products 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from fmm.decision import Decision
-from fmm.device_arrays import Operand, Setting, Wanted
+from fmm.device_arrays import TINY, Operand, Setting, Wanted
 from fmm.device_multiply import explained, prepared, product
 from fmm.kernels.plan import VENDOR, PlanError
 
@@ -31,7 +31,6 @@ NAMES = {
 }
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 HOST_TYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-TINY = 256**3  # multiply-adds that take less time on any device than the launches of a plan
 
 
 # A torch with the newer switches of float32's precision: the older ones may refuse to answer there.
@@ -64,7 +63,9 @@ class TorchArrays:
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         if options:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
-        if torch.compiler.is_compiling() or not self._ours(a, b, out):
+        if wanted.plan is None and out is None and type(a) in PLAIN and type(b) in PLAIN and self.tiny(a, b):
+            return torch.matmul(a, b)
+        if not self._ours(a, b, out):
             return self._refused(a, b, out, wanted)
         if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
             a, b = (x.resolve_conj().resolve_neg() for x in (a, b))  # torch keeps these as marks on unchanged numbers
@@ -83,7 +84,8 @@ class TorchArrays:
         """Plain tensors on one device, and nothing that torch does to them behind the call: no transform of functions,
         no forward gradients, no mode that changes what a product is."""
         return (
-            type(a) in PLAIN
+            not torch.compiler.is_compiling()
+            and type(a) in PLAIN
             and type(b) in PLAIN
             and a.device == b.device
             and a.device.type in ("cuda", "cpu")
@@ -111,8 +113,7 @@ class TorchArrays:
         if not a.is_cuda:
             chosen = wanted.plan or _host_decision(a, b, None, wanted).plan
             return chosen != VENDOR and _host_types(a, b, None) and a.shape[-1] == b.shape[-2]
-        call = prepared(self, a, b, None, wanted)
-        return call is not None and call.tape is not None
+        return prepared(self, a, b, None, wanted).tape is not None
 
     def _product(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
         return product(self, a, b, out, wanted) if a.is_cuda else _host_product(a, b, out, wanted)
@@ -120,15 +121,17 @@ class TorchArrays:
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
 
+    def tiny(self, a: Any, b: Any) -> bool:
+        x, y = a.shape, b.shape
+        return len(x) == 2 and len(y) == 2 and x[0] * x[1] * y[1] < TINY
+
     def key(self, a: Any, b: Any, out: Any) -> Hashable:
-        x, y, dtype = a.shape, b.shape, a.dtype
-        if len(x) == 2 and len(y) == 2 and x[0] * x[1] * y[1] < TINY:
-            return None
+        dtype = a.dtype
         math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
         if out is None:
-            return x, a.stride(), dtype, y, b.stride(), b.dtype, math, a.get_device()
+            return a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, math, a.get_device()
         target = out.shape, out.stride(), out.dtype
-        return x, a.stride(), dtype, y, b.stride(), b.dtype, math, a.get_device(), target
+        return a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, math, a.get_device(), target
 
     def device(self, x: Any) -> int:
         return int(x.get_device())
@@ -172,7 +175,7 @@ class TorchArrays:
     def stream(self, device: int) -> int:
         return int(torch._C._cuda_getCurrentRawStream(device))
 
-    def current(self, device: int, stream: int) -> AbstractContextManager[Any]:
+    def current(self, device: int, stream: int) -> AbstractContextManager[Any] | None:
         return _cupy_on(device, stream)
 
     def written(self, out: Any) -> None:
@@ -260,12 +263,12 @@ def _host_decision(a: Any, b: Any, out: Any, wanted: Wanted) -> Decision:
 # ---- CuPy's current device and stream, while the kernels are launched
 
 
-def _cupy_on(device: int, stream: int) -> AbstractContextManager[Any]:
+def _cupy_on(device: int, stream: int) -> AbstractContextManager[Any] | None:
     import cupy
 
     same_device = cupy.cuda.runtime.getDevice() == device
     if same_device and cupy.cuda.get_current_stream().ptr == stream:
-        return nullcontext()
+        return None
     stack = ExitStack()
     if not same_device:
         stack.enter_context(cupy.cuda.Device(device))

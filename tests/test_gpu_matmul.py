@@ -143,7 +143,6 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "every second row": lambda x: x[::2],
     "every second column": lambda x: x[:, ::2],
     "transposed part": lambda x: x[3:67, 5:69].T,
-    "one row again and again": lambda x: x[:1].repeat(64, axis=0) if hasattr(x, "itemsize") else x[:1],
 }
 
 
@@ -312,10 +311,10 @@ def test_given_plans_that_cannot_run_say_so(library: Any) -> None:
 
 
 def test_mixing_is_an_error_that_names_both(library: Any) -> None:
-    a = library.array(draw((4, 4)), "float64")
-    for call in (lambda: fmm.matmul(a, draw((4, 4))), lambda: fmm.matmul(draw((4, 4)), a)):
+    a, x = library.array(draw((4, 4)), "float64"), draw((4, 4))
+    for pair in ((a, x), (x, a)):
         with pytest.raises(TypeError, match="NumPy array on the host") as caught:
-            call()
+            fmm.matmul(*pair)
         assert "cuda:0" in str(caught.value)
     with pytest.raises(TypeError, match="cuda:0"):
         fmm.matmul(draw((4, 4)), draw((4, 4)), a)
@@ -446,7 +445,7 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     """And comes back to them: the host learns of the rescue without waiting for it."""
     import cupy
 
-    from fmm.kernels import cupy_rescue
+    from fmm.kernels import cupy_rescue, rescue
 
     x = draw((256, 256))
     good = library.array(x, "float32")
@@ -458,7 +457,7 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
         fmm.matmul(bad, good)
         stream.synchronize()
         assert slot.rescues == 1
-        for rest in (cupy_rescue.FIRST_REST, 2 * cupy_rescue.FIRST_REST):
+        for rest in (rescue.FIRST_REST, 2 * rescue.FIRST_REST):
             for _ in range(rest):  # these would be computed again too, if they were not left to the vendor
                 same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
@@ -702,7 +701,9 @@ def test_autocast_and_transforms_are_torchs(eager: list[Plan]) -> None:
         assert fmm.matmul(a, a).dtype == torch.bfloat16
     stack = torch.stack([a, a])
     torch.testing.assert_close(torch.func.vmap(fmm.matmul)(stack, stack), torch.matmul(stack, stack))
-    _, tangent = torch.func.jvp(fmm.matmul, (a, a), (a, a))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, at its first forward gradient
+        _, tangent = torch.func.jvp(fmm.matmul, (a, a), (a, a))
     torch.testing.assert_close(tangent, 2 * a @ a)
     assert not eager
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import cupy
@@ -17,13 +18,13 @@ import numpy as np
 from cupy_backends.cuda.api import driver, runtime
 
 from fmm.kernels import rescue
-from fmm.kernels.tape import GemmOp, Layout, Problem, Tape
+from fmm.kernels.plan import Level
+from fmm.kernels.tape import GemmOp, Layout, Tape
 
 SLOT_BYTES = 16  # of struct Slot in cuda/rescue.cuh, rounded up
 CHUNK = 4096  # slots that are allocated together
 
-FIRST_REST, LAST_REST = 8, 4096  # products left to the vendor after a rescue: doubled each time, up to this
-
+LAUNCH = driver.launchKernel
 _pack = struct.Struct("<QqqQqqQqqqqqQQ").pack_into  # struct Rescue in cuda/rescue.cuh
 
 
@@ -44,12 +45,13 @@ class Slot:
     def __init__(self, chunk: _Chunk, number: int, stream: int) -> None:
         self.flag = chunk.device_memory + number * SLOT_BYTES
         self.stream = stream
-        self._counts, self._number = chunk.counts, number
+        self._counts, self._number = memoryview(chunk.counts), number
         self._count_pointer = chunk.host_memory.ptr + 4 * number
         self._words: Any = np.zeros(14, np.int64)
         self._address = np.array([self._words.ctypes.data], np.int64)
         self._argument = int(self._address.ctypes.data)
-        self._seen, self._rest, self._left, self._quiet = 0, FIRST_REST, 0, 0
+        self._trust = rescue.Trust()
+        self._filled: tuple[Any, int, int, int] = (None, 0, 0, 0)
         runtime.memsetAsync(self.flag, 0, SLOT_BYTES, stream)
 
     @property
@@ -58,24 +60,17 @@ class Slot:
         return int(self._counts[self._number])
 
     def trusted(self) -> bool:
-        """May the next product be a fast one? No for a while after one that had to be computed again."""
-        if (found := self.rescues) != self._seen:
-            self._seen, self._left, self._quiet = found, self._rest, 0
-            self._rest = min(2 * self._rest, LAST_REST)
-        if self._left:
-            self._left -= 1
-            return False
-        self._quiet += 1
-        if self._quiet > self._rest:
-            self._rest = FIRST_REST
-        return True
+        """May the next product be a fast one?"""
+        return self._trust.holds(self._counts[self._number])
 
     def follow(self, call: Rescue, a: int, b: int, c: int) -> None:
         """To be called after a plan that was given this slot's flag, on the same stream."""
-        _pack(self._words, 0, a, *call.a, b, *call.b, c, *call.c, *call.size, self.flag, self._count_pointer)
+        if self._filled != (call, a, b, c):
+            _pack(self._words, 0, a, *call.a, b, *call.b, c, *call.c, *call.size, self.flag, self._count_pointer)
+            self._filled = call, a, b, c
         if call.scan:
-            driver.launchKernel(call.scan, call.blocks, 1, 1, rescue.THREADS, 1, 1, 0, self.stream, self._argument, 0)
-        driver.launchKernel(call.again, call.blocks, 1, 1, rescue.THREADS, 1, 1, 0, self.stream, self._argument, 0)
+            LAUNCH(call.scan, call.blocks, 1, 1, rescue.THREADS, 1, 1, 0, self.stream, self._argument, 0)
+        LAUNCH(call.again, call.blocks, 1, 1, rescue.THREADS, 1, 1, 0, self.stream, self._argument, 0)
 
 
 class Rescue:
@@ -85,18 +80,19 @@ class Rescue:
         problem = tape.problem
         self.a, self.b, self.c = (_strides(x) for x in problem.layouts)
         self.size = problem.m, problem.k, problem.n
-        self.again, scan, self.blocks = _functions(device, problem.dtype)
+        self.again, scan, self.blocks = _functions(device, problem.stored)
         self.scan = scan if unseen(tape) else 0
+
+
+def needed(tape: Tape) -> bool:
+    """Can its plan put an inf or NaN where the classical product has none? Not one whose levels save no product."""
+    levels = [level for level in tape.plan.levels if isinstance(level, Level)]
+    return any(level.products < prod(level.size) for level in levels)
 
 
 def unseen(tape: Tape) -> bool:
     """Does a GEMM write C, which raises no flag? (A plan that is one GEMM is the vendor's own.)"""
     return len(tape.ops) > 1 and any(isinstance(op, GemmOp) and op.dest.base == "C" for op in tape.ops)
-
-
-def supported(problem: Problem) -> bool:
-    """A rescue computes A B alone."""
-    return problem.alpha == 1 and problem.beta == 0
 
 
 @lru_cache(maxsize=256)

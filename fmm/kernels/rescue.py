@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
@@ -9,6 +10,31 @@ from fmm.kernels.cuda_source import ELEMENTS
 
 THREADS = 256  # of a thread block, as in cuda/rescue.cuh
 RESCUE, SCAN = "fmm_rescue", "fmm_scan"
+FIRST_REST, LAST_REST = 8, 4096  # products left to the vendor after a rescue: doubled each time, up to this
+
+
+@dataclass
+class Trust:
+    """May the next product be a fast one? Not for a while after one that had to be computed again: such data tend to
+    come again, and computing a product twice costs more than the vendor's."""
+
+    rescues: int = 0  # as many as were known of at the last question
+    rest: int = FIRST_REST
+    left: int = 0
+    quiet: int = 0
+
+    def holds(self, rescues: int) -> bool:
+        """`rescues`: how many there have been by now."""
+        if rescues != self.rescues:
+            self.rescues, self.left, self.quiet = rescues, self.rest, 0
+            self.rest = min(2 * self.rest, LAST_REST)
+        if self.left:
+            self.left -= 1
+            return False
+        self.quiet += 1
+        if self.quiet > self.rest:
+            self.rest = FIRST_REST
+        return True
 
 
 @lru_cache(maxsize=len(ELEMENTS))

@@ -37,6 +37,15 @@ __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<R
             multiply_add(x.im, y.re, multiply_add(x.re, y.im, z.im))};
 }
 
+// cuBLAS scales a result by alpha, which is 1 here: that changes no real number, but a complex one with an inf or NaN.
+__device__ __forceinline__ float scaled_by_one(float x) { return x; }
+__device__ __forceinline__ double scaled_by_one(double x) { return x; }
+template <class Real>
+__device__ __forceinline__ Complex<Real> scaled_by_one(Complex<Real> x) {
+    const Complex<Real> one = {Real(1), Real(0)};
+    return one * x;
+}
+
 constexpr int SIDE = 16;   // threads along either side of a tile
 constexpr int THREADS = SIDE * SIDE;
 constexpr int DEPTH = 16;  // of the inner dimension at a time
@@ -99,7 +108,8 @@ __device__ __forceinline__ void classical_tile(const Rescue& p, long long row, l
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
             const long long r = row + y + i * SIDE, s = col + x + j * SIDE;
-            if (r < p.m && s < p.n) c[r * p.c.row + s * p.c.col] = Convert<Element>::narrow(sums[i][j]);
+            if (r < p.m && s < p.n)
+                c[r * p.c.row + s * p.c.col] = Convert<Element>::narrow(scaled_by_one(sums[i][j]));
         }
 }
 
