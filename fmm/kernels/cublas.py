@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # noqa: F401  loads the library that CuPy uses
 
+from fmm.kernels.recipe import LT_SCRATCH
 from fmm.kernels.tape import BASES, Factor, GemmOp, Problem
 
 Math = Literal["ieee", "tf32"]
@@ -34,18 +35,18 @@ class Gemm(Protocol):
     def __call__(self, lane: Lane, bases: Pointers) -> None: ...
 
 
-def gemm(op: GemmOp, problem: Problem, math: Math, low: Mapping[str, int]) -> Gemm:
-    """The call of a leaf product; `low`: what the bases' addresses are beyond a multiple of 16."""
+def gemm(op: GemmOp, problem: Problem, math: Math, grain: Mapping[str, int]) -> Gemm:
+    """The call of a leaf product; `grain`: a power of two that divides each base's address."""
     dtype = "float32" if problem.dtype == "tf32" else problem.dtype
     if op.leaf == "vendor":
         return _Gemm(op, dtype)
-    alignments = [alignment(x, problem.itemsize, low[x.base]) for x in (op.left, op.right, op.dest)]
+    alignments = [alignment(x, problem.itemsize, grain[x.base]) for x in (op.left, op.right, op.dest)]
     return _LtGemm(op, _LT_TYPES[dtype, math if dtype == "float32" else "ieee"], int(op.leaf[2:]), alignments)
 
 
-def alignment(x: Factor, itemsize: int, low: int) -> int:
-    """A power of two, 16 at most, that divides the addresses of all rows or columns of an operand."""
-    return gcd(16, low + x.offset, x.leading * itemsize, x.stride * itemsize)
+def alignment(x: Factor, itemsize: int, grain: int) -> int:
+    """A power of two that divides the addresses of all rows or columns of an operand."""
+    return gcd(grain, x.offset, x.leading * itemsize, x.stride * itemsize)
 
 
 def _checked(status: int, library: str = "cuBLAS") -> None:
@@ -210,13 +211,12 @@ def _lt() -> tuple[Any, ctypes.c_void_p]:
 
 
 class _LtGemm:
-    """One candidate of cuBLASLt's heuristic, without memory of its own, so that calls on many streams are safe.
-
-    Its descriptions are small and live as long as the process, as tapes do.
+    """One candidate of cuBLASLt's heuristic. Its scratch is part of the workspace, so that calls on many streams are
+    safe; its descriptions are small and live as long as the process, as tapes do.
     """
 
     def __init__(self, op: GemmOp, types: _LtTypes, number: int, alignments: Sequence[int]) -> None:
-        self.types = types
+        self.types, self.scratch = types, op.scratch
         self.library, self.handle = _lt()
         self.scalars = np.array([op.alpha, op.beta]).astype(types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
@@ -234,7 +234,8 @@ class _LtGemm:
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul
         operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
-        _checked(call(self.handle, self.operation, *operands, self.algorithm, None, 0, lane.stream), "cuBLASLt")
+        scratch = bases[3] + self.scratch, LT_SCRATCH
+        _checked(call(self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream), "cuBLASLt")
 
     def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
         function = getattr(self.library, f"cublasLt{what}SetAttribute")
@@ -260,7 +261,7 @@ class _LtGemm:
     def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
         preference, found, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
         _checked(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
-        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(0))
+        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(LT_SCRATCH))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts

@@ -139,30 +139,35 @@ class _Player:
 
     def ready(self, bases: Pointers) -> _Calls:
         """The calls for pointers that are aligned as these are."""
-        low = (bases[0] & 15, bases[1] & 15, bases[2] & 15, bases[3] & 15)
-        if low not in self.calls:
-            calls = self._calls(dict(zip(BASES, low, strict=True)))
+        grain = (_grain(bases[0]), _grain(bases[1]), _grain(bases[2]), _grain(bases[3]))
+        if grain not in self.calls:
+            calls = self._calls(dict(zip(BASES, grain, strict=True)))
             first = list(takewhile(lambda call: isinstance(call, _Launch), calls))
-            self.calls[low] = _Calls(first, calls[len(first) :])  # type: ignore[arg-type]
-        return self.calls[low]
+            self.calls[grain] = _Calls(first, calls[len(first) :])  # type: ignore[arg-type]
+        return self.calls[grain]
 
-    def _calls(self, low: dict[str, int]) -> list[_Launch | _Product | Turn]:
-        keys = {i: self._key(op, low) for i, op in enumerate(self.tape.ops) if isinstance(op, SumOp)}
+    def _calls(self, grain: dict[str, int]) -> list[_Launch | _Product | Turn]:
+        keys = {i: self._key(op, grain) for i, op in enumerate(self.tape.ops) if isinstance(op, SumOp)}
         _compiled(self.device, set(keys.values()))
         calls: list[_Launch | _Product | Turn] = []
         for i, (op, lane) in enumerate(zip(self.tape.ops, self.tape.lanes, strict=True)):
             if isinstance(op, SumOp):
                 calls.append(_Launch(lane, (_function(self.device, *keys[i])[0], *op.grid, THREADS, 1, 1, 0)))
             elif isinstance(op, GemmOp):
-                calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, low)))
+                calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, grain)))
             else:
                 calls.append(op)
         return calls
 
-    def _key(self, op: SumOp, low: dict[str, int]) -> tuple[SumKernel, Access, bool]:
+    def _key(self, op: SumOp, grain: dict[str, int]) -> tuple[SumKernel, Access, bool]:
         size, bases = op.alignment
-        fits = all(low[base] % size == 0 for base in bases)
+        fits = all(grain[base] % size == 0 for base in bases)
         return op.kernel, op.access if fits else "scalar", self.flagged and op.writes_result
+
+
+def _grain(address: int) -> int:
+    """The largest power of two, 256 at most, that divides an address."""
+    return min(address & -address, 256) or 256
 
 
 def _turn(turn: Turn, lanes: list[Lane]) -> None:

@@ -10,8 +10,10 @@ on a GPU two products at a time, so that the sums of one run beside the other's 
 every operand in a block of its own, the products as one batch) or `sequential` (one product at a time, three
 temporaries); a step table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if
 padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the
-core that divides, then thin strips). Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th
-candidate of cuBLASLt's own list for the product).
+core that divides, then thin strips).
+
+Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
+product).
 """
 
 from __future__ import annotations

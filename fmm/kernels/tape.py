@@ -18,7 +18,18 @@ from typing import Any, Literal, NamedTuple
 from fmm.kernels.cuda_source import ELEMENTS, THREADS, Access, Scalar, Spot, SumKernel
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.program import Program
-from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, leading, lower, temporary_bytes, workspace
+from fmm.kernels.recipe import (
+    LT_SCRATCH,
+    Batch,
+    Place,
+    Product,
+    Recipe,
+    Sum,
+    leading,
+    lower,
+    temporary_bytes,
+    workspace,
+)
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel
@@ -154,6 +165,7 @@ class GemmOp:
     count: int = 1
     alpha: complex = 1
     beta: complex = 0
+    scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
 
 
 class Turn(Enum):
@@ -224,7 +236,7 @@ class Tape:
 @lru_cache(maxsize=1024)
 def record(plan: Plan, problem: Problem) -> Tape:
     """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel."""
-    recorder = _Recorder(problem.stored, spaced=problem.dtype != "tf32")
+    recorder = _Recorder(problem.stored)
     arrays = {
         name: View(name, 0, *shape, *((lay.leading, 1) if lay.order == "C" else (1, lay.leading)))
         for name, shape, lay in zip("ABC", problem.shapes, problem.layouts, strict=True)
@@ -234,14 +246,10 @@ def record(plan: Plan, problem: Problem) -> Tape:
 
 
 class _Recorder:
-    """Walks recipes as the executor does; its stack of temporaries is the workspace.
+    """Walks recipes as the executor does; its stack of temporaries is the workspace."""
 
-    `spaced`: rows of temporaries are never a power of two apart, which float32 products gain from (cuBLAS's 512 x 512
-    batches 4 % on an H200), and TF32 products lose (8192 x 8192: 10 %).
-    """
-
-    def __init__(self, dtype: str, spaced: bool = True) -> None:
-        self.dtype, self.itemsize, self.spaced = dtype, ELEMENTS[dtype].itemsize, spaced
+    def __init__(self, dtype: str) -> None:
+        self.dtype, self.itemsize = dtype, ELEMENTS[dtype].itemsize
         self.ops: list[SumOp | GemmOp | Turn] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
@@ -263,7 +271,8 @@ class _Recorder:
     def _run(self, recipe: Recipe, arrays: dict[str, View]) -> None:
         mark = self.used
         for name, rows, cols in recipe.temporaries:
-            arrays[name] = self._take(rows, cols, fortran=_fortran(arrays[recipe.layouts[name]]))
+            fortran = _fortran(arrays[recipe.layouts[name]])
+            arrays[name] = self._take(rows, cols, fortran)
         for overlapped, steps in groupby(recipe.steps, lambda s: recipe.lanes > 1 and isinstance(s, Product)):
             if overlapped:
                 self._overlapped([s for s in steps if isinstance(s, Product)], arrays)
@@ -298,7 +307,7 @@ class _Recorder:
         offset, self.used = self.used, self.used + temporary_bytes(rows, cols, self.itemsize)
         self.peak = max(self.peak, self.used)
         along = rows if fortran else cols
-        step = leading(along, self.itemsize, self.spaced)
+        step = leading(along, self.itemsize, spaced=False)
         return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)))
 
     def _sum(self, step: Sum, arrays: dict[str, View]) -> None:
@@ -322,7 +331,9 @@ class _Recorder:
             if all(_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
             else [[p] for p in products]
         )
-        self._emit(*(_gemm(leaf, batch, alpha, beta, self.itemsize) for batch in batches))
+        scratch = self.used
+        self.peak = max(self.peak, scratch + LT_SCRATCH if leaf.startswith("lt") else 0)
+        self._emit(*(_gemm(leaf, batch, alpha, beta, self.itemsize, scratch) for batch in batches))
 
     def _scale(self, dest: View, beta: complex) -> None:
         """dest = beta dest: a product of nothing."""
@@ -360,7 +371,12 @@ def _distance(views: Sequence[View], itemsize: int) -> int | None:
 
 
 def _gemm(
-    leaf: str, products: Sequence[tuple[View, View, View]], alpha: complex, beta: complex, itemsize: int
+    leaf: str,
+    products: Sequence[tuple[View, View, View]],
+    alpha: complex,
+    beta: complex,
+    itemsize: int,
+    scratch: int,
 ) -> GemmOp:
     """In column-major terms a row-major C = A B is C^T = B^T A^T: the same memory, the operands swapped."""
     lefts, rights, dests = zip(*products, strict=True)
@@ -369,7 +385,7 @@ def _gemm(
         lefts, rights, dests = (tuple(_transposed(v) for v in views) for views in (rights, lefts, dests))
         m, n = n, m
     left, right, dest = (_factor(views, itemsize) for views in (lefts, rights, dests))
-    return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta)
+    return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta, scratch)
 
 
 def _columns(x: View) -> bool:

@@ -1,0 +1,267 @@
+"""The sum kernels without a GPU: their order of statements, and what NVRTC makes of them for every architecture."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+
+from fmm.kernels.cuda_source import THREADS, SumKernel, peak, source
+from fmm.kernels.plan import Plan
+from fmm.kernels.scheme import scheme, scheme_names
+from fmm.kernels.steps import step_table_names
+from fmm.kernels.tape import ARRAY_BYTES, Problem, SumOp, record
+from fmm.perfmodel.devices import capability
+from fmm.perfmodel.occupancy import active_blocks
+
+
+def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
+    tape = record(Plan.parse(f"{text} > vendor"), Problem.contiguous(size, size, size, dtype, alpha, beta))
+    return [op for op in tape.ops if isinstance(op, SumOp)]
+
+
+def kernels(text: str, dtype: str, size: int = 256) -> list[SumKernel]:
+    """The different kernels of a plan."""
+    return list(dict.fromkeys(op.kernel for op in launches(text, dtype, size)))
+
+
+# ---- the order of the statements
+
+
+@pytest.mark.parametrize("name", ["strassen", "winograd^2", "strassen^3", "laderman", "hk244", "smirnov336"])
+def test_statements_compute_the_program(name: str) -> None:
+    """Run on exact numbers: every output once, and what the coefficients say."""
+    for kernel in kernels(f"{name}.batched", "float64", 144):
+        inputs = [(7 * i + 3) % 11 - 5 for i in range(kernel.program.inputs)]
+        values: dict[int, Any] = {}
+        outputs: dict[int, Any] = {}
+        for event in kernel.events:
+            if event.kind == "load":
+                values[event.value] = inputs[event.value]
+            elif event.kind == "store":
+                assert event.source not in outputs
+                outputs[event.source] = values[event.value]
+            else:
+                term = event.factor * values[event.source] if event.source >= 0 else 0
+                values[event.value] = (values[event.value] if event.kind == "add" else 0) + term
+        expected = [sum(c * x for c, x in zip(row, inputs, strict=True)) for row in kernel.program.matrix()]
+        assert [outputs[o] for o in range(len(expected))] == expected
+
+
+def test_few_values_are_alive() -> None:
+    """What registers must hold: fewer than 90 numbers for three levels in one pass, whose joins read 343."""
+    programs = scheme("strassen^3").programs
+    assert (programs.join.inputs, len(programs.left.outputs)) == (343, 343)
+    found = [peak(kernel.events) for kernel in kernels("strassen^3.batched", "float64", 512)]
+    assert found == [85, 85, 85]  # 64 blocks, and what one inner split or join needs
+    assert [peak(k.events) for k in kernels("strassen.batched", "float64")] == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "lanes"),
+    [
+        ("strassen.batched", "float32", [4, 4, 4]),  # 16 bytes
+        ("strassen.batched", "float64", [2, 2, 2]),
+        ("strassen.batched", "bfloat16", [8, 8, 8]),
+        ("strassen^2.batched", "float32", [4, 4, 4]),
+        ("strassen^2.batched", "bfloat16", [4, 4, 4]),  # 8 numbers each would not fit in registers
+        ("strassen^3.batched", "float32", [1, 1, 1]),
+        ("strassen.batched", "complex128", [2, 2, 2]),  # real and imaginary parts as columns
+    ],
+)
+def test_lanes_fill_an_access_while_registers_last(text: str, dtype: str, lanes: list[int]) -> None:
+    assert [kernel.lanes for kernel in kernels(text, dtype, 512)] == lanes
+
+
+# ---- NVRTC: no GPU and no driver is needed
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+REAL = ("float32", "float64", "bfloat16", "float16")
+TYPES = (*REAL, "complex64", "complex128")
+
+
+class Case(NamedTuple):
+    """Kernels of some plans, and how many of their thread blocks must fit on a multiprocessor at once."""
+
+    plans: tuple[str, ...]
+    blocks: int
+    dtypes: tuple[str, ...]
+    architectures: tuple[str, ...]
+    scalars: tuple[complex, complex] = (1, 0)
+    flag: bool = False
+    only: str = ""  # launches with this label
+
+
+def batched(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}.batched.pad16" for name in names)
+
+
+ONE = batched("strassen", "winograd")
+TWO = batched("strassen^2", "winograd^2")
+THREE = batched("strassen^3", "winograd^3")
+OUTER = ("strassen.pad16", "winograd.pad16", "strassen^2.pad16", "winograd^2.pad16")
+OTHERS = tuple(s for s in scheme_names() if s not in ("strassen", "winograd"))
+TABLES = step_table_names()
+
+# One representative at least of every kind of kernel, in about a minute of one core: a kernel of three levels takes
+# seconds.
+USUAL = {
+    "one level": Case(batched("winograd"), 5, ("float32", "bfloat16"), ARCHITECTURES),
+    "one level, more types": Case(batched("strassen"), 5, ("float64", "float16", "complex64"), ("sm_90",)),
+    "other schemes": Case(batched("laderman", "hk223"), 3, ("float32",), ("sm_90",)),
+    "step tables": Case(TABLES, 5, ("float32",), ("sm_90",)),
+    "one product at a time": Case(("winograd.sequential",), 5, ("bfloat16",), ("sm_75",)),
+    "unequal blocks, peeled strips": Case(("winograd", "strassen.peel"), 5, ("float64",), ("sm_80",)),
+    "alpha, beta, flag": Case(ONE, 4, ("float16", "complex64"), ("sm_100",), (2.5, 0.5), True),
+    "complex alpha": Case(ONE, 3, ("complex128",), ("sm_80",), (1j, 0), True),
+    "complex alpha and beta": Case(ONE, 3, ("complex128",), ("sm_90",), (1j, 0.5 - 2j), True),
+    "two levels": Case(TWO, 3, ("float32",), ("sm_90",)),
+    "two levels, joins": Case(TWO[:1], 3, ("float32", "bfloat16"), ARCHITECTURES, only="join"),
+    "three levels": Case(THREE[:1], 2, ("float32",), ("sm_90",)),
+    "three levels, widest numbers": Case(THREE[1:], 2, ("float64",), ("sm_80", "sm_90"), only="join"),
+    "three levels, most values": Case(THREE[:1], 2, ("float64",), ("sm_100",), only="join"),
+}
+# FMM_ALL_KERNELS=1: every kernel of every shipped scheme and step table that the runtime or a user can ask for.
+ALL = {
+    "one level": Case((*ONE, *OUTER[:2]), 5, TYPES, ARCHITECTURES),
+    "two levels": Case((*TWO, *OUTER[2:]), 3, TYPES, ARCHITECTURES),
+    "three levels": Case(THREE[1:], 2, TYPES, ARCHITECTURES),
+    "three levels, most values": Case(THREE[:1], 2, TYPES, ARCHITECTURES),
+    "other schemes": Case(batched(*OTHERS), 2, TYPES, ARCHITECTURES),
+    "step tables": Case((*TABLES, *(f"{t}.pad" for t in TABLES)), 5, TYPES, ARCHITECTURES),
+    "one product at a time": Case(("strassen.sequential", "winograd.sequential"), 5, TYPES, ARCHITECTURES),
+    "unequal blocks, peeled strips": Case(("winograd", "strassen", "strassen.peel"), 5, TYPES, ARCHITECTURES),
+    "alpha, beta, flag": Case((*ONE, *TABLES), 4, TYPES, ARCHITECTURES, (2.5, 0.5), True),
+    "alpha, beta, flag, two levels": Case(TWO, 2, TYPES, ARCHITECTURES, (2.5, 0.5), True),
+    "alpha, beta, flag, three levels": Case(THREE, 2, REAL, ARCHITECTURES, (2.5, 0.5), True, "join"),
+    "complex alpha": Case((*ONE, *TWO), 2, TYPES[4:], ARCHITECTURES, (1j, 0), True),
+    "complex alpha and beta": Case((*ONE, *TWO), 2, TYPES[4:], ARCHITECTURES, (1j, 0.5 - 2j), True),
+}
+CASES = ALL if os.environ.get("FMM_ALL_KERNELS") == "1" else USUAL
+
+
+class Report(NamedTuple):
+    """What the assembler says of one kernel."""
+
+    name: str
+    registers: int
+    shared: int  # bytes a thread block
+    local: int  # bytes of local memory a thread: what did not fit in registers
+
+
+@cache
+def nvrtc() -> Any:
+    """The compiler through its Python bindings. The test extra brings both where there are wheels: there, CI has it."""
+    try:
+        from cuda.bindings import nvrtc as module
+
+        status, *version = module.nvrtcVersion()
+    except Exception as error:  # the bindings raise many kinds of errors where the library is missing
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no NVRTC (packages cuda-bindings and nvidia-cuda-nvrtc): {type(error).__name__}: {error}")
+    assert not int(status) and tuple(version) >= (13, 0), f"NVRTC {version}: the test extra asks for 13.0"
+    return module
+
+
+def compiled(text: str, architecture: str) -> str:
+    """The log of a compilation down to machine code."""
+    module = nvrtc()
+    status, program = module.nvrtcCreateProgram(text.encode(), b"sum.cu", 0, [], [])
+    assert not int(status)
+    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"--ptxas-options=-v"]
+    try:
+        failed = int(module.nvrtcCompileProgram(program, len(options), options)[0])
+        log: bytes = b" " * module.nvrtcGetProgramLogSize(program)[1]
+        module.nvrtcGetProgramLog(program, log)
+    finally:
+        module.nvrtcDestroyProgram(program)
+    said = str(log, errors="replace").strip("\0 \n")
+    assert not failed, f"{architecture}: {said}"
+    return said
+
+
+def report(name: str, text: str, architecture: str) -> Report:
+    said = compiled(text, architecture)
+    registers = re.search(r"Used (\d+) registers", said)
+    stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
+    shared = re.search(r"(\d+) bytes smem", said)
+    assert registers and stack, f"{name}: no resources in the log: {said}"
+    return Report(name, int(registers[1]), int(shared[1]) if shared else 0, max(int(stack[1]), int(stack[2])))
+
+
+def sources(case: Case) -> Iterator[tuple[str, str, str]]:
+    """Names, texts and architectures of a case's kernels, each text once."""
+    for dtype, architecture in product(case.dtypes, case.architectures):
+        seen: set[str] = set()
+        for plan in case.plans:
+            # A multiple of every grid and of 16 bytes below it, so that whole layers and wide accesses are met.
+            size = 512 if "^" in plan else 576
+            for op, access in product(launches(plan, dtype, size, *case.scalars), ("vector", "scalar")):
+                if (access == "scalar" or op.kernel.lanes > 1) and case.only in ("", op.label):
+                    text = source(op.kernel, access, case.flag and op.writes_result)
+                    if text not in seen:
+                        seen.add(text)
+                        yield f"{plan} {dtype} {architecture} {access} {op.label}", text, architecture
+
+
+def in_parallel(function: Callable[..., Report], jobs: list[tuple[str, str, str]]) -> list[Report]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda job: function(*job), jobs))
+
+
+# What does not fit today, and by how much.
+SPILLS = {
+    "three levels, most values": "float64: strassen^3's join holds 85 numbers, 16 to 24 bytes do not fit",
+    "alpha, beta, flag, three levels": "float64: 192 to 208 bytes of strassen^3's join do not fit",
+    "complex alpha and beta": "complex128: the assembler spends 8 bytes to need 40 registers instead of 48",
+}
+
+
+def named(case: str) -> Any:
+    reason = SPILLS.get(case)
+    return pytest.param(case, marks=pytest.mark.xfail(strict=True, reason=reason) if reason else ())
+
+
+@pytest.mark.parametrize("name", [named(case) for case in CASES])
+def test_every_kernel_compiles_and_stays_in_registers(name: str) -> None:
+    """No local memory at all, and so few registers that enough thread blocks hide each other's waiting."""
+    nvrtc()
+    case = CASES[name]
+    jobs = list(sources(case))
+    assert jobs
+    reports = in_parallel(report, jobs)
+    if path := os.environ.get("FMM_REGISTER_TABLE"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(
+                f"{r.name}: {r.registers} registers, {r.shared} bytes shared, {r.local} local\n" for r in reports
+            )
+    assert [r for r in reports if r.local] == []
+    for r, (_, _, architecture) in zip(reports, jobs, strict=True):
+        assert blocks(architecture, r) >= case.blocks, r
+
+
+def blocks(architecture: str, kernel: Report) -> int:
+    """Its thread blocks on one multiprocessor."""
+    digits = architecture.removeprefix("sm_")
+    return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_parameters_are_as_large_as_what_a_launch_passes(architecture: str) -> None:
+    """Where each of them lies, tests/test_cuda_host.py asks the host's compiler, which knows offsetof."""
+    op = launches("strassen.batched.pad16", "float32", 256, 0.3, -7.0)[-1]
+    assert op.kernel.scalars == 2
+    text = source(op.kernel, "scalar") + (
+        f'static_assert(sizeof(fmm::Array) == {ARRAY_BYTES}, "array");\n'
+        f'static_assert(sizeof(fmm::Parameters<{op.kernel.arrays}, 2>) == {len(op.parameters)}, "size");\n'
+    )
+    compiled(text, architecture)
+    with pytest.raises(AssertionError, match="array"):
+        compiled(text.replace(f"== {ARRAY_BYTES}", "== 8"), architecture)
