@@ -11,7 +11,8 @@ import numpy as np
 from cupy_backends.cuda.api import runtime
 
 from fmm.decision import Decision
-from fmm.device_arrays import TINY, Operand, Setting, Wanted, kind_of, two_devices
+from fmm.device_arrays import ANYTHING, TINY, Operand, Setting, Wanted, kind_of, two_devices
+from fmm.device_call import Call
 from fmm.device_multiply import explained, product
 from fmm.kernels.plan import VENDOR, PlanError
 
@@ -21,6 +22,8 @@ except ImportError:  # a CuPy without it
     get_compute_type = None
 
 PEDANTIC, FP16, BF16, TF32 = 2, 3, 6, 7  # compute types of CuPy that are not the usual arithmetic
+ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
+getDevice = runtime.getDevice  # noqa: N816
 FAST = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _TYPES = {name: np.dtype(name) for name in FAST if name != "bfloat16"}  # of that NumPy itself knows nothing
 
@@ -31,23 +34,32 @@ class CupyArrays:
     name = "CuPy"
     out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
 
+    def __init__(self) -> None:
+        self.calls: dict[Hashable, Any] = {}
+
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
-        if type(a) is cupy.ndarray and type(b) is cupy.ndarray and (out is None or type(out) is cupy.ndarray):
-            device = a.data.device_id
-            if device != b.data.device_id or (out is not None and out.data.device_id != device):
-                raise two_devices(a, b, out)
-            if not options:
-                return product(self, a, b, out, wanted)
-            if wanted.plan is not None and wanted.plan != VENDOR:
-                raise PlanError(f"the plan {wanted.plan} cannot run here: {', '.join(options)} is CuPy's own")
-            return self.vendor(a, b, out, **options)
+        if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray) and not options:
+            if out is None and wanted is ANYTHING and a.ndim == b.ndim == 2 and a.size * b.shape[1] < TINY:
+                if a.data.device_id != b.data.device_id:
+                    raise two_devices(a, b)
+                return cupy.matmul(a, b)
+            return product(self, a, b, out, wanted)
+        return self._unusual(a, b, out, options, wanted)
+
+    def _unusual(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
+        """Arrays of other libraries, subclasses, lists, and options, of which CuPy says itself what they mean."""
         x, y, z = (as_cupy(v) if kind_of(v) == "other" else v for v in (a, b, out))
-        if not all(isinstance(v, cupy.ndarray) for v in (x, y)):
-            return self.vendor(x, y, z, **options)  # lists, scalars: CuPy says what it makes of them
-        if any(type(v) is not cupy.ndarray for v in (x, y, z) if v is not None):
-            return self.vendor(x, y, z, **options)  # a subclass: it may have a product of its own
-        c = self.matmul(x, y, z, options, wanted)
-        return out if out is not None else given_back(c, a if kind_of(a) == "other" else b)
+        if options or any(type(v) is not ndarray for v in (x, y, z) if v is not None):
+            if wanted.plan is not None and wanted.plan != VENDOR:
+                raise PlanError(
+                    f"the plan {wanted.plan} cannot run here: {', '.join(options) or 'this call'} is CuPy's own"
+                )
+            c = self.vendor(x, y, z, **options)
+        else:
+            c = self.matmul(x, y, z, options, wanted)
+        if out is not None:
+            return out
+        return given_back(c, next((v for v in (a, b) if kind_of(v) == "other"), a))
 
     def explain(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Decision:
         if options:
@@ -58,25 +70,24 @@ class CupyArrays:
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         return cupy.matmul(a, b, out=out, **options) if options or out is not None else cupy.matmul(a, b)
 
-    def tiny(self, a: Any, b: Any) -> bool:
-        x, y = a.shape, b.shape
-        return len(x) == 2 and len(y) == 2 and x[0] * x[1] * y[1] < TINY
-
-    def key(self, a: Any, b: Any, out: Any) -> Hashable:
+    def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.kind in "fc" else 0
+        where = getDevice(), a.data.device_id, b.data.device_id
         if out is None:
-            return a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, mode, runtime.getDevice(), a.data.device_id
-        target = out.shape, out.strides, out.dtype
-        where = runtime.getDevice(), a.data.device_id
-        return a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, mode, where, target
+            return wanted, mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where
+        target = out.shape, out.strides, out.dtype, out.data.device_id
+        return wanted, mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
     def device(self, x: Any) -> int:
         return int(x.data.device_id)
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
-        current = runtime.getDevice()
-        if any(type(x) is not cupy.ndarray for x in (a, b, out) if x is not None):
+        current = getDevice()
+        if all(type(x) is ndarray for x in (a, b, out) if x is not None):
+            if len({x.data.device_id for x in (a, b, out) if x is not None}) > 1:
+                raise two_devices(a, b, out)
+        else:
             return Setting(current, refusal="these are not all plain CuPy arrays")
         if any(x.data.device_id != current for x in (a, b, out) if x is not None):
             return Setting(current, refusal=f"the arrays are not on the current device, cuda:{current}")
@@ -102,15 +113,13 @@ class CupyArrays:
             return None
         return np.promote_types(a.dtype, b.dtype).name
 
-    def packed(self, x: Any, dtype: str) -> Any:
-        return x.astype(_TYPES.get(dtype, x.dtype), order="C")
-
-    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        return cupy.ndarray(shape, _TYPES.get(dtype, like.dtype))
-
-    def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
-        memory = cupy.cuda.alloc(nbytes)
-        return memory.ptr, memory
+    def places(self, call: Call, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+        dtype = _TYPES.get(call.dtype, a.dtype)
+        if call.copies:
+            a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
+        c = ndarray(call.shape, dtype) if out is None else out
+        memory = alloc(call.workspace)
+        return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr, c, (a, b, memory)
 
     def copy(self, source: Any, out: Any) -> None:
         out[...] = source
@@ -122,11 +131,8 @@ class CupyArrays:
         limit = int(pool.get_limit())
         return min(free, limit - int(pool.used_bytes())) if limit else free
 
-    def stream(self, device: int) -> int:
-        return int(cupy.cuda.get_current_stream().ptr)
-
-    def current(self, device: int, stream: int) -> AbstractContextManager[Any] | None:
-        return None
+    def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
+        return get_current_stream().ptr, None
 
     def written(self, out: Any) -> None:
         pass

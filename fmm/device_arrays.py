@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from fmm.decision import Decision
 from fmm.kernels.plan import Plan
+
+if TYPE_CHECKING:
+    from fmm.device_call import Call
 
 Kind = Literal["host", "cupy", "torch", "other"]
 DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -56,6 +59,7 @@ class Arrays(Protocol):
 
     name: str
     out_of_memory: type[BaseException]
+    calls: dict[Hashable, Any]  # prepared ones, kept by device_multiply
 
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         """The product, whatever the arrays are; `options` are those of numpy.matmul that were given."""
@@ -67,11 +71,7 @@ class Arrays(Protocol):
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         """The library's own product: the specification, and the answer wherever fmm has nothing better."""
 
-    def tiny(self, a: Any, b: Any) -> bool:
-        """Is it a product that no plan can win on any device?"""
-        ...
-
-    def key(self, a: Any, b: Any, out: Any) -> Hashable:
+    def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         """Everything that a prepared call depends on, cheaply."""
         ...
 
@@ -89,14 +89,11 @@ class Arrays(Protocol):
         """The type of the product, or None where the library rejects the pair or has a rule of its own."""
         ...
 
-    def packed(self, x: Any, dtype: str) -> Any:
-        """A copy of the type whose rows are contiguous."""
+    def places(self, call: Call, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+        """Addresses of A, B, C and the workspace, C itself, and what must live until the last launch.
 
-    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        """A new array, in the library's own memory, to be used on its current stream."""
-
-    def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
-        """Memory from the library's pool: its address, and what keeps it."""
+        Copies what the call says, and allocates, in the library's own memory and on its current stream.
+        """
         ...
 
     def copy(self, source: Any, out: Any) -> None: ...
@@ -105,12 +102,8 @@ class Arrays(Protocol):
         """What can still be allocated on the device."""
         ...
 
-    def stream(self, device: int) -> int:
-        """The pointer of the library's current stream."""
-        ...
-
-    def current(self, device: int, stream: int) -> AbstractContextManager[Any] | None:
-        """Makes device and stream CuPy's current ones, in which the kernels run; None if they are."""
+    def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
+        """The library's current stream on the device; what makes both CuPy's current ones too, None if they are."""
         ...
 
     def written(self, out: Any) -> None:
@@ -159,6 +152,8 @@ def arrays_of(a: Any, b: Any, out: Any = None) -> Arrays | None:
     known = _plain.get(cls)
     if known is not None and type(b) is cls and (out is None or type(out) is cls):
         return known
+    if isinstance(out, tuple) and len(out) == 1:
+        (out,) = out  # NumPy takes `out` so too
     found = _judged(a, b, out)
     if found is not None and type(b) is cls and kind_of(a) in ("cupy", "torch"):
         _plain[cls] = found

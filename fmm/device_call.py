@@ -43,6 +43,8 @@ class Call:
     direct: bool = False  # the plan may write into `out`, unless that overlaps an operand
     offsets: tuple[tuple[int, int, int], ...] = ()  # of A, B and C in bytes, one product each
     spans: tuple[Span, Span, Span] = ((0, 0), (0, 0), (0, 0))
+    copies: bool = False  # is anything packed?
+    workspace: int = 0  # bytes
 
     def overlap(self, a: int, b: int, c: int) -> bool:
         """With these pointers, does C share memory with an operand?"""
@@ -80,7 +82,10 @@ def answer(asked: Question) -> Call:
     limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied * work.problem(dtype).itemsize, 0))
     decision, tape = _decided(asked, work, dtype, limits)
     spans = _span(left), _span(right), _span(result)
-    return Call(decision, asked.setting, limits, tape, shape, dtype, packs, direct, work.offsets, spans)
+    needed = tape.workspace if tape else 0
+    return Call(
+        decision, asked.setting, limits, tape, shape, dtype, packs, direct, work.offsets, spans, any(packs), needed
+    )
 
 
 def product_shape(a: Operand, b: Operand) -> tuple[int, ...]:

@@ -6,9 +6,12 @@ library's own pool at each call.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
-from typing import Any
+from functools import lru_cache
+from importlib import import_module
+from math import inf
+from time import monotonic
+from typing import Any, NamedTuple
 
 from fmm.decision import Decision
 from fmm.device_arrays import Arrays, Wanted
@@ -22,40 +25,51 @@ LIFETIME = 1.0  # seconds for which the free memory is taken for known
 CALLS = 4096  # prepared calls that are kept
 
 
-_calls: dict[Hashable, Call] = {}
 _shares: dict[tuple[str, int], tuple[float, int]] = {}  # until when each is good, and the share
+
+
+class Kept(NamedTuple):
+    """A prepared call, until when it is good, and under which share of the free memory it was made."""
+
+    call: Call
+    until: float
+    share: int = 0
 
 
 def product(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
     """The product of two arrays of one library, by a plan where one pays."""
-    if wanted.plan is None and arrays.tiny(a, b):
-        return arrays.vendor(a, b, out)
-    call = prepared(arrays, a, b, out, wanted)
+    key = arrays.key(a, b, out, wanted)
+    kept = arrays.calls.get(key)
+    if kept is None or kept.until < monotonic():
+        kept = _kept(arrays, key, a, b, out, wanted)
+    call = kept.call
     if call.tape is None:
         return arrays.vendor(a, b, out)
     if out is not None and not (call.direct and not call.overlap(*(arrays.pointer(x) for x in (a, b, out)))):
         arrays.copy(product(arrays, a, b, None, wanted), out)
         return out
-    from fmm.device_run import run
-
     try:
-        return run(arrays, call, a, b, out, wanted.plan is not None)
+        return _runner().run(arrays, call, a, b, out, wanted.plan is not None)
     except arrays.out_of_memory:
         pass  # what the failed attempt had allocated is given back when the exception is gone
     return _leaner(arrays, call, a, b, out, wanted)
 
 
+@lru_cache(maxsize=1)
+def _runner() -> Any:
+    """The module that launches kernels, which loads CuPy."""
+    return import_module("fmm.device_run")
+
+
 def _leaner(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
     """The product by plans with ever less workspace, at last by the library's own."""
-    from fmm.device_run import run
-
     problem = call.decision.problem
     assert problem is not None
     for plan in leaner_on(gpu(call.setting.device), problem, call.decision.plan, call.limits):
         other = prepare(arrays, a, b, out, wanted._replace(plan=plan))
         try:
             if other.tape is not None:
-                return run(arrays, other, a, b, out, True)
+                return _runner().run(arrays, other, a, b, out, True)
         except arrays.out_of_memory:
             continue
     return arrays.vendor(a, b, out)
@@ -71,17 +85,28 @@ def explained(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Decis
 
 def prepared(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Call:
     """The call made ready, from the cache if one like it was made before."""
-    plan, growth, limit = wanted
-    if limit is None:
-        limit = default_limit(arrays, arrays.device(a))
-    key = arrays.name, arrays.key(a, b, out), plan, growth, limit
-    call = _calls.get(key)
-    if call is None:
-        call = prepare(arrays, a, b, out, Wanted(plan, growth, limit))
-        if len(_calls) >= CALLS:
-            _calls.clear()
-        _calls[key] = call
-    return call
+    key = arrays.key(a, b, out, wanted)
+    kept = arrays.calls.get(key)
+    if kept is None or kept.until < monotonic():
+        kept = _kept(arrays, key, a, b, out, wanted)
+    return kept.call
+
+
+def _kept(arrays: Arrays, key: Hashable, a: Any, b: Any, out: Any, wanted: Wanted) -> Kept:
+    """A call into the cache. Without a limit of the caller's it is good for as long as the free memory is known."""
+    known: Kept | None = arrays.calls.get(key)
+    if wanted.workspace is not None:
+        kept = Kept(prepare(arrays, a, b, out, wanted), inf)
+    else:
+        device = arrays.device(a)
+        share = default_limit(arrays, device)
+        same = known is not None and known.share == share
+        call = known.call if same and known else prepare(arrays, a, b, out, wanted)
+        kept = Kept(call, _shares[arrays.name, device][0], share)
+    if len(arrays.calls) >= CALLS:
+        arrays.calls.clear()
+    arrays.calls[key] = kept
+    return kept
 
 
 def prepare(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Call:
@@ -114,7 +139,7 @@ def default_limit(arrays: Arrays, device: int) -> int:
 
     Rounded down, so that the calls prepared under it are found again.
     """
-    known, now = _shares.get((arrays.name, device)), time.monotonic()
+    known, now = _shares.get((arrays.name, device)), monotonic()
     if known is None or known[0] < now:
         limit = max(int(arrays.free_bytes(device) * SHARE), 0)
         step = 1 << max(limit.bit_length() - 3, 0)

@@ -21,8 +21,7 @@ DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
 def run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
     """C by the call's plan, on the library's current stream; `whatever`: even after products that had to be rescued."""
     device = call.setting.device
-    stream = arrays.stream(device)
-    context = arrays.current(device, stream)
+    stream, context = arrays.current(device)
     if context is None:
         return _run(arrays, call, a, b, out, whatever, device, stream)
     with context:
@@ -33,18 +32,11 @@ def _run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool, d
     """Everything that may run out of memory is allocated before the first launch."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         return arrays.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
-    place = slot(device, stream)
+    place, tape = slot(device, stream), call.tape
     if not (whatever or place.trusted()):
         return arrays.vendor(a, b, out)
-    tape = call.tape
     assert tape is not None
-    if call.packs[0]:
-        a = arrays.packed(a, call.dtype)
-    if call.packs[1]:
-        b = arrays.packed(b, call.dtype)
-    c = arrays.empty(call.shape, call.dtype, a) if out is None else out
-    workspace, kept = arrays.workspace(tape.workspace, a)
-    p, q, r = arrays.pointer(a), arrays.pointer(b), arrays.pointer(c)
+    p, q, r, workspace, c, kept = arrays.places(call, a, b, out)
     rescue = _rescue(tape, device)
     flag = place.flag if rescue is not None else 0
     for x, y, z in call.offsets:

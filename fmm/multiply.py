@@ -36,6 +36,7 @@ from fmm.perfmodel.problem import Problem
 
 # Below this many rows, columns or inner products nothing is ever gained: the check that a small call pays.
 SIDE = smallest_side()
+NO_OPTIONS: dict[str, Any] = {}
 
 
 def matmul(
@@ -65,10 +66,14 @@ def matmul(
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     """
     if not (type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray)):
-        arrays = arrays_of(a, b, _single(out))
+        arrays = arrays_of(a, b, out)
         if arrays is not None:
-            asked = _wanted(plan, max_error_growth, workspace)
-            return arrays.matmul(a, b, _single(out), _options(casting, order, dtype), asked)
+            wanted = ANYTHING
+            if plan is not None or max_error_growth is not None or workspace is not None:
+                wanted = _wanted(plan, max_error_growth, workspace)
+            if dtype is None and order == "K" and casting == "same_kind":
+                return arrays.matmul(a, b, out, NO_OPTIONS, wanted)
+            return arrays.matmul(a, b, out, _options(casting, order, dtype), wanted)
     if plan is None and max_error_growth is None and workspace is None and _hopeless(a, b):
         if dtype is None and order == "K" and casting == "same_kind":
             return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
@@ -100,9 +105,9 @@ def explain(
     workspace: int | None = None,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
-    if (arrays := arrays_of(a, b, _single(out))) is not None:
-        asked = _wanted(None, max_error_growth, workspace)
-        return arrays.explain(a, b, _single(out), _options(casting, order, dtype), asked)
+    if (arrays := arrays_of(a, b, out)) is not None:
+        wanted = _wanted(None, max_error_growth, workspace)
+        return arrays.explain(a, b, out, _options(casting, order, dtype), wanted)
     limits = _limits(max_error_growth, workspace)
     try:
         call = operands(a, b, Options(_single(out), casting, order, dtype))
@@ -137,17 +142,13 @@ def plan(
 
 
 def _options(casting: Any, order: Any, dtype: Any) -> dict[str, Any]:
-    """Those of numpy.matmul's options that were given."""
-    if casting == "same_kind" and order == "K" and dtype is None:
-        return {}
+    """Those of numpy.matmul's options that were given, by name."""
     given = {"casting": (casting, "same_kind"), "order": (order, "K"), "dtype": (dtype, None)}
     return {name: value for name, (value, usual) in given.items() if value is not usual}
 
 
 def _wanted(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wanted:
     """The same wishes for a product on a device, whose free memory is asked for only when it is needed."""
-    if plan is None and max_error_growth is None and workspace is None:
-        return ANYTHING
     checked = _limits(max_error_growth, 0 if workspace is None else workspace)
     return Wanted(_given(plan), checked.error_growth, None if workspace is None else checked.workspace)
 

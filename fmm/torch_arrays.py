@@ -16,7 +16,8 @@ import torch
 from torch.autograd import forward_ad
 
 from fmm.decision import Decision
-from fmm.device_arrays import TINY, Operand, Setting, Wanted
+from fmm.device_arrays import ANYTHING, TINY, Operand, Setting, Wanted
+from fmm.device_call import Call
 from fmm.device_multiply import explained, prepared, product
 from fmm.kernels.plan import VENDOR, PlanError
 
@@ -60,18 +61,23 @@ class TorchArrays:
     name = "torch"
     out_of_memory: type[BaseException] = torch.OutOfMemoryError
 
+    def __init__(self) -> None:
+        self.calls: dict[Hashable, Any] = {}
+
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         if options:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
-        if wanted.plan is None and out is None and type(a) in PLAIN and type(b) in PLAIN and self.tiny(a, b):
-            return torch.matmul(a, b)
+        if wanted is ANYTHING and out is None and type(a) in PLAIN and type(b) in PLAIN:
+            x, y = a.shape, b.shape
+            if len(x) == 2 and len(y) == 2 and x[0] * x[1] * y[1] < TINY:
+                return torch.matmul(a, b)
         if not self._ours(a, b, out):
             return self._refused(a, b, out, wanted)
         if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
             a, b = (x.resolve_conj().resolve_neg() for x in (a, b))  # torch keeps these as marks on unchanged numbers
         if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
             return self._recorded(a, b, out, wanted)
-        return self._product(a, b, out, wanted)
+        return product(self, a, b, out, wanted) if a.is_cuda else _host_product(a, b, out, wanted)
 
     def explain(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Decision:
         if options:
@@ -115,23 +121,16 @@ class TorchArrays:
             return chosen != VENDOR and _host_types(a, b, None) and a.shape[-1] == b.shape[-2]
         return prepared(self, a, b, None, wanted).tape is not None
 
-    def _product(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
-        return product(self, a, b, out, wanted) if a.is_cuda else _host_product(a, b, out, wanted)
-
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
 
-    def tiny(self, a: Any, b: Any) -> bool:
-        x, y = a.shape, b.shape
-        return len(x) == 2 and len(y) == 2 and x[0] * x[1] * y[1] < TINY
-
-    def key(self, a: Any, b: Any, out: Any) -> Hashable:
+    def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         dtype = a.dtype
         math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
         if out is None:
-            return a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, math, a.get_device()
+            return wanted, math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, a.get_device()
         target = out.shape, out.stride(), out.dtype
-        return a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, math, a.get_device(), target
+        return wanted, math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, a.get_device(), target
 
     def device(self, x: Any) -> int:
         return int(x.get_device())
@@ -155,15 +154,13 @@ class TorchArrays:
     def common_type(self, a: Operand, b: Operand) -> str | None:
         return a.dtype if a.dtype == b.dtype else None
 
-    def packed(self, x: Any, dtype: str) -> Any:
-        return x.clone(memory_format=torch.contiguous_format)
-
-    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-    def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
-        memory = torch.empty(nbytes, dtype=torch.uint8, device=like.device)
-        return int(memory.data_ptr()), memory
+    def places(self, call: Call, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+        if call.copies:
+            form = torch.contiguous_format
+            a, b = (x.clone(memory_format=form) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
+        c = a.new_empty(call.shape) if out is None else out
+        memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device)
+        return a.data_ptr(), b.data_ptr(), c.data_ptr(), memory.data_ptr(), c, (a, b, memory)
 
     def copy(self, source: Any, out: Any) -> None:
         out.copy_(source)
@@ -172,11 +169,9 @@ class TorchArrays:
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + kept)
 
-    def stream(self, device: int) -> int:
-        return int(torch._C._cuda_getCurrentRawStream(device))
-
-    def current(self, device: int, stream: int) -> AbstractContextManager[Any] | None:
-        return _cupy_on(device, stream)
+    def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        return stream, _cupy_on(device, stream)
 
     def written(self, out: Any) -> None:
         torch.autograd.graph.increment_version(out)  # what was saved of it for a backward pass is no longer there
@@ -193,7 +188,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(a: Any, b: Any, wanted: Wanted) -> Any:
-        return TORCH._product(a, b, None, wanted)
+        return product(TORCH, a, b, None, wanted) if a.is_cuda else _host_product(a, b, None, wanted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, Wanted], output: Any) -> None:
@@ -264,8 +259,7 @@ def _host_decision(a: Any, b: Any, out: Any, wanted: Wanted) -> Decision:
 
 
 def _cupy_on(device: int, stream: int) -> AbstractContextManager[Any] | None:
-    import cupy
-
+    cupy = _cupy()
     same_device = cupy.cuda.runtime.getDevice() == device
     if same_device and cupy.cuda.get_current_stream().ptr == stream:
         return None
@@ -274,6 +268,13 @@ def _cupy_on(device: int, stream: int) -> AbstractContextManager[Any] | None:
         stack.enter_context(cupy.cuda.Device(device))
     stack.enter_context(_cupy_stream(device, stream))
     return stack
+
+
+@lru_cache(maxsize=1)
+def _cupy() -> Any:
+    import cupy
+
+    return cupy
 
 
 class _Stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -145,10 +144,8 @@ print([name for name in ("cupy", "torch") if name in sys.modules])
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(device_call, "gpu", lambda index: H200)
     monkeypatch.setattr(device_multiply, "gpu", lambda index: H200)
-    device_multiply._calls.clear()
     device_multiply._shares.clear()
     yield
-    device_multiply._calls.clear()
     device_multiply._shares.clear()
 
 
@@ -405,6 +402,7 @@ class HostArrays:
     out_of_memory: type[BaseException] = SpentError
 
     def __init__(self) -> None:
+        self.calls: dict[Any, Any] = {}
         self.vendors = self.asked = 0
         self.free = 1 << 36
         self.math: Any = "ieee"
@@ -414,11 +412,9 @@ class HostArrays:
         self.vendors += 1
         return np.matmul(a, b, out=out)
 
-    def tiny(self, a: Any, b: Any) -> bool:
-        return False
-
-    def key(self, a: Any, b: Any, out: Any) -> Any:
-        return a.shape, a.strides, b.shape, b.strides, self.math, None if out is None else (out.shape, out.strides)
+    def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
+        target = None if out is None else (out.shape, out.strides)
+        return wanted, a.shape, a.strides, b.shape, b.strides, self.math, target
 
     def device(self, x: Any) -> int:
         return 0
@@ -443,6 +439,13 @@ class HostArrays:
         return self.free
 
 
+class Large(HostArrays):
+    """Says that its arrays are large."""
+
+    def operand(self, x: Any) -> Operand:
+        return fresh((8192, 8192), "float32")
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands in for the module that runs tapes: notes what it is given, runs out of memory `fail` times."""
@@ -459,7 +462,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
                 raise SpentError
             return np.matmul(a, b, out=out)
 
-    monkeypatch.setitem(sys.modules, "fmm.device_run", Runner)
+    monkeypatch.setattr(device_multiply, "_runner", lambda: Runner)
     calls.append(Runner)
     return calls
 
@@ -488,20 +491,37 @@ def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatc
 
 def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_multiply, "CALLS", 4)
+    library = HostArrays()
     for n in range(8, 20):
-        multiply(HostArrays(), draw((n, n)), draw((n, n)))
-    assert len(device_multiply._calls) <= 4
+        multiply(library, draw((n, n)), draw((n, n)))
+        assert 1 <= len(library.calls) <= 4
 
 
 def test_the_free_memory_is_asked_for_once_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     library, now = HostArrays(), [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
     limits = []
     for tick, free in ((0.0, 1000), (0.9, 10**6), (1.1, 10**6), (5.0, 0)):
         now[0], library.free = 100 + tick, free
         limits.append(device_multiply.default_limit(library, 0))  # type: ignore[arg-type]
     assert limits[0] == limits[1] <= 500 and 0.37 * 10**6 < limits[2] <= 0.5 * 10**6 and limits[3] == 0
     assert library.asked == 3
+
+
+def test_calls_are_decided_anew_when_the_free_memory_has_changed(
+    runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, library = [100.0], Large()
+    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
+    needs = []
+    for free in (1 << 36, 1 << 36, 1 << 30):
+        library.free = free
+        multiply(library, draw((8, 8)), draw((8, 8)))
+        needs.append(runs[-1][0].workspace)
+        kept = list(library.calls.values())
+        now[0] += 2
+    assert needs[0] == needs[1] > 1 << 29
+    assert library.vendors == 1 and kept[0].call.tape is None  # nothing fits any more
 
 
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
@@ -513,13 +533,6 @@ def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
     out = np.empty((64, 64))
     multiply(library, a, a, out, Wanted(LEVEL))
     assert runs[-1][1] is out
-
-
-class Large(HostArrays):
-    """Says that its arrays are large."""
-
-    def operand(self, x: Any) -> Operand:
-        return fresh((8192, 8192), "float32")
 
 
 @pytest.mark.parametrize("failures", [1, 2, 1000])

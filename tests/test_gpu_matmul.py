@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -117,9 +118,16 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         return Decision(plan, problem, "for the test")
 
     monkeypatch.setattr(device_call, "decide_on", decide)
-    device_multiply._calls.clear()
+    forget()
     yield decided
-    device_multiply._calls.clear()
+    forget()
+
+
+def forget() -> None:
+    """Prepared calls of other tests, or for this one only."""
+    for module, name in (("fmm.cupy_arrays", "CUPY"), ("fmm.torch_arrays", "TORCH")):
+        if module in sys.modules:
+            getattr(sys.modules[module], name).calls.clear()
 
 
 # ---- values
