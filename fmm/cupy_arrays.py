@@ -57,9 +57,9 @@ class CupyArrays:
             c = self.vendor(x, y, z, **options)
         else:
             c = self.matmul(x, y, z, options, wanted)
-        if out is not None:
+        if z is not out:
             return out
-        return given_back(c, next((v for v in (a, b) if kind_of(v) == "other"), a))
+        return c if out is not None else given_back(c, next((v for v in (a, b) if kind_of(v) == "other"), a))
 
     def explain(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Decision:
         if options:

@@ -152,8 +152,6 @@ def arrays_of(a: Any, b: Any, out: Any = None) -> Arrays | None:
     known = _plain.get(cls)
     if known is not None and type(b) is cls and (out is None or type(out) is cls):
         return known
-    if isinstance(out, tuple) and len(out) == 1:
-        (out,) = out  # NumPy takes `out` so too
     found = _judged(a, b, out)
     if found is not None and type(b) is cls and kind_of(a) in ("cupy", "torch"):
         _plain[cls] = found

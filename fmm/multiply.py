@@ -66,6 +66,8 @@ def matmul(
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     """
     if not (type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray)):
+        if out is not None:
+            out = _single(out)
         arrays = arrays_of(a, b, out)
         if arrays is not None:
             wanted = ANYTHING
@@ -105,12 +107,13 @@ def explain(
     workspace: int | None = None,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
+    out = _single(out)
     if (arrays := arrays_of(a, b, out)) is not None:
         wanted = _wanted(None, max_error_growth, workspace)
         return arrays.explain(a, b, out, _options(casting, order, dtype), wanted)
     limits = _limits(max_error_growth, workspace)
     try:
-        call = operands(a, b, Options(_single(out), casting, order, dtype))
+        call = operands(a, b, Options(out, casting, order, dtype))
     except NotOursError as reason:
         return Decision(VENDOR, None, f"NumPy answers: {reason}")
     return _decide(call, limits)

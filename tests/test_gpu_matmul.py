@@ -304,6 +304,9 @@ def test_mixed_types_of_cupy_are_promoted() -> None:
 def test_options_of_cupy_are_its_own() -> None:
     library = CupyLibrary()
     a = library.array(draw((64, 64)), "float32")
+    out = library.empty((64, 64), "float32")
+    assert fmm.matmul(a, a, (out,), plan=LEVEL) is out  # as NumPy takes it
+    close(library, out, a, a, "float32")
     assert fmm.matmul(a, a, dtype="float64").dtype == np.float64
     assert fmm.matmul(a, a, order="F").flags.f_contiguous == library.xp.matmul(a, a, order="F").flags.f_contiguous
     with pytest.raises(PlanError, match="order"):
