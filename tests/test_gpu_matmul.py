@@ -611,6 +611,46 @@ def test_a_stream_under_capture_is_left_to_the_vendor(eager: list[Plan]) -> None
     close(library, c, a, a, "float32")
 
 
+@pytest.fixture
+def second_device() -> Any:
+    cupy = pytest.importorskip("cupy")
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two CUDA devices")
+    return cupy.cuda.Device(1)
+
+
+def test_arrays_on_two_devices_are_an_error_that_names_both(second_device: Any) -> None:
+    library = CupyLibrary()
+    a = library.array(draw((4, 4)))
+    with second_device:
+        b = library.array(draw((4, 4)))
+    with pytest.raises(ValueError, match=r"a is a CuPy array on cuda:0, b is a CuPy array on cuda:1"):
+        fmm.matmul(a, b)
+    with pytest.raises(ValueError, match=r"out is a CuPy array on cuda:1"):
+        fmm.matmul(a, a, b)
+    torch = TorchLibrary()
+    with pytest.raises(RuntimeError, match="cuda:1"):
+        fmm.matmul(torch.array(draw((4, 4))), torch.array(draw((4, 4))).to("cuda:1"))
+
+
+def test_the_device_of_the_arrays_is_used(second_device: Any, eager: list[Plan]) -> None:
+    """torch's tensors wherever they are, CuPy's arrays on the current device; inf there too."""
+    x = draw((300, 280))
+    x[5, 5] = np.inf
+    torch = TorchLibrary()
+    a, b = (torch.array(v, "float32").to("cuda:1") for v in (x, draw((280, 290))))
+    c = fmm.matmul(a, b)
+    assert c.device == a.device
+    same_places(torch, c, torch.matmul(a, b))
+    library = CupyLibrary()
+    with second_device:
+        a, b = library.array(x, "float32"), library.array(draw((280, 290)), "float32")
+        c = fmm.matmul(a, b)
+        assert c.device == a.device
+        same_places(library, c, library.matmul(a, b))
+    assert len(eager) == 2
+
+
 # ---- torch: gradients and settings
 
 
