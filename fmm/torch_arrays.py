@@ -96,18 +96,22 @@ class TorchArrays:
             and a.device == b.device
             and a.device.type in ("cuda", "cpu")
             and a.layout is b.layout is torch.strided
-            and (out is None or (type(out) in PLAIN and out.device == a.device and not out.requires_grad))
+            and (out is None or self._writable(out, a))
             and forward_ad._current_level < 0
             and not torch.is_autocast_enabled(a.device.type)
             and torch._C._functorch.peek_interpreter_stack() is None
             and not torch._C._len_torch_dispatch_stack()
         )
 
+    def _writable(self, out: Any, like: Any) -> bool:
+        marked = type(out) not in PLAIN or out.requires_grad or out.is_conj() or out.is_neg()
+        return not marked and bool(out.device == like.device)
+
     def _refused(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
-        c = self.vendor(a, b, out)
-        if wanted.plan is not None and wanted.plan != VENDOR:
-            raise PlanError(f"the plan {wanted.plan} cannot run here: this call is torch's own")
-        return c
+        if wanted.plan is None or wanted.plan == VENDOR:
+            return self.vendor(a, b, out)
+        self.vendor(a, b)  # torch's own exception, if it rejects the call
+        raise PlanError(f"the plan {wanted.plan} cannot run here: this call is torch's own")
 
     def _recorded(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
         """A product that gradients will be asked of; torch's own where no plan pays, and where torch rejects it."""
