@@ -21,9 +21,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fmm.kernels import cuda_source
 from fmm.kernels.cupy_backend import CupyBackend
-from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.tape import Problem, Tape, record
 
 ROOT = Path(__file__).parents[1]
@@ -31,30 +30,21 @@ FOOTPRINT = 192 << 20  # bytes: buffer sets are rotated until together they are 
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
 
 
-def batched(scheme: str) -> str:
-    return f"{scheme}.batched.pad16 > vendor"
+def one(scheme: str, leaf: str = "vendor") -> str:
+    """All levels in one pass, their products as one batch."""
+    return f"{scheme}.batched.pad16 > {leaf}"
 
 
-def nested(outer: str, inner: str) -> str:
-    return f"{outer}.pad16 > {batched(inner)}"
+def two(outer: str, inner: str, leaf: str = "vendor") -> str:
+    """An outer step whose products run two at a time, below it one pass."""
+    return f"{outer}.overlapped.pad16 > {one(inner, leaf)}"
 
 
-def family(s: str) -> tuple[str, ...]:
-    """[1], [2], [3] and the two-step plans of one scheme."""
-    powers = s, f"{s}^2", f"{s}^3"
-    return (
-        *map(batched, powers),
-        nested(s, powers[1]),
-        nested(powers[1], powers[1]),
-        nested(s, powers[2]),
-        nested(powers[1], powers[2]),
-    )
-
-
-S, W = family("strassen"), family("winograd")
-SMALL = (S[0], S[1], S[2], W[0], W[1])
-MIDDLE = (S[0], S[1], S[2], S[3], W[1], W[2])
-LARGE = (S[1], S[2], S[3], S[4], S[5], S[6], W[2], W[5])
+S1, S2, S3 = "strassen", "strassen^2", "strassen^3"
+W1, W2 = "winograd", "winograd^2"
+ALIGNED = "aligned.pad16 > vendor"
+LT = tuple(f"lt{i}" for i in range(8))  # cuBLASLt's own candidates for the whole product: the vendor at its best
+KEPT = 3  # plans, and candidates of cuBLASLt, that are measured in full, after one run of each
 
 
 @dataclass(frozen=True)
@@ -79,31 +69,35 @@ def cube(n: int) -> tuple[int, int, int]:
 
 
 CASES = (
-    Case("float32", cube(8192), MIDDLE, quick=True),
-    Case("float64", cube(8192), MIDDLE, quick=True),
-    Case("bfloat16", cube(16384), (S[0], S[1], S[2], W[0], W[1]), quick=True),
-    Case("float32", cube(1536), SMALL, graph=True, quick=True),
-    Case("float32", cube(2048), SMALL, graph=True),
-    Case("float32", cube(4096), SMALL, graph=True, quick=True),
-    Case("bfloat16", cube(8191), (S[0], S[1], W[0]), quick=True),
-    Case("float32", cube(16384), LARGE),
-    Case("float32", cube(32768), LARGE),
-    Case("float64", cube(4096), SMALL, graph=True),
-    Case("float64", cube(16384), LARGE),
-    Case("float64", cube(24576), LARGE),
-    Case("bfloat16", cube(8192), (S[0], W[0])),
-    Case("bfloat16", cube(32768), (S[1], S[2], S[3], W[1], W[2])),
-    Case("bfloat16", cube(49152), (S[1], S[2], S[3], S[4], W[2])),
-    Case("bfloat16", cube(10007), (S[0], S[1])),
-    Case("float16", cube(16384), (S[0], S[1])),
-    Case("float16", cube(32768), (S[1], S[2])),
-    Case("tf32", cube(16384), (S[0], S[1])),
-    Case("tf32", cube(32768), (S[1], S[2], S[4])),
-    Case("float64", cube(8191), (S[1], S[2])),
-    Case("float64", cube(10007), (S[1], S[2])),
-    Case("float32", (16384, 4096, 16384), MIDDLE),
-    Case("float32", (8192, 32768, 8192), MIDDLE),
-    Case("float32", (65536, 4096, 4096), MIDDLE),
+    Case("float32", cube(8192), (one(S3), two(S1, S3)), quick=True),
+    Case("float64", cube(8192), (one(S3), one(W2)), quick=True),
+    Case("bfloat16", cube(16384), tuple(one(S2, leaf) for leaf in ("vendor", "lt1", "lt2", "lt6", "lt7")), quick=True),
+    Case("float32", cube(1536), (one(S1), one(W1)), graph=True, quick=True),
+    Case("float32", cube(2048), (one(S2), one(W2)), graph=True),
+    Case("float32", cube(4096), (one(S3), one(S2, "lt1")), graph=True, quick=True),
+    Case("bfloat16", cube(8191), (one(S1), ALIGNED), quick=True),
+    Case("float32", cube(16384), (two(S1, S3), two(S2, S3))),
+    Case("float32", cube(32768), (two(S2, S3),)),
+    Case("float64", cube(4096), (one(S2), one(W2)), graph=True),
+    Case("float64", cube(16384), (two(S1, W2), two(S2, W2), two(S2, S2), two(S1, S3))),
+    Case("float64", cube(24576), (two(S2, S2), two(S2, W2))),
+    Case("bfloat16", cube(8192), (one(S1), "strassen.overlapped.pad16 > vendor")),
+    Case("bfloat16", cube(32768), tuple(one(S3, leaf) for leaf in ("vendor", "lt1", "lt2"))),
+    Case("bfloat16", cube(49152), (one(S3), one(S3, "lt2"), two(S2, S2))),
+    Case("bfloat16", cube(10007), (one(S1), ALIGNED)),
+    Case("float16", cube(8192), (one(S1),)),
+    Case("float16", cube(16384), tuple(one(S2, leaf) for leaf in ("vendor", "lt1", "lt2", "lt6"))),
+    Case("float16", cube(32768), tuple(one(S3, leaf) for leaf in ("vendor", "lt1", "lt2"))),
+    Case("float16", cube(49152), (one(S3), one(S3, "lt2"))),
+    Case("float16", cube(8191), (one(S1), ALIGNED)),
+    Case("float16", cube(10007), (one(S1), ALIGNED)),
+    Case("tf32", cube(16384), ("winograd.overlapped.pad16 > vendor", "winograd.overlapped.pad16 > lt0")),
+    Case("tf32", cube(32768), ("winograd^2.pad16 > vendor", "winograd^2.overlapped.pad16 > vendor")),
+    Case("float64", cube(8191), (one(S3), one(W2))),
+    Case("float64", cube(10007), (one(S3), one(W2))),
+    Case("float32", (16384, 4096, 16384), (one(S3),)),
+    Case("float32", (8192, 32768, 8192), (one(S3), two(S1, S3))),
+    Case("float32", (65536, 4096, 4096), (one(S3),)),
 )
 
 
@@ -118,13 +112,19 @@ class Row:
     workspace: int
     candidate: list[float] = field(default_factory=list)
     vendor: list[float] = field(default_factory=list)
-    error: float = float("nan")
+    error: float = float("nan")  # relative, in the Frobenius norm
     vendor_error: float = float("nan")
+    largest: float = float("nan")  # the largest absolute error
+    vendor_largest: float = float("nan")
     failure: str = ""
 
     @property
     def speedup(self) -> float:
-        pairs = zip(self.vendor, self.candidate, strict=True)
+        return self.against(self.vendor)
+
+    def against(self, other: list[float]) -> float:
+        """The median of the paired ratios to another row of the same rounds."""
+        pairs = zip(other, self.candidate, strict=True)
         return median(v / c for v, c in pairs) if self.candidate else float("nan")
 
 
@@ -172,10 +172,11 @@ class Buffers:
         for row in range(0, k, 4096):
             self.reference += left[:, row : row + 4096] @ wide(b[row : row + 4096], kind)
 
-    def error(self, kind: str) -> float:
-        """Relative Frobenius error of the sampled rows of the first set's result."""
-        found = wide(self.sets[0][2][self.rows], kind)
-        return float(cupy.linalg.norm(found - self.reference) / cupy.linalg.norm(self.reference))
+    def error(self, kind: str) -> tuple[float, float]:
+        """Relative Frobenius error, and largest error, of the sampled rows of the first set's result."""
+        difference = wide(self.sets[0][2][self.rows], kind) - self.reference
+        relative = cupy.linalg.norm(difference) / cupy.linalg.norm(self.reference)
+        return float(relative), float(abs(difference).max())
 
 
 # ---- timing
@@ -185,8 +186,8 @@ class Candidate:
     """A tape that can be run on every set of buffers, by plain launches or as graphs."""
 
     def __init__(self, case: Case, plan: Plan, buffers: Buffers, graph: bool, workspace: Any) -> None:
-        self.backend = CupyBackend(math="tf32" if case.dtype == "tf32" else "ieee")
-        self.tape: Tape = record(plan, Problem.contiguous(*case.size, case.kind))
+        self.backend = CupyBackend()
+        self.tape: Tape = record(plan, Problem.contiguous(*case.size, case.dtype))
         self.pointers = [(a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr) for a, b, c in buffers.sets]
         self.graphs = [self.backend.graph(self.tape, *p) for p in self.pointers] if graph else None
 
@@ -207,15 +208,13 @@ class Candidate:
 
 
 def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
-    """All plans of a case in shuffled rounds; each is checked before it is timed."""
+    """The best plans of a case in shuffled rounds; each is checked before it is timed."""
     buffers = Buffers(case)
-    pool = [
-        (VENDOR, False),
-        *((Plan.parse(p), g) for p in case.plans for g in ((False, True) if case.graph else (False,))),
-    ]
-    rows, ready = [], []
-    need = max(record(plan, Problem.contiguous(*case.size, case.kind)).workspace for plan, _ in pool)
+    texts = ["vendor", *LT, *case.plans]
+    pool = [(Plan.parse(text), graph) for text in texts for graph in ((False, True) if case.graph else (False,))]
+    need = max(record(plan, Problem.contiguous(*case.size, case.dtype)).workspace for plan, _ in pool)
     workspace = cupy.empty(max(need, 1), cupy.uint8)
+    rows, ready = [], []
     for plan, graph in pool:
         row = Row(case.dtype, case.size, str(plan), graph, 0)
         try:
@@ -225,22 +224,39 @@ def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
             ready.append((row, candidate))
         except (PlanError, RuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
             row.failure = f"{type(error).__name__}: {error}"
-        rows.append(row)
+        if not (row.failure and str(plan) in LT):  # cuBLASLt may have fewer candidates
+            rows.append(row)
     if rows[0].failure:
         return rows
+    ready = best(ready)
+    sample(ready, rounds, seconds)
+    for row in rows:
+        row.vendor_error, row.vendor_largest = rows[0].error, rows[0].largest
+    return [row for row in rows if row.candidate or row.failure]
+
+
+def best(ready: list[tuple[Row, Candidate]]) -> list[tuple[Row, Candidate]]:
+    """The vendor, and the fastest few plans and candidates of cuBLASLt, by the better of two runs."""
+    times = {id(row): min(candidate.milliseconds(1) for _ in range(2)) for row, candidate in ready}
+    ranked = sorted(ready, key=lambda pair: times[id(pair[0])])
+    vendors = [pair for pair in ready if pair[0].plan == "vendor"]
+    candidates = [pair for pair in ranked if pair[0].plan in LT]
+    plans = [pair for pair in ranked if pair[0].plan not in ("vendor", *LT)]
+    return vendors + candidates[:KEPT] + plans[:KEPT]
+
+
+def sample(ready: list[tuple[Row, Candidate]], rounds: int, seconds: float) -> None:
+    """Shuffled rounds: one sample of every row in each."""
     single = max(ready[0][1].milliseconds(2), 1e-3)
     repeats = max(int(4 / single), 1)
-    rounds = max(min(rounds, int(1000 * seconds / (single * repeats * len(ready)))), 3)
+    rounds = max(min(rounds, int(1000 * seconds / (single * repeats * len(ready)))), 5)
     for _ in range(rounds):
         samples = {}
         for row, candidate in random.sample(ready, len(ready)):
             samples[id(row)] = candidate.milliseconds(repeats)
         for row, _ in ready:
             row.candidate.append(samples[id(row)])
-            row.vendor.append(samples[id(rows[0])])
-    for row in rows:
-        row.vendor_error = rows[0].error
-    return rows
+            row.vendor.append(samples[id(ready[0][0])])
 
 
 def check(case: Case, candidate: Candidate, buffers: Buffers, workspace: Any, row: Row) -> None:
@@ -248,7 +264,7 @@ def check(case: Case, candidate: Candidate, buffers: Buffers, workspace: Any, ro
     workspace.fill(0xFF)
     buffers.sets[0][2].view(cupy.uint8).fill(0xFF)
     candidate.run(0)
-    row.error = buffers.error(case.kind)
+    row.error, row.largest = buffers.error(case.kind)
     limit = {"float64": 1e-12, "float32": 1e-4, "tf32": 3e-2}.get(case.dtype, 2e-1)
     if not row.error < limit:
         raise RuntimeError(f"wrong result: relative error {row.error:.3g}")
@@ -257,7 +273,7 @@ def check(case: Case, candidate: Candidate, buffers: Buffers, workspace: Any, ro
 def overhead() -> dict[str, float]:
     """Microseconds of host time from the call to the last launch, of plans on small matrices."""
     found = {}
-    for plan in ("vendor", S[0], S[1], nested("strassen", "strassen")):
+    for plan in ("vendor", one(S1), one(S2), "strassen.pad16 > " + one(S1)):
         a = normal((512, 512), "float32")
         out, backend = cupy.empty_like(a), CupyBackend()
         tape = record(Plan.parse(plan), Problem.contiguous(512, 512, 512, "float32"))
@@ -296,20 +312,30 @@ def environment() -> dict[str, Any]:
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    yield f"{'type':9}{'m x k x n':22}{'ms':>9}{'vendor':>9}{'speedup':>9}{'error':>7}{'GiB':>7}  plan"
+    """Every plan against cuBLAS as it comes and the best of cuBLASLt's candidates; errors over the vendor's."""
+    yield (
+        f"{'type':9}{'m x k x n':22}{'ms':>9}{'vendor':>9}{'speedup':>9}{'/ Lt':>7}{'error':>7}{'max':>6}{'GiB':>7}"
+        "  plan"
+    )
     for row in rows:
         size = " x ".join(map(str, row.size))
         if row.failure:
             yield f"{row.dtype:9}{size:22}{row.failure[:90]}  {row.plan}"
             continue
-        if row.plan == "vendor":
+        if row.plan == "vendor" and not row.graph:
             continue
-        growth = row.error / row.vendor_error
         name = row.plan.replace(".batched.pad16 > vendor", "").replace(".pad16", "") + (" graph" if row.graph else "")
         yield (
             f"{row.dtype:9}{size:22}{median(row.candidate):9.3f}{median(row.vendor):9.3f}{row.speedup:9.3f}"
-            f"{growth:7.2f}{row.workspace / 2**30:7.2f}  {name}"
+            f"{row.against(peer(row, rows)):7.3f}{row.error / row.vendor_error:7.2f}"
+            f"{row.largest / row.vendor_largest:6.1f}{row.workspace / 2**30:7.2f}  {name}"
         )
+
+
+def peer(row: Row, rows: list[Row]) -> list[float]:
+    """The samples of the fastest of cuBLASLt's candidates on the row's case."""
+    same = [r for r in rows if (r.dtype, r.size) == (row.dtype, row.size) and r.plan in LT and r.candidate]
+    return min((r.candidate for r in same), key=median, default=row.vendor)
 
 
 def main(arguments: list[str]) -> int:
@@ -320,10 +346,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=8, help="of timing per case, about")
     parser.add_argument("--only", default="", help="cases whose 'type m x k x n' contains this")
     parser.add_argument("--plans", default="", help="these plans instead, separated by commas")
-    parser.add_argument("--registers", type=int, default=cuda_source.REGISTERS, help="for live values: sets the lanes")
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
-    cuda_source.REGISTERS = options.registers
     began = time.perf_counter()
     env = environment()
     rows: list[Row] = []

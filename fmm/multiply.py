@@ -166,7 +166,15 @@ def _hopeless(a: Any, b: Any) -> bool:
 
 
 def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits) -> Any:
-    chosen = _decide(call, limits).plan if given is None else given
+    if given is None:
+        decision = _decide(call, limits)
+        if decision.trial is not None:
+            return decision.trial.run(lambda plan: _matmul(call, options, plan, limits))
+        given = decision.plan
+    return _computed(call, options, given, limits)
+
+
+def _computed(call: Operands, options: Options, chosen: Plan, limits: Limits) -> Any:
     if (chosen == VENDOR and not call.folds) or not _computes_quietly(call):
         return options.vendor(call.a, call.b)
     fresh = options.out is None or not _direct(call, options.out)

@@ -12,7 +12,7 @@ import pytest
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.recipe import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
-from fmm.perfmodel.choose import MARGIN, Choice, Limits, candidates, choose, ranked
+from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked
 from fmm.perfmodel.devices import device_names
 from fmm.perfmodel.predict import Work, counted, estimated, estimated_workspace, predict, seconds, vendor
 from fmm.perfmodel.problem import ELEMENTS, Problem
@@ -136,7 +136,7 @@ def test_a_win_within_the_margin_is_not_taken() -> None:
     """Just where the best plan is predicted to gain less than the margin, the vendor is chosen."""
     calibration = cpu(2)
     gains = [(n, ranked(Problem(n, n, n), calibration)[0]) for n in range(2000, 6000, 50)]
-    narrow = [n for n, best in gains if 1 - MARGIN < best.time < 1]
+    narrow = [n for n, best in gains if 1 - calibration.margin < best.time < 1]
     assert narrow
     for n in narrow:
         assert choose(Problem(n, n, n), calibration, LARGE).best.plan == VENDOR

@@ -15,12 +15,16 @@ class Rate:
     """How fast one element type is multiplied: `flops` on large products, less on small ones.
 
     A batch of b products m x k x n takes flops / rate * (1 + fill / (b m n) + pipe / k): `fill` entries of C keep the
-    device half busy, and after `pipe` steps of the inner dimension half the time is start-up.
+    device half busy, and after `pipe` steps of the inner dimension half the time is start-up. `rows / m + cols / n` is
+    added to the sum: what reading B and A once costs. `memory` is the rate of thin products in bytes/s, the sums' if 0.
     """
 
     flops: float
     fill: float
     pipe: float
+    rows: float = 0.0
+    cols: float = 0.0
+    memory: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class Calibration:
     launch: float = 0.0
     overlap: float = 0.0
     batches: bool = False
+    margin: float = 0.01
+    sequential: float = 1.0
+    ragged: float = 1.0
 
     def rate(self, dtype: str) -> Rate:
         if dtype not in self.rates:

@@ -13,9 +13,6 @@ from fmm.perfmodel.predict import Prediction, estimated, estimated_workspace, pl
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 
-# A plan must be predicted to win by this much: less is within what the model leaves out.
-MARGIN = 0.01
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -77,7 +74,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = ranked(problem, calibration)
     vendor = next(c for c in considered if c.plan == VENDOR)
-    fitting = (c for c in considered if c.time <= 1 - MARGIN and c.error_growth <= limits.error_growth)
+    fitting = (c for c in considered if c.time <= 1 - calibration.margin and c.error_growth <= limits.error_growth)
     best = next((c for c in fitting if c.fits(limits.workspace)), vendor)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
 
@@ -98,8 +95,8 @@ def _predicted(plan: Plan, problem: Problem, calibration: Calibration) -> Predic
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
     fastest = considered[0]
-    if fastest.plan == VENDOR or fastest.time > 1 - MARGIN:
-        return f"no plan is predicted to beat the vendor by {MARGIN:.0%} ({calibration.source})"
+    if fastest.plan == VENDOR or fastest.time > 1 - calibration.margin:
+        return f"no plan is predicted to beat the vendor by {calibration.margin:.1%} ({calibration.source})"
     if fastest.plan == best.plan:
         return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
     what = "more error" if fastest.error_growth > limits.error_growth else "more workspace"

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import ceil
 
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan
-from fmm.kernels.recipe import Sum, lower, side
+from fmm.kernels.recipe import ALIGN, Sum, lower, side
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.problem import Problem
@@ -22,11 +22,17 @@ Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many o
 
 @dataclass(frozen=True)
 class Work:
-    """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are."""
+    """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are.
+
+    `sequential` is the share of the traffic that belongs to sequential levels, `ragged` that of the first level if the
+    rows of A, B and C do not begin on cache lines (those of temporaries do).
+    """
 
     leaves: tuple[Leaf, ...]
     traffic: float
     passes: float
+    sequential: float = 0.0
+    ragged: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Predictio
 def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
-    products  sum over leaves of max(flops / rate (1 + fill / (b m n) + pipe / k), bytes / stream)
-    sums      (bytes + small * passes) / stream
+    products  sum over leaves of max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory)
+    sums      (bytes, those of sequential or ragged levels over that factor, + small * passes) / stream
     launches  launch * (starts + passes)
     hidden    overlap * min(products, sums)
     """
@@ -79,12 +85,14 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     products = starts = 0.0
     for m, k, n, count, together in work.leaves:
         if m and k and n:
-            slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k
+            slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
             compute = problem.element.flops * m * k * n / rate.flops * slowdown
-            moved = (m * k + k * n + m * n) * item / calibration.stream
+            moved = (m * k + k * n + m * n) * item / (rate.memory or calibration.stream)
             products += count * max(compute, moved)
             starts += count / together
-    sums = (work.traffic * item + calibration.small * work.passes) / calibration.stream
+    traffic = work.traffic * (1 - work.sequential + work.sequential / calibration.sequential)
+    traffic *= 1 - work.ragged + work.ragged / calibration.ragged
+    sums = (traffic * item + calibration.small * work.passes) / calibration.stream
     launches = calibration.launch * (starts + work.passes)
     hidden = calibration.overlap * min(products, sums)
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden)
@@ -95,7 +103,10 @@ def counted(plan: Plan, problem: Problem) -> Work:
     counts = cost(plan, *problem.size, problem.itemsize)
     leaves = tuple((*size, float(times), _together(plan)) for size, times in counts.leaves)
     passes = counts.launches - sum(count / together for *_, count, together in leaves)
-    return Work(leaves, (counts.bytes_read + counts.bytes_written) / problem.itemsize, passes)
+    shares = estimated(plan, problem)
+    return Work(
+        leaves, (counts.bytes_read + counts.bytes_written) / problem.itemsize, passes, shares.sequential, shares.ragged
+    )
 
 
 def _together(plan: Plan) -> float:
@@ -150,7 +161,7 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
-    traffic = passes = 0.0
+    traffic = passes = sequential = ragged = 0.0
     count, sides = 1.0, [float(side) for side in problem.size]
     for step in plan.levels:
         if isinstance(step, Balanced):
@@ -158,10 +169,21 @@ def estimated(plan: Plan, problem: Problem) -> Work:
             continue
         f = footprint(step)
         sides = _block_sides(step, sides)
-        traffic += count * f.elements(f.moved, *sides)
+        moved = count * f.elements(f.moved, *sides)
+        traffic += moved
+        sequential += moved if step.traversal == "sequential" else 0.0
+        ragged += moved if count == 1 and not _even(problem) else 0.0
         passes += count * f.passes
         count *= f.products
-    return Work(((sides[0], sides[1], sides[2], count, _together(plan)),), traffic, passes)
+    whole = traffic or 1.0
+    return Work(
+        ((sides[0], sides[1], sides[2], count, _together(plan)),), traffic, passes, sequential / whole, ragged / whole
+    )
+
+
+def _even(problem: Problem) -> bool:
+    """Does every row of A, B and C begin on a cache line, if the first does?"""
+    return problem.k * problem.itemsize % ALIGN == 0 and problem.n * problem.itemsize % ALIGN == 0
 
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
