@@ -364,6 +364,12 @@ def variable(name: str) -> str:
     return "" if raw is None else os.environ.decodevalue(raw)
 
 
+def environment() -> tuple[object, ...]:
+    """What the variables say now, undecoded: what is remembered of an earlier call holds while this is equal."""
+    source = os.environ if _DATA is None else _DATA
+    return tuple([source.get(name) for name in _NAMES.values()])
+
+
 def disabled() -> bool:
     """Is every product to be left to the vendor?"""
     return variable("FMM_DISABLE") not in ("", "0")

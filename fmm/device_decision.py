@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fmm.decision import Decision
+from fmm import identity
+from fmm.decision import Decision, answer
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.recipe import workspace
 from fmm.perfmodel import devices
 from fmm.perfmodel.calibration import Calibration, datasheet
-from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.problem import Problem
 
 
@@ -56,14 +57,7 @@ def calibration_of_device(device: Gpu) -> Calibration | None:
 
 def decide_on(device: Gpu, problem: Problem, limits: Limits) -> Decision:
     """The choice on a device; the vendor's product where nothing is known of it."""
-    calibration = calibration_of_device(device)
-    if calibration is None:
-        why = f"the vendor answers: {device.name} ({device.sms} multiprocessors) is neither tuned nor in the table"
-        return Decision(VENDOR, problem, why)
-    if problem.dtype not in calibration.rates:
-        return Decision(VENDOR, problem, f"the vendor answers: {device.name} has no rate for {problem.dtype}")
-    choice = choose(problem, calibration, limits)
-    return Decision(choice.best.plan, problem, choice.reason, choice.considered)
+    return answer(problem, limits, identity.gpu(device.index), lambda: calibration_of_device(device))
 
 
 def leaner_on(device: Gpu, problem: Problem, than: Plan, limits: Limits) -> Iterator[Plan]:

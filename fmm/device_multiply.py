@@ -13,6 +13,7 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
+from fmm.config import environment
 from fmm.decision import Decision
 from fmm.device_arrays import Arrays, Wanted
 from fmm.device_call import Call, NotOursError, Question, answer, product_shape
@@ -38,11 +39,7 @@ class Kept(NamedTuple):
 
 def product(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
     """The product of two arrays of one library, by a plan where one pays."""
-    key = arrays.key(a, b, out, wanted)
-    kept = arrays.calls.get(key)
-    if kept is None or kept.until < monotonic():
-        kept = _kept(arrays, key, a, b, out, wanted)
-    call = kept.call
+    call = prepared(arrays, a, b, out, wanted)
     if call.tape is None:
         return arrays.vendor(a, b, out)
     if out is not None and not (call.direct and not call.overlap(*(arrays.pointer(x) for x in (a, b, out)))):
@@ -84,8 +81,8 @@ def explained(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Decis
 
 
 def prepared(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Call:
-    """The call made ready, from the cache if one like it was made before."""
-    key = arrays.key(a, b, out, wanted)
+    """The call made ready, from the cache if one like it was made before under the same settings."""
+    key = arrays.key(a, b, out, wanted), environment()
     kept = arrays.calls.get(key)
     if kept is None or kept.until < monotonic():
         kept = _kept(arrays, key, a, b, out, wanted)
