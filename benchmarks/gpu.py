@@ -293,7 +293,8 @@ def overhead() -> dict[str, float]:
 
 def results_folder() -> Path:
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
-    return ROOT / "results" / properties["name"].decode().lower().replace(" ", "-")
+    name: str = properties["name"].decode()
+    return ROOT / "results" / name.lower().replace(" ", "-")
 
 
 def environment() -> dict[str, Any]:
