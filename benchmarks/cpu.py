@@ -1,4 +1,4 @@
-"""The CPU benchmark: `python -m benchmarks.cpu [options of fmm-tune]` measures in full and writes results/<device>/."""
+"""The CPU benchmark: `python -m benchmarks.cpu [OPTIONS of fmm-tune suites]`, in full, written to results/<device>/."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ from fmm.tuner.cli import main
 RESULTS = Path(__file__).parents[1] / "results"
 
 if __name__ == "__main__":
-    sys.exit(main(["--effort", "full", "--output", str(RESULTS), *sys.argv[1:]]))
+    sys.exit(main(["suites", "--effort", "full", "--output", str(RESULTS), *sys.argv[1:]]))

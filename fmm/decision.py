@@ -1,11 +1,14 @@
-"""Decisions of the runtime: the model's choice for a product on this device, and what to fall back to."""
+"""Decisions of the runtime: what answers a product on a device, step by step down to what is always there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fmm import config, identity, online
+from fmm.config import Tuned
+from fmm.identity import Identity
 from fmm.kernels.explain import table
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.recipe import workspace
@@ -13,6 +16,9 @@ from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, cpu
 from fmm.perfmodel.choose import Candidate, Limits, choose
 from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.perfmodel.stability import expected_growth
+
+# From so many flops on, it is worth a line that the device is not tuned.
+WORTH_TUNING = 2 * 2048**3
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,8 @@ class Decision:
     problem: Problem | None
     reason: str
     considered: tuple[Candidate, ...] = ()
+    step: str = "rule"  # which one answered: rule, certified entry, measured online, calibrated model, built-in model
+    trial: online.Trial | None = None  # the measurement that a product of this shape takes part in
 
     @property
     def workspace(self) -> int:
@@ -35,7 +43,7 @@ class Decision:
         return expected_growth(self.plan)
 
     def __str__(self) -> str:
-        lines = [f"plan: {self.plan}", f"why: {self.reason}"]
+        lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
             lines += ["", table(self.plan, *self.problem.size, self.problem.itemsize)]
         lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
@@ -46,9 +54,57 @@ class Decision:
 
 
 def decide(problem: Problem, limits: Limits, threads: int) -> Decision:
-    """The model's choice on this CPU."""
-    choice = choose(problem, calibration(threads), limits)
-    return Decision(choice.best.plan, problem, choice.reason, choice.considered)
+    """The choice on this CPU."""
+    return answer(problem, limits, identity.cpu(threads), lambda: calibration(threads))
+
+
+def answer(problem: Problem, limits: Limits, device: Identity, untuned: Callable[[], Calibration]) -> Decision:
+    """A certified entry, else the model with the device's calibration, else the model with the `untuned` one."""
+    if config.disabled():
+        return Decision(VENDOR, problem, "FMM_DISABLE is set")
+    mode = config.mode()
+    tuned = None if mode == "off" else config.configs().tuned(device, problem.dtype)
+    if tuned is not None and (entry := _certified(problem, limits, tuned)) is not None:
+        return entry
+    known = tuned.calibration if tuned else None
+    if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
+        option = "cpu" if device.key.startswith("cpu") else "0"
+        config.once(f"{device.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once")
+    chosen = _modelled(problem, limits, known or untuned(), known is not None)
+    return chosen if mode != "online" else _online(chosen, problem, device)
+
+
+@lru_cache(maxsize=4096)
+def _certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
+    """The entry of exactly this shape, if its plan is within the limits."""
+    found = tuned.entry(problem.size)
+    if found is None:
+        return None
+    entry, plan = found
+    if expected_growth(plan) > limits.error_growth or _workspace(plan, problem) > limits.workspace:
+        return None
+    return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
+
+
+@lru_cache(maxsize=4096)
+def _modelled(problem: Problem, limits: Limits, known: Calibration, tuned: bool) -> Decision:
+    choice = choose(problem, known, limits)
+    step = "calibrated model" if tuned else "built-in model"
+    return Decision(choice.best.plan, problem, choice.reason, choice.considered, step)
+
+
+def _online(chosen: Decision, problem: Problem, device: Identity) -> Decision:
+    """The first products of a shape are measured in place, the model's choice against the vendor."""
+    if chosen.plan == VENDOR or problem.flops < WORTH_TUNING:
+        return chosen
+    trial = online.trial(problem, device, chosen.plan)
+    if (entry := trial.entry) is None:
+        return Decision(chosen.plan, problem, chosen.reason, chosen.considered, "being measured", trial)
+    return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
+
+
+def _workspace(plan: Plan, problem: Problem) -> int:
+    return workspace(plan, *problem.size, problem.itemsize)
 
 
 @lru_cache(maxsize=64)
@@ -57,10 +113,16 @@ def calibration(threads: int) -> Calibration:
     return cpu(threads)
 
 
+def _known(problem: Problem, threads: int) -> Calibration:
+    """The calibration by which this CPU's plans are compared."""
+    tuned = None if config.mode() == "off" else config.configs().tuned(identity.cpu(threads), problem.dtype)
+    return tuned.calibration if tuned and tuned.calibration else calibration(threads)
+
+
 def leaner(problem: Problem, than: Plan, limits: Limits, threads: int) -> Iterator[Plan]:
     """What to try when memory ran out: plans with ever less workspace that still win, at last the vendor's."""
     used = workspace(than, *problem.size, problem.itemsize)
-    considered = choose(problem, calibration(threads), limits).considered
+    considered = choose(problem, _known(problem, threads), limits).considered
     rest = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
     for candidate in sorted(rest, key=lambda c: -c.workspace):
         if candidate.plan != VENDOR:

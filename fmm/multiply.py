@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fmm.decision import Decision, decide, leaner, smallest_side
+from fmm.device_arrays import ANYTHING, Wanted, arrays_of
 from fmm.guard import may_overflow
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
@@ -35,6 +36,7 @@ from fmm.perfmodel.problem import Problem
 
 # Below this many rows, columns or inner products nothing is ever gained: the check that a small call pays.
 SIDE = smallest_side()
+NO_OPTIONS: dict[str, Any] = {}
 
 
 def matmul(
@@ -52,7 +54,9 @@ def matmul(
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
 
-    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions.
+    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions. CuPy arrays and
+    torch tensors (and other arrays on a CUDA device, through CuPy) are multiplied where they are, on the current
+    stream, with the results and exceptions of cupy.matmul and torch.matmul.
 
     plan
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
@@ -61,6 +65,17 @@ def matmul(
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     """
+    if not (type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray)):
+        if out is not None:
+            out = _single(out)
+        arrays = arrays_of(a, b, out)
+        if arrays is not None:
+            wanted = ANYTHING
+            if plan is not None or max_error_growth is not None or workspace is not None:
+                wanted = _wanted(plan, max_error_growth, workspace)
+            if dtype is None and order == "K" and casting == "same_kind":
+                return arrays.matmul(a, b, out, NO_OPTIONS, wanted)
+            return arrays.matmul(a, b, out, _options(casting, order, dtype), wanted)
     if plan is None and max_error_growth is None and workspace is None and _hopeless(a, b):
         if dtype is None and order == "K" and casting == "same_kind":
             return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
@@ -92,9 +107,13 @@ def explain(
     workspace: int | None = None,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
+    out = _single(out)
+    if (arrays := arrays_of(a, b, out)) is not None:
+        wanted = _wanted(None, max_error_growth, workspace)
+        return arrays.explain(a, b, out, _options(casting, order, dtype), wanted)
     limits = _limits(max_error_growth, workspace)
     try:
-        call = operands(a, b, Options(_single(out), casting, order, dtype))
+        call = operands(a, b, Options(out, casting, order, dtype))
     except NotOursError as reason:
         return Decision(VENDOR, None, f"NumPy answers: {reason}")
     return _decide(call, limits)
@@ -106,21 +125,35 @@ def plan(
     n: int,
     *,
     dtype: Any = np.float64,
-    device: str = "cpu",
+    device: str | int = "cpu",
     max_error_growth: float | None = None,
     workspace: int | None = None,
 ) -> Decision:
-    """The decision for an m x k by k x n product, without arrays."""
-    if device != "cpu":
-        raise ValueError(f"unknown device {device!r}; valid: 'cpu'")
+    """The decision for an m x k by k x n product, without arrays; `device` is "cpu", or the number of a CUDA device."""
     for name, side in (("m", m), ("k", k), ("n", n)):
         if not isinstance(side, int | np.integer) or side < 0:
             raise ValueError(f"{name} must be a whole number, 0 or more, not {side!r}")
-    kind = np.dtype(dtype)
     limits = _limits(max_error_growth, workspace)
+    if device != "cpu":
+        from fmm.device_plan import plan_on
+
+        return plan_on(device, (int(m), int(k), int(n)), dtype, _wanted(None, max_error_growth, workspace))
+    kind = np.dtype(dtype)
     if kind not in (np.dtype(t) for t in "fdFD"):
         return Decision(VENDOR, None, f"NumPy answers: {kind} products are NumPy's own")
     return decide(_problem((int(m), int(k), int(n)), kind), limits, blas_threads())
+
+
+def _options(casting: Any, order: Any, dtype: Any) -> dict[str, Any]:
+    """Those of numpy.matmul's options that were given, by name."""
+    given = {"casting": (casting, "same_kind"), "order": (order, "K"), "dtype": (dtype, None)}
+    return {name: value for name, (value, usual) in given.items() if value is not usual}
+
+
+def _wanted(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wanted:
+    """The same wishes for a product on a device, whose free memory is asked for only when it is needed."""
+    checked = _limits(max_error_growth, 0 if workspace is None else workspace)
+    return Wanted(_given(plan), checked.error_growth, None if workspace is None else checked.workspace)
 
 
 def _hopeless(a: Any, b: Any) -> bool:
@@ -133,7 +166,15 @@ def _hopeless(a: Any, b: Any) -> bool:
 
 
 def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits) -> Any:
-    chosen = _decide(call, limits).plan if given is None else given
+    if given is None:
+        decision = _decide(call, limits)
+        if decision.trial is not None:
+            return decision.trial.run(lambda plan: _matmul(call, options, plan, limits))
+        given = decision.plan
+    return _computed(call, options, given, limits)
+
+
+def _computed(call: Operands, options: Options, chosen: Plan, limits: Limits) -> Any:
     if (chosen == VENDOR and not call.folds) or not _computes_quietly(call):
         return options.vendor(call.a, call.b)
     fresh = options.out is None or not _direct(call, options.out)

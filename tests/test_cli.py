@@ -14,9 +14,10 @@ import pytest
 
 import fmm
 from fmm.tuner import cli, suites
-from fmm.tuner.cli import main, write
+from fmm.tuner.cli import main
 from fmm.tuner.environment import device_folder
 from fmm.tuner.measure import Rounds
+from fmm.tuner.measured import write
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -68,7 +69,11 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     printed = capsys.readouterr().out
-    for option in ("--effort", "quick", "full", "--output", "--json", "--version", "predict", "paper"):
+    options = (
+        "--device --dtype --shapes --effort quick default full --time-limit --resume --fresh --output --json --quiet"
+    )
+    commands = "--dry-run --version show validate predict bench canary export merge suites paper"
+    for option in f"{options} {commands}".split():
         assert option in printed
 
 
@@ -132,7 +137,7 @@ def test_predict_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json"]) == 0
+    assert main(["suites", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     expected = [{"suite": name, **row} for name, rows in ROWS.items() for row in rows]
     assert lines == json.loads(json.dumps(expected))
@@ -140,7 +145,7 @@ def test_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_rows_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+    assert main(["suites"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert "threads, numpy " in head
     assert len(lines) == 4
@@ -151,7 +156,7 @@ def test_rows_as_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("arguments", "effort"), [([], "quick"), (["--effort", "full"], "full")])
 def test_the_effort_is_passed_on(arguments: list[str], effort: str, quick: list[str]) -> None:
-    assert main([*arguments, "--json"]) == 0
+    assert main(["suites", *arguments, "--json"]) == 0
     assert quick == [effort] * len(ROWS)
 
 
@@ -160,7 +165,7 @@ def test_every_suite_has_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     tiny = suites.Effort(((40, 30, 50),), 1, Rounds(1, 1, 0.0), 16)
     monkeypatch.setattr(suites, "EFFORTS", {"quick": tiny, "full": tiny})
     monkeypatch.setattr(suites, "random_shapes", lambda count: [(9, 8, 7)] * count)
-    assert main([]) == 0
+    assert main(["suites"]) == 0
     printed = capsys.readouterr().out
     for name in suites.SUITES:
         assert f"\n{name} " in printed
@@ -169,7 +174,7 @@ def test_every_suite_has_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 @pytest.mark.usefixtures("quick")
 def test_results_are_written_below_the_output_folder(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there yet"
-    assert main(["--output", str(folder), "--json"]) == 0
+    assert main(["suites", "--output", str(folder), "--json"]) == 0
     files = sorted((folder / device_folder()).iterdir())
     assert [file.name for file in files] == ["memory.json", "small_calls.json", "speed.json"]
     for file in files:
@@ -186,7 +191,7 @@ def test_an_interrupt_exits_with_130_and_keeps_what_was_finished(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(suites, "SUITES", {"speed": lambda effort: iter(ROWS["speed"]), "memory": interrupted})
-    assert main(["--output", str(tmp_path)]) == 130
+    assert main(["suites", "--output", str(tmp_path)]) == 130
     printed = capsys.readouterr()
     assert "interrupted" in printed.err and "Traceback" not in printed.err
     folder = tmp_path / device_folder()

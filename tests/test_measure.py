@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm import identity
 from fmm.tuner import environment, measure, suites
 from fmm.tuner.measure import Paired, Rounds, paired
 
@@ -287,7 +288,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_device_folder_is_a_safe_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "processor", lambda: name)
+    monkeypatch.setattr(identity, "processor", lambda: name)
     monkeypatch.setattr(environment, "blas_threads", lambda: 4)
     assert environment.device_folder() == NAMES[name]
 
@@ -310,8 +311,8 @@ def test_without_threadpoolctl_the_blas_is_unknown(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_proc_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(self: Path, *arguments: Any, **options: Any) -> str:
-        raise OSError(f"no {self}")
+    def unreadable(path: object, *arguments: Any, **options: Any) -> Any:
+        raise OSError(f"no {path}")
 
-    monkeypatch.setattr(Path, "read_text", unreadable)
-    assert environment.processor()
+    monkeypatch.setattr("builtins.open", unreadable)
+    assert identity.processor.__wrapped__()

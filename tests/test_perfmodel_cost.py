@@ -168,6 +168,9 @@ PLANS = (
     "winograd.pad4 > vendor",  # blocks of whole fours
     "strassen.batched > vendor",
     "winograd.batched > winograd.batched > vendor",
+    "strassen.overlapped > winograd > strassen > vendor",
+    "hasa > strassen.overlapped.peel > winograd.pad > vendor",
+    "aligned.pad4 > strassen > lt3",
     "dps.sequential.pad > vendor",
     "hk223 > strassen > vendor",
     "laderman.peel > vendor",

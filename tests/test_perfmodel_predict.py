@@ -12,7 +12,7 @@ import pytest
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.recipe import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
-from fmm.perfmodel.choose import MARGIN, Choice, Limits, candidates, choose, ranked
+from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked
 from fmm.perfmodel.devices import device_names
 from fmm.perfmodel.predict import Work, counted, estimated, estimated_workspace, predict, seconds, vendor
 from fmm.perfmodel.problem import ELEMENTS, Problem
@@ -51,14 +51,36 @@ def test_small_products_are_slower(rate: Rate, together: int, slowdown: float) -
 
 def test_sums_launches_and_overlap() -> None:
     calibration = replace(SIMPLE, small=1000.0, launch=1e-3, overlap=0.5)
-    found = seconds(VENDOR, Problem(100, 100, 100), Work(((100, 100, 100, 6, 3),), 5000, 4), calibration)
+    work = Work(((100, 100, 100, 6, 3),), 5000, 4, overlapped=0.25)
+    found = seconds(VENDOR, Problem(100, 100, 100), work, calibration)
     assert found.sums == pytest.approx((5000 * 8 + 4 * 1000) / 1e9)
     assert found.launches == pytest.approx((6 / 3 + 4) * 1e-3)
-    assert found.hidden == pytest.approx(0.5 * min(found.sums, found.products))
+    assert found.hidden == pytest.approx(0.5 * min(found.sums / 4, found.products))
     assert found.seconds == pytest.approx(found.products + found.sums + found.launches - found.hidden)
     assert found.dominant == max(("products", "sums", "launches"), key=lambda name: getattr(found, name))
     assert "leaves out" in str(found)
     assert found.dominant in str(found)
+
+
+@pytest.mark.parametrize(
+    ("plan", "n", "slower"),
+    [
+        ("vendor", 512, 1.0),
+        ("vendor", 511, 5.0),
+        ("vendor", 508, 5.0),  # rows of 8 bytes' alignment
+        ("strassen.batched.pad16 > vendor", 512, 1.5),
+        ("strassen.batched.pad16 > vendor", 511, 1.5),  # copies are aligned
+        ("aligned.batched.pad16 > vendor", 511, 1.0),
+        ("winograd.overlapped.pad16 > vendor", 511, 5.0),  # reads some blocks in place
+        ("strassen.overlapped.pad16 > strassen.batched.pad16 > vendor", 511, 1.5),
+    ],
+)
+def test_alignment_and_batches_slow_products_down(plan: str, n: int, slower: float) -> None:
+    plain = Calibration("slow memory", "", {"bfloat16": Rate(1e12, 0, 0)}, 1e15)
+    told = replace(plain, rates={"bfloat16": Rate(1e12, 0, 0, unaligned=5.0, batch=1.5)})
+    problem = Problem(n, n, n, "bfloat16")
+    before, after = (predict(Plan.parse(plan), problem, c) for c in (plain, told))
+    assert after.products == pytest.approx(slower * before.products)
 
 
 def test_complex_products_do_four_times_the_flops() -> None:
@@ -136,7 +158,7 @@ def test_a_win_within_the_margin_is_not_taken() -> None:
     """Just where the best plan is predicted to gain less than the margin, the vendor is chosen."""
     calibration = cpu(2)
     gains = [(n, ranked(Problem(n, n, n), calibration)[0]) for n in range(2000, 6000, 50)]
-    narrow = [n for n, best in gains if 1 - MARGIN < best.time < 1]
+    narrow = [n for n, best in gains if 1 - calibration.margin < best.time < 1]
     assert narrow
     for n in narrow:
         assert choose(Problem(n, n, n), calibration, LARGE).best.plan == VENDOR

@@ -13,9 +13,6 @@ from fmm.perfmodel.predict import Prediction, estimated, estimated_workspace, pl
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 
-# A plan must be predicted to win by this much: less is within what the model leaves out.
-MARGIN = 0.01
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -66,10 +63,13 @@ def _stacked() -> list[str]:
 
 
 def _batched() -> list[str]:
-    """One to three levels in one pass with a batch of leaf products, below none to two levels one product at a time."""
-    outer = ["", "{}.pad16 > ", "{}^2.pad16 > "]
-    inner = ["{}.batched.pad16", "{}^2.batched.pad16", "{}^3.batched.pad16"]
-    return [(o + i).format(name, name) for name in ("strassen", "winograd") for o in outer for i in inner]
+    """One to three levels in one pass with a batch of leaf products; those below one or two levels with two products at
+    a time; such levels alone; and no level at all, but aligned."""
+    one = [f"{name}{power}.batched.pad16" for name in ("strassen", "winograd") for power in ("", "^2", "^3")]
+    outer = ["strassen.overlapped.pad16", "strassen^2.overlapped.pad16"]
+    two = [f"{o} > {i}" for o in outer for i in one if i not in ("strassen.batched.pad16", "winograd.batched.pad16")]
+    alone = [f"winograd{power}.{how}pad16" for power in ("", "^2") for how in ("overlapped.", "")]
+    return [*one, *two, *alone, "aligned.batched.pad16"]
 
 
 @lru_cache(maxsize=4096)
@@ -77,7 +77,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = ranked(problem, calibration)
     vendor = next(c for c in considered if c.plan == VENDOR)
-    fitting = (c for c in considered if c.time <= 1 - MARGIN and c.error_growth <= limits.error_growth)
+    fitting = (c for c in considered if c.time <= 1 - calibration.margin and c.error_growth <= limits.error_growth)
     best = next((c for c in fitting if c.fits(limits.workspace)), vendor)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
 
@@ -98,8 +98,8 @@ def _predicted(plan: Plan, problem: Problem, calibration: Calibration) -> Predic
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
     fastest = considered[0]
-    if fastest.plan == VENDOR or fastest.time > 1 - MARGIN:
-        return f"no plan is predicted to beat the vendor by {MARGIN:.0%} ({calibration.source})"
+    if fastest.plan == VENDOR or fastest.time > 1 - calibration.margin:
+        return f"no plan is predicted to beat the vendor by {calibration.margin:.1%} ({calibration.source})"
     if fastest.plan == best.plan:
         return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
     what = "more error" if fastest.error_growth > limits.error_growth else "more workspace"

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from fmm.kernels.plan import Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program, restricted
-from fmm.kernels.recipe import Place, Recipe, Sum, lower, temporary_bytes
+from fmm.kernels.recipe import LT_SCRATCH, Place, Recipe, Sum, lower, temporary_bytes
 
 Shape = tuple[int, int, int]  # (m, k, n)
 Rectangle = tuple[int, int]  # rows, columns
@@ -114,26 +114,28 @@ class _Tally(NamedTuple):
 def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, units: _Units) -> _Tally:
     level = _level(plan, shape, alpha, beta)
     if level is None:
-        return _leaf(shape, units)
+        return _leaf(shape, units, LT_SCRATCH if plan.leaf.startswith("lt") else 0)
     read, loads = units.traffic(level.read)
     written, stores = units.traffic(level.written)
     launches = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, units.itemsize) * times for size, times in level.temporaries.items())
     start = _Tally(level.additions, read, written, 0, loads + stores, launches, own, ())
     inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
-    return _total(start, inner)
+    first = plan.levels[0] if plan.levels else None
+    lanes = 2 if isinstance(first, Level) and first.traversal == "overlapped" and first.fringe != "peel" else 1
+    return _total(start, inner, lanes)
 
 
-def _leaf(shape: Shape, units: _Units) -> _Tally:
+def _leaf(shape: Shape, units: _Units, scratch: int) -> _Tally:
     m, k, n = shape
     if not m * k * n:
-        return _Tally(0, 0, 0, 0, 0, 0, 0, ((shape, 1),))
+        return _Tally(0, 0, 0, 0, 0, 0, scratch, ((shape, 1),))
     moved, moves = units.traffic(Counter((m * k, k * n, m * n)))
-    return _Tally(0, 0, 0, moved, moves, 1, 0, ((shape, 1),))
+    return _Tally(0, 0, 0, moved, moves, 1, scratch, ((shape, 1),))
 
 
-def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]]) -> _Tally:
-    """Everything adds up but the workspace: products take turns."""
+def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], lanes: int) -> _Tally:
+    """Everything adds up but the workspace: products take turns, in as many lanes."""
     leaves: dict[Shape, int] = {}
     for tally, times in inner:
         for shape, count in tally.leaves:
@@ -145,7 +147,7 @@ def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]]) -> _Tally:
         start.leaf_bytes + sum([t.leaf_bytes * times for t, times in inner]),
         start.transactions + sum([t.transactions * times for t, times in inner]),
         start.launches + sum([t.launches * times for t, times in inner]),
-        start.workspace + max([t.workspace for t, _ in inner], default=0),
+        start.workspace + lanes * max([t.workspace for t, _ in inner], default=0),
         tuple(leaves.items()),
     )
 
@@ -155,7 +157,7 @@ def _saved(plan: Plan, level: _Level, batched: bool) -> int:
     first = plan.levels[0] if plan.levels else None
     if not isinstance(first, Level) or first.fringe == "peel" or plan.rest.levels:
         return 0
-    if first.traversal == "sequential" or (first.traversal == "stacked" and not batched):
+    if first.traversal == "sequential" or (first.traversal in ("stacked", "overlapped") and not batched):
         return 0
     return sum(times - 1 for (_, size, _), times in level.calls.items() if 0 not in size)
 

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan
-from fmm.kernels.recipe import Sum, lower, side
+from fmm.kernels.recipe import ALIGN, Sum, lower, side
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.problem import Problem
 
 LEAVES_OUT = (
-    "caches between steps, clocks that fall under load, waves that do not fill the device, "
-    "alignment of the vendor's operands, page faults of a first call"
+    "caches between steps, clocks that fall under load, waves that do not fill the device, page faults of a first call"
 )
+ACCESS = 16  # bytes: what a vendor's fastest products ask of every row
 Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many of them start together
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are."""
+    """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are.
+
+    `sequential` is the share of the traffic that belongs to sequential levels, `overlapped` of that below an overlapped
+    one, `ragged` that of the first level if the rows of A, B and C do not begin on cache lines (those of temporaries
+    do). `aligned`: do the rows of the leaves' operands begin at multiples of 16 bytes?
+    """
 
     leaves: tuple[Leaf, ...]
     traffic: float
     passes: float
+    sequential: float = 0.0
+    ragged: float = 0.0
+    overlapped: float = 0.0
+    aligned: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,23 +79,27 @@ def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Predictio
 def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
-    products  sum over leaves of max(flops / rate (1 + fill / (b m n) + pipe / k), bytes / stream)
-    sums      (bytes + small * passes) / stream
+    products  sum over leaves of max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory)
+              the first of the two takes `unaligned` or `batch` times as long where that holds
+    sums      (bytes, those of sequential or ragged levels over that factor, + small * passes) / stream
     launches  launch * (starts + passes)
-    hidden    overlap * min(products, sums)
+    hidden    overlap * min(products, sums below an overlapped level)
     """
     rate, item = calibration.rate(problem.dtype), problem.itemsize
     products = starts = 0.0
     for m, k, n, count, together in work.leaves:
         if m and k and n:
-            slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k
+            slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
+            slowdown *= (1.0 if work.aligned else rate.unaligned) * (rate.batch if together > 1 else 1.0)
             compute = problem.element.flops * m * k * n / rate.flops * slowdown
-            moved = (m * k + k * n + m * n) * item / calibration.stream
+            moved = (m * k + k * n + m * n) * item / (rate.memory or calibration.stream)
             products += count * max(compute, moved)
             starts += count / together
-    sums = (work.traffic * item + calibration.small * work.passes) / calibration.stream
+    traffic = work.traffic * (1 - work.sequential + work.sequential / calibration.sequential)
+    traffic *= 1 - work.ragged + work.ragged / calibration.ragged
+    sums = (traffic * item + calibration.small * work.passes) / calibration.stream
     launches = calibration.launch * (starts + work.passes)
-    hidden = calibration.overlap * min(products, sums)
+    hidden = calibration.overlap * min(products, sums * work.overlapped)
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden)
 
 
@@ -95,7 +108,9 @@ def counted(plan: Plan, problem: Problem) -> Work:
     counts = cost(plan, *problem.size, problem.itemsize)
     leaves = tuple((*size, float(times), _together(plan)) for size, times in counts.leaves)
     passes = counts.launches - sum(count / together for *_, count, together in leaves)
-    return Work(leaves, (counts.bytes_read + counts.bytes_written) / problem.itemsize, passes)
+    shares = estimated(plan, problem)
+    traffic = (counts.bytes_read + counts.bytes_written) / problem.itemsize
+    return replace(shares, leaves=leaves, traffic=traffic, passes=passes)
 
 
 def _together(plan: Plan) -> float:
@@ -128,7 +143,7 @@ MARKED = (101, 97, 103)
 @lru_cache(maxsize=1024)
 def footprint(first: Level) -> Footprint:
     """Counted from the level's own recipe on blocks of marked sides."""
-    fringe = "unequal" if first.traversal == "stacked" else "pad"
+    fringe = "unequal" if first.traversal in ("stacked", "overlapped") else "pad"
     sides = (mark * parts for mark, parts in zip(MARKED, first.size, strict=True))
     recipe = lower(Plan((Level(first.algorithm, first.traversal, fringe),)), *sides)
     assert recipe is not None
@@ -150,7 +165,8 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
-    traffic = passes = 0.0
+    traffic = passes = sequential = ragged = overlapped = 0.0
+    beside = False  # below an overlapped level
     count, sides = 1.0, [float(side) for side in problem.size]
     for step in plan.levels:
         if isinstance(step, Balanced):
@@ -158,22 +174,43 @@ def estimated(plan: Plan, problem: Problem) -> Work:
             continue
         f = footprint(step)
         sides = _block_sides(step, sides)
-        traffic += count * f.elements(f.moved, *sides)
+        moved = count * f.elements(f.moved, *sides)
+        traffic += moved
+        sequential += moved if step.traversal == "sequential" else 0.0
+        ragged += moved if count == 1 and not _even(problem, ALIGN) else 0.0
+        overlapped += moved if beside else 0.0
+        beside = beside or step.traversal == "overlapped"
         passes += count * f.passes
         count *= f.products
-    return Work(((sides[0], sides[1], sides[2], count, _together(plan)),), traffic, passes)
+    whole = traffic or 1.0
+    leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
+    shares = sequential / whole, ragged / whole, overlapped / whole
+    return Work(leaves, traffic, passes, *shares, _aligned_leaves(plan, problem))
+
+
+def _even(problem: Problem, unit: int) -> bool:
+    """Does every row of A, B and C begin at a multiple of so many bytes, if the first does?"""
+    return problem.k * problem.itemsize % unit == 0 and problem.n * problem.itemsize % unit == 0
+
+
+def _aligned_leaves(plan: Plan, problem: Problem) -> bool:
+    """Temporaries are aligned; but a level that is alone may have its products read blocks of A and B in place."""
+    levels = [step for step in plan.levels if isinstance(step, Level)]
+    copied = any(step.traversal == "batched" or step.algorithm == "aligned" for step in levels) or len(levels) > 1
+    return copied or _even(problem, ACCESS)
 
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
     """Bytes of temporaries, rows not rounded up: enough to tell most plans that fit from those that do not."""
-    held, sides = 0.0, [float(side) for side in problem.size]
+    held, lanes, sides = 0.0, 1, [float(side) for side in problem.size]
     for step in plan.levels:
         if isinstance(step, Balanced):
             _halved(step, sides)
             continue
         f = footprint(step)
         sides = _block_sides(step, sides)
-        held += f.elements(f.held, *sides)
+        held += lanes * f.elements(f.held, *sides)
+        lanes = 2 if step.traversal == "overlapped" else lanes
     return held * problem.itemsize
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fmm.identity import cpu_key, processor
 from fmm.kernels.threads import blas_threads, processors
 
 
@@ -36,18 +37,9 @@ def command() -> list[str]:
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def device_folder() -> str:
     """A folder name for this processor and number of threads, as used under results/."""
-    words = "".join(c if c.isalnum() else " " for c in processor().lower()).split()
-    return "-".join(["cpu", *words, f"{blas_threads()}t"])
+    return cpu_key(blas_threads())
 
 
 def commit() -> str:

@@ -6,9 +6,10 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from math import comb
 from statistics import median
 from typing import Any
+
+from fmm.certify import interval, ratios
 
 Call = Callable[[], Any]
 
@@ -33,7 +34,7 @@ class Paired:
     @property
     def ratios(self) -> tuple[float, ...]:
         """The vendor's time over the candidate's in each round: above 1 where the candidate is faster."""
-        return tuple(v / c for v, c in zip(self.vendor, self.candidate, strict=True))
+        return ratios(self.vendor, self.candidate)
 
     @property
     def speedup(self) -> float:
@@ -41,23 +42,11 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """A confidence interval of the median ratio from order statistics: at least 95 %, no distribution assumed.
-
-        With fewer than six rounds the whole range is all that can be said (94 % for five).
-        """
-        ordered = sorted(self.ratios)
-        n = len(ordered)
-        rank = max((r for r in range(1, n // 2 + 1) if _covers(n, r) >= 0.95), default=1)
-        return ordered[rank - 1], ordered[n - rank]
+        return interval(self.ratios)
 
     def as_dict(self) -> dict[str, Any]:
         low, high = self.interval
         return {"speedup": self.speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
-
-
-def _covers(n: int, rank: int) -> float:
-    """The chance that the true median lies between the rank-th smallest and the rank-th largest of n samples."""
-    return float(1 - 2 * sum(comb(n, i) for i in range(rank)) / 2**n)
 
 
 def paired(vendor: Call, candidate: Call, rounds: Rounds, seed: int = 0) -> Paired:

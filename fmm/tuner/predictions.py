@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from fmm import config, identity
 from fmm.kernels.explain import spelled_bytes, table
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.threads import blas_threads
@@ -27,7 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for side in ("m", "k", "n"):
         parser.add_argument(side, type=int, metavar=side.upper())
     parser.add_argument("--dtype", default="float32", help=", ".join(ELEMENTS))
-    parser.add_argument("--device", default="cpu", help=", ".join(DEVICES))
+    parser.add_argument("--device", default=argparse.SUPPRESS, help=", ".join(DEVICES))
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
     parser.add_argument("--max-error-growth", type=float, default=10.0, metavar="X", help="default 10")
     # No default of its own, so that --json before the command holds too.
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the choice; exit code 2 and one line if the arguments are off."""
     try:
         problem = _problem(options)
-        calibration = _calibration(options.device)
+        calibration = _calibration(options.device or "cpu", problem.dtype)
         calibration.rate(problem.dtype)
         limits = _limits(options, problem)
     except ValueError as error:
@@ -57,9 +58,15 @@ def _problem(options: argparse.Namespace) -> Problem:
     return problem
 
 
-def _calibration(name: str) -> Calibration:
+def _cpu(dtype: str) -> Calibration:
+    """This machine's: of its config, if it is tuned."""
+    tuned = None if config.mode() == "off" else config.configs().tuned(identity.cpu(blas_threads()), dtype)
+    return tuned.calibration if tuned and tuned.calibration else cpu(blas_threads())
+
+
+def _calibration(name: str, dtype: str) -> Calibration:
     if name.casefold() == "cpu":
-        return cpu(blas_threads())
+        return _cpu(dtype)
     try:
         return datasheet(name)
     except ValueError:
@@ -73,7 +80,8 @@ def _limits(options: argparse.Namespace, problem: Problem) -> Limits:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     if not options.max_error_growth >= 1:  # nan too
         raise ValueError(f"--max-error-growth must be a number, 1 or more, not {options.max_error_growth}")
-    left = NO_LIMIT if options.device.casefold() == "cpu" else _left(options.device, problem)
+    name = options.device or "cpu"
+    left = NO_LIMIT if name.casefold() == "cpu" else _left(name, problem)
     return Limits(min(workspace, left), options.max_error_growth)
 
 
@@ -103,7 +111,7 @@ def fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str
         "reason": choice.reason,
         "chosen": _row(choice.best, calibration, limits, vendor),
         "runners_up": [_row(candidate, calibration, limits, vendor) for candidate in rest],
-        "seconds_are": "predicted" if calibration.batches else NOMINAL,
+        "seconds_are": NOMINAL if calibration.source == cpu(1).source else "predicted",
         "leaves_out": LEAVES_OUT,
     }
 

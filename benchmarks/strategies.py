@@ -1,0 +1,214 @@
+"""Regret and search strategies: `python -m benchmarks.strategies [--device cpu] [--dtype float64] [--config PATH]`.
+
+Every candidate is measured on shapes that no fit saw. Then it is asked how much slower than the best the model's choice
+is, and how many measurements each strategy needs until it has seen a plan within 1 % of the best: the model's order,
+Optuna's TPE, random order, the grid's order. The strategies are run on the recording, so all have the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from fmm import config
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Limits, choose, ranked
+from fmm.perfmodel.problem import Problem
+from fmm.tuner import shapes
+from fmm.tuner.device import Device
+from fmm.tuner.devices import chosen
+from fmm.tuner.environment import command, environment
+from fmm.tuner.journal import Journal, Pace, speedup
+from fmm.tuner.search import explored, fits, inverse
+from fmm.tuner.shapes import Effort, Size
+from fmm.tuner.trials import Header, Run, Trials
+from fmm.tuner.tune import scale
+from fmm.tuner.tuning import output_path
+
+ROOT = Path(__file__).parents[1]
+STAGE, SEED, CLOSE = "exhaustive", 29, 1.01
+REPEATS = 20  # runs of a strategy that is a matter of chance
+
+Speedups = Mapping[Plan, float]
+Strategy = Callable[[Problem, int], Iterable[Plan]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape: every plan's measured speedup over the vendor, and the model's choice."""
+
+    size: Size
+    speedups: Speedups
+    model: Plan
+
+    @property
+    def best(self) -> float:
+        return max(self.speedups.values())
+
+    def regret(self, plan: Plan) -> float:
+        """How much longer than the best it takes."""
+        return self.best / self.speedups[plan] - 1
+
+
+def measured(journal: Journal, problem: Problem, plans: Iterable[Plan], rounds: int) -> Speedups:
+    """Every plan, in shuffled rounds with the vendor."""
+    runs = [Run(p) for p in plans if p == VENDOR or fits(journal.device, p, problem)]
+    with journal.open(STAGE, problem) as desk:
+        samples = desk.rounds(runs, Pace(rounds))
+    return {run.plan: speedup(samples, Run(), run) for run in runs if samples[run]}
+
+
+def rows(
+    journal: Journal, dtype: str, sizes: Iterable[Size], calibration: Calibration, rounds: int, every: bool
+) -> Iterator[Row]:
+    device = journal.device
+    plans = list(device.candidates())
+    if every:
+        plans += [p for p in _space(device) if p not in plans]
+    for size in sizes:
+        problem = Problem(*size, dtype)
+        found = measured(journal, problem, plans, rounds)
+        model = choose(problem, calibration, Limits(device.memory)).best.plan
+        yield Row(size, found, model if model in found else VENDOR)
+
+
+def _space(device: Device) -> list[Plan]:
+    return list(inverse(tuple((name, tuple(values)) for name, values in device.space().items())))
+
+
+# ---- strategies
+
+
+def strategies(device: Device, calibration: Calibration, speedups: Mapping[Problem, Speedups]) -> dict[str, Strategy]:
+    """Each gives the plans of a problem in the order in which it would measure them."""
+
+    def plans(problem: Problem) -> list[Plan]:
+        return [p for p in speedups[problem] if p != VENDOR]
+
+    def model(problem: Problem, seed: int) -> Iterable[Plan]:
+        return [c.plan for c in ranked(problem, calibration, plans(problem))]
+
+    def grid(problem: Problem, seed: int) -> Iterable[Plan]:
+        return sorted(plans(problem), key=str)
+
+    def shuffled(problem: Problem, seed: int) -> Iterable[Plan]:
+        return random.Random(seed).sample(plans(problem), len(plans(problem)))
+
+    def tpe(problem: Problem, seed: int) -> Iterator[Plan]:
+        import optuna
+
+        seen: dict[Plan, float] = {}
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
+        for plan in explored(device, problem, seen, 20 * len(plans(problem)), sampler):
+            known = speedups[problem].get(plan)
+            seen[plan] = known if known is not None else 0.0  # not among those measured: costs nothing here
+            if known is not None:
+                yield plan
+        yield from (p for p in plans(problem) if p not in seen)
+
+    return {"model": model, "tpe": tpe, "random": shuffled, "grid": grid}
+
+
+def needed(order: Iterable[Plan], speedups: Speedups) -> int:
+    """Measurements until a plan within 1 % of the best was seen; the vendor is measured anyway."""
+    best = max(speedups.values())
+    if speedups[VENDOR] * CLOSE >= best:
+        return 0
+    count = 0
+    for plan in order:
+        count += 1
+        if speedups[plan] * CLOSE >= best:
+            return count
+    return count
+
+
+def compared(device: Device, calibration: Calibration, dtype: str, found: list[Row]) -> dict[str, Any]:
+    """Mean and worst number of measurements of every strategy, over the shapes where a plan beats the vendor."""
+    speedups = {Problem(*row.size, dtype): row.speedups for row in found}
+    contested = [p for p, s in speedups.items() if needed(s, s)]
+    result: dict[str, Any] = {"shapes": len(contested)}
+    for name, strategy in strategies(device, calibration, speedups).items():
+        seeds = range(REPEATS if name in ("tpe", "random") else 1)
+        counts = [needed(strategy(p, seed), speedups[p]) for p in contested for seed in seeds]
+        result[name] = {"mean": mean(counts), "worst": max(counts)} if counts else None
+    return result
+
+
+# ---- the command
+
+
+def summary(found: list[Row]) -> dict[str, Any]:
+    regrets = [row.regret(row.model) for row in found]
+    shares = [row.speedups[row.model] / row.best for row in found]
+    return {"shapes": len(found), "mean": mean(regrets), "worst": max(regrets), "share_of_best": mean(shares)}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device")
+    parser.add_argument("--dtype", default="float64")
+    parser.add_argument("--config", type=Path, help="the calibration to judge (the one that fmm reads)")
+    parser.add_argument("--shapes", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=180, help="what the measurements take, about")
+    parser.add_argument(
+        "--every", action="store_true", help="every plan of the search's space, not only the candidates"
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "results")
+    options = parser.parse_args(arguments)
+    device = chosen(options.device)[0]
+    raw = config.read(output_path(options.config))[device.identity.key][options.dtype]
+    calibration = config.section(raw, options.dtype, device.identity, options.dtype).calibration
+    assert calibration is not None, "the config has no calibration"
+    folder = options.output / device.identity.key
+    trials = Trials(folder / f"exhaustive-{options.dtype}.jsonl")
+    where = environment(command()) if device.identity.key.startswith("cpu") else {"command": " ".join(command())}
+    settings = {"dtype": options.dtype, "seed": SEED}
+    versions = dict(device.identity.versions)
+    trials.header(Header("exhaustive", device.identity.key, versions, where, settings, where["command"], ""))
+    journal = Journal("exhaustive", device, keep=trials.add)
+    plans = len(_space(device)) if options.every else len(device.candidates())
+    effort = Effort(options.seconds, 1e9, options.rounds, options.shapes, 0, 0, 0)
+    side = scale(journal, options.dtype, effort)
+    sizes = shapes.scattered(side, effort, 3 / plans, SEED)
+    found = []
+    for row in rows(journal, options.dtype, sizes, calibration, options.rounds, options.every):
+        found.append(row)
+        print(_line(row), flush=True)
+    report = {
+        "environment": {**where, **versions},
+        "dtype": options.dtype,
+        "regret": summary(found),
+        "measurements_to_within_1_percent": compared(device, calibration, options.dtype, found),
+        "rows": [_as_dict(row) for row in found],
+    }
+    path = folder / f"regret-{options.dtype}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({k: report[k] for k in ("regret", "measurements_to_within_1_percent")}, indent=1))
+    return 0
+
+
+def _as_dict(row: Row) -> dict[str, Any]:
+    speedups = {str(p): round(s, 4) for p, s in row.speedups.items()}
+    return {"size": row.size, "model": str(row.model), "regret": row.regret(row.model), "speedups": speedups}
+
+
+def _line(row: Row) -> str:
+    best = max(row.speedups, key=lambda p: row.speedups[p])
+    typical = median(row.speedups.values())
+    return (
+        f"{' x '.join(map(str, row.size)):22} best {row.best:.3f} (median plan {typical:.3f}), "
+        f"model {row.speedups[row.model]:.3f}, regret {row.regret(row.model):.2%}  {best} / {row.model}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

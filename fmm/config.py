@@ -1,0 +1,447 @@
+"""Configs: what the tuner wrote about devices, found, checked and read. Whatever is wrong with one, no product fails.
+
+A config is a JSON file: schema version, then devices by key, then their element types, each a section with the
+calibration, the model's error, thresholds and certified entries. Only the section that is asked for is checked, so a
+damaged one of another device disturbs nobody; what is damaged is passed over, with one line in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from fmm.identity import Identity
+from fmm.kernels.plan import LEAVES, Plan, PlanError
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.problem import ELEMENTS
+
+SCHEMA = 1
+FILE = "config.json"
+LARGEST_FILE = 16 << 20
+ANY = "any"  # the layout of entries that hold for rows and columns alike
+
+MODES = ("off", "cache", "online")
+Raw = Any  # as json reads it
+Size = tuple[int, int, int]
+
+log = logging.getLogger("fmm")
+
+
+class ConfigError(ValueError):
+    """A config, or a part of one, that cannot be used; says where and why."""
+
+
+# ---- what a section holds
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measured shape: the plan to use for exactly that, and the evidence. Seconds are medians."""
+
+    size: Size
+    plan: str
+    speedup: float
+    low: float  # of the 95 % interval of the paired speedup
+    high: float
+    rounds: int
+    seconds: float
+    vendor_seconds: float
+    noise: float
+    layout: str = ANY
+    verified: bool = True
+    origin: str = "certified"
+
+    @property
+    def text(self) -> str:
+        """The evidence in words."""
+        if self.plan == "vendor":
+            return f"no plan beat the vendor in {self.rounds} rounds"
+        return f"{self.speedup:.3f} times the vendor [{self.low:.3f}, {self.high:.3f}] in {self.rounds} paired rounds"
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """One element type on one device; equal only to itself, as the config that it is from."""
+
+    identity: Identity
+    dtype: str
+    calibration: Calibration | None
+    entries: Mapping[tuple[Size, str], Entry]
+    changed: tuple[str, ...] = ()  # versions that differ from those of the tuning: entries are not trusted
+
+    def entry(self, size: Size, layout: str = ANY) -> tuple[Entry, Plan] | None:
+        """The certified entry of exactly this shape, with its plan; None where there is none to be trusted."""
+        found = self.entries.get((size, layout)) or self.entries.get((size, ANY))
+        if found is None or not found.verified or self.changed:
+            return None
+        try:
+            return found, Plan.parse(found.plan)
+        except (PlanError, RecursionError) as error:
+            once(f"the plan of the tuned shape {size} is not used: {error}")
+            return None
+
+
+# ---- checking
+
+
+Check = Callable[[Raw, str], Any]
+
+
+def _fail(where: str, what: str, value: Raw) -> ConfigError:
+    return ConfigError(f"{where} must be {what}, not {_shown(value)}")
+
+
+def _shown(value: Raw) -> str:
+    """Short, and on one line whatever it holds."""
+    found = ascii(value)
+    return found if len(found) < 60 else found[:57] + "..."
+
+
+def number(low: float, high: float) -> Check:
+    def check(value: Raw, where: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise _fail(where, f"a number from {low:g} to {high:g}", value)
+        return float(value)
+
+    return check
+
+
+def whole(low: int, high: int) -> Check:
+    def check(value: Raw, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _fail(where, f"a whole number from {low} to {high}", value)
+        return value
+
+    return check
+
+
+def text(value: Raw, where: str) -> str:
+    if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
+        raise _fail(where, "a short text", value)
+    return value
+
+
+def flag(value: Raw, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise _fail(where, "true or false", value)
+    return value
+
+
+def size(value: Raw, where: str) -> Size:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise _fail(where, "three sides, [m, k, n]", value)
+    side = whole(1, 1 << 40)
+    m, k, n = (side(x, where) for x in value)
+    return m, k, n
+
+
+def plan_text(value: Raw, where: str) -> str:
+    """Only the form: schemes are proved when they are read, which takes longer than a config may."""
+    if text(value, where).rpartition(">")[2].strip() not in LEAVES:
+        raise _fail(where, "a plan that ends in its leaf, such as vendor", value)
+    return str(value)
+
+
+def anything(value: Raw, where: str) -> Raw:
+    """For what the runtime does not read."""
+    return value
+
+
+def record(
+    value: Raw, where: str, checks: Mapping[str, Check], optional: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Exactly these fields, each checked."""
+    if not isinstance(value, dict):
+        raise _fail(where, "an object", value)
+    for name in value.keys() - checks.keys():
+        raise ConfigError(f"{where} has an unknown field {text(name, where)!r}; it may have {', '.join(checks)}")
+    for name in checks.keys() - value.keys() - optional:
+        raise ConfigError(f"{where} has no field {name!r}")
+    return {name: check(value[name], f"{where}.{name}") for name, check in checks.items() if name in value}
+
+
+def texts(value: Raw, where: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _fail(where, "an object", value)
+    return {text(name, where): text(found, f"{where}.{name}") for name, found in value.items()}
+
+
+POSITIVE = number(1e-30, 1e30)
+ENTRY: Mapping[str, Check] = {
+    "size": size,
+    "plan": plan_text,
+    "speedup": number(1e-6, 1e6),
+    "low": number(1e-6, 1e6),
+    "high": number(1e-6, 1e6),
+    "rounds": whole(1, 10**6),
+    "seconds": POSITIVE,
+    "vendor_seconds": POSITIVE,
+    "noise": number(0, 10),
+    "layout": text,
+    "verified": flag,
+    "origin": text,
+}
+SECTION: Mapping[str, Check] = {
+    "versions": texts,
+    "conditions": anything,
+    "tuned": anything,
+    "calibration": anything,  # checked by its own fields
+    "intervals": anything,
+    "error": anything,
+    "thresholds": anything,
+    "noise": number(0, 10),
+    "entries": anything,  # one by one
+}
+# Of a calibration's numbers: those that are divided by, and shares; the others by their type.
+_BY_NAME: Mapping[str, Check] = {
+    **dict.fromkeys(("flops", "stream", "sequential", "ragged"), POSITIVE),
+    **dict.fromkeys(("overlap", "margin"), number(0, 1)),
+}
+_BY_TYPE: Mapping[str, Check] = {"float": number(0, 1e30), "int": whole(0, 1 << 60), "bool": flag}
+
+
+def _numbers(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], frozenset[str]]:
+    """Checks of a dataclass's numbers, and which may be left out: the model can grow and old configs stay valid."""
+    known = [f for f in fields(kind) if str(f.type) in _BY_TYPE]
+    optional = frozenset(f.name for f in known if f.default is not MISSING)
+    return {f.name: _BY_NAME.get(f.name, _BY_TYPE[str(f.type)]) for f in known}, optional
+
+
+def entry(raw: Raw, where: str) -> Entry:
+    found = Entry(**record(raw, where, ENTRY, frozenset({"layout", "verified", "origin"})))
+    if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
+        raise ConfigError(
+            f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
+        )
+    return found
+
+
+def calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
+    checks, optional = _numbers(Calibration)
+    rates, rate_optional = _numbers(Rate)
+    found = record(raw, where, {**checks, "rate": anything}, optional)
+    rate = Rate(**record(found.pop("rate"), f"{where}.rate", rates, rate_optional))
+    return Calibration(name, source, MappingProxyType({dtype: rate}), **found)
+
+
+def spelled(found: Calibration, dtype: str) -> dict[str, Raw]:
+    """A calibration as it stands in a section: what `calibration` reads back."""
+    rate = found.rate(dtype)
+    own = {name: getattr(found, name) for name in _numbers(Calibration)[0]}
+    return {**own, "rate": {name: getattr(rate, name) for name in _numbers(Rate)[0]}}
+
+
+def section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
+    """A section, all of it checked."""
+    if dtype not in ELEMENTS:
+        raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(ELEMENTS)}")
+    found = record(given, where, SECTION)
+    if not isinstance(found["entries"], list):
+        raise _fail(f"{where}.entries", "a list", found["entries"])
+    entries = [entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
+    when = _inner(found["tuned"], "at")
+    median = _inner(_inner(found["error"], "speedup"), "median")
+    error = f", model error {median:.1%}" if isinstance(median, float) and isfinite(median) else ""
+    source = (
+        f"calibrated on this device{f' {when[:10]}' if isinstance(when, str) and when.isprintable() else ''}{error}"
+    )
+    raw = found["calibration"]
+    known = None if raw is None else calibration(raw, f"{where}.calibration", dtype, identity.name, source)
+    now = identity.versions
+    changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
+    return Tuned(identity, dtype, known, MappingProxyType({(e.size, e.layout): e for e in entries}), changed)
+
+
+def _inner(raw: Raw, name: str) -> Raw:
+    return raw.get(name) if isinstance(raw, dict) else None
+
+
+def document(content: str) -> dict[str, dict[str, Raw]]:
+    """The devices of a config: key -> type -> section, not yet checked."""
+    try:
+        raw = json.loads(content, parse_constant=_no_constant)
+    except RecursionError:
+        raise ConfigError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ConfigError(f"it is not JSON: {error}") from None
+    if not isinstance(raw, dict) or not isinstance(raw.get("devices"), dict):
+        raise ConfigError("it is no fmm config: it has no devices")
+    if isinstance(raw.get("schema"), int) and raw["schema"] > SCHEMA:
+        raise ConfigError(f"its schema is {_shown(raw['schema'])}, of a later fmm; this one reads {SCHEMA}")
+    if raw.get("schema") is not SCHEMA and raw.get("schema") != SCHEMA:
+        raise ConfigError(f"its schema is {_shown(raw.get('schema'))}, this fmm reads {SCHEMA}")
+    for key, types in raw["devices"].items():
+        if not isinstance(types, dict):
+            raise ConfigError(f"the device {_shown(key)} has no types")
+    return dict(raw["devices"])
+
+
+def _no_constant(name: str) -> None:
+    raise ConfigError(f"it holds {name}, which is no number")
+
+
+def read(path: Path) -> dict[str, dict[str, Raw]]:
+    """The devices of a config file."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError("it is no file")
+        if found.st_size > LARGEST_FILE:
+            raise ConfigError(f"it is larger than {LARGEST_FILE >> 20} MiB")
+        return document(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigError("it is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"it cannot be read: {error.strerror}") from None
+
+
+# ---- finding
+
+
+def user_folder() -> Path:
+    """The user's folder for fmm's configs, by the system's rules (platformdirs' too)."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "fmm"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fmm"
+    return _xdg("XDG_CONFIG_HOME", Path.home() / ".config") / "fmm"
+
+
+def site_folder() -> Path:
+    """The folder for all users of this machine."""
+    if sys.platform == "darwin":
+        return Path("/Library/Application Support/fmm")
+    if sys.platform == "win32":
+        return Path(os.environ.get("PROGRAMDATA") or "C:/ProgramData") / "fmm"
+    return _xdg("XDG_CONFIG_DIRS", Path("/etc/xdg")) / "fmm"
+
+
+def _xdg(variable: str, default: Path) -> Path:
+    found = os.environ.get(variable, "").split(os.pathsep)[0].strip()
+    return Path(found) if found else default
+
+
+def default_path() -> Path:
+    """Where the tuner writes unless told otherwise: where the runtime looks first."""
+    return Path(os.environ.get("FMM_CONFIG") or user_folder() / FILE)
+
+
+def search_path(given: str) -> tuple[Path, ...]:
+    """Where configs are looked for: in the one given alone, else the user's, the site's, the package's."""
+    if given:
+        return (Path(given),)
+    shipped = Path(__file__).parent / FILE
+    try:
+        return user_folder() / FILE, site_folder() / FILE, shipped
+    except RuntimeError:  # no home
+        return site_folder() / FILE, shipped
+
+
+# ---- the environment, read at every call
+
+
+_DATA: Any = getattr(os.environ, "_data", None)  # os.environ.get takes 0.7 microseconds a name, three times a product
+_NAMES = {name: os.environ.encodekey(name) if _DATA is not None else name for name in (
+    "FMM_CONFIG", "FMM_DISABLE", "FMM_TUNING_MODE",
+)}  # fmt: skip
+
+
+def variable(name: str) -> str:
+    if _DATA is None:
+        return os.environ.get(name, "")
+    raw = _DATA.get(_NAMES[name])
+    return "" if raw is None else os.environ.decodevalue(raw)
+
+
+def disabled() -> bool:
+    """Is every product to be left to the vendor?"""
+    return variable("FMM_DISABLE") not in ("", "0")
+
+
+def mode() -> str:
+    found = variable("FMM_TUNING_MODE")
+    if found in MODES:
+        return found
+    if found:
+        once(f"FMM_TUNING_MODE is {found[:40]!r}; valid: {', '.join(MODES)}; 'cache' is used")
+    return "cache"
+
+
+# ---- the configs in force
+
+
+class Configs:
+    """The config files as they were read; equal only to itself, so that decisions can be remembered by it."""
+
+    def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
+        self.files: dict[Path, dict[str, dict[str, Raw]]] = {}
+        self._tuned: dict[tuple[Identity, str], Tuned | None] = {}
+        for path in paths:
+            try:
+                if required or path.exists():
+                    self.files[path] = read(path)
+            except (ConfigError, OSError) as error:
+                once(f"the config {str(path)!r} is not used: {error}")
+
+    def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
+        """What the first file that knows this type on this device says."""
+        key = identity, dtype
+        if key not in self._tuned:
+            self._tuned[key] = self._find(identity, dtype)
+        return self._tuned[key]
+
+    def _find(self, identity: Identity, dtype: str) -> Tuned | None:
+        for path, devices in self.files.items():
+            raw = devices.get(identity.key, {}).get(dtype)
+            if raw is None:
+                continue
+            try:
+                found = section(raw, f"{identity.key}.{dtype}", identity, dtype)
+            except ConfigError as error:
+                once(f"the config {str(path)!r} is not used: {error}")
+                continue
+            if found.changed and found.entries:
+                once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
+            return found
+        return None
+
+
+def configs() -> Configs:
+    """The configs in force; files are looked at again once a second."""
+    return _now(variable("FMM_CONFIG"), int(time.monotonic()))
+
+
+@lru_cache(maxsize=2)
+def _now(given: str, second: int) -> Configs:
+    paths = search_path(given)
+    return _read(paths, tuple(map(_stamp, paths)), bool(given))
+
+
+@lru_cache(maxsize=2)
+def _read(paths: tuple[Path, ...], stamps: tuple[object, ...], required: bool) -> Configs:
+    return Configs(paths, required)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@lru_cache(maxsize=256)
+def once(message: str) -> None:
+    """One line in the log "fmm", which Python prints on stderr unless told otherwise, the first time it is said."""
+    log.warning("fmm: %s", message)

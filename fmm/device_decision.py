@@ -1,0 +1,74 @@
+"""Decisions for products on CUDA devices: which calibration a device has, and what the model chooses with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from fmm.decision import Decision
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.recipe import workspace
+from fmm.perfmodel import devices
+from fmm.perfmodel.calibration import Calibration, datasheet
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.problem import Problem
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device as its driver describes it."""
+
+    index: int
+    name: str
+    capability: str
+    sms: int
+
+
+@lru_cache(maxsize=64)
+def gpu(index: int) -> Gpu:
+    """The device with this number; ValueError if there is none, ImportError without CuPy."""
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    if not 0 <= index < count:
+        raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
+    facts = cupy.cuda.runtime.getDeviceProperties(index)
+    name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
+    return Gpu(index, name, f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"]))
+
+
+@lru_cache(maxsize=64)
+def calibration_of_device(device: Gpu) -> Calibration | None:
+    """What the model knows of a device: its datasheet, until it is tuned; None if it is not in the table.
+
+    A name alone is not enough: cards of one name are sold with fewer multiprocessors, and a device can be split.
+    """
+    words = device.name.upper().replace("-", " ").split()
+    for name in devices.device_names():
+        known = devices.device(name)
+        parts = name.upper().split()
+        named = any(words[i : i + len(parts)] == parts for i in range(len(words)))
+        if named and (known.capability, known.sms) == (device.capability, device.sms):
+            return datasheet(name)
+    return None
+
+
+def decide_on(device: Gpu, problem: Problem, limits: Limits) -> Decision:
+    """The choice on a device; the vendor's product where nothing is known of it."""
+    calibration = calibration_of_device(device)
+    if calibration is None:
+        why = f"the vendor answers: {device.name} ({device.sms} multiprocessors) is neither tuned nor in the table"
+        return Decision(VENDOR, problem, why)
+    if problem.dtype not in calibration.rates:
+        return Decision(VENDOR, problem, f"the vendor answers: {device.name} has no rate for {problem.dtype}")
+    choice = choose(problem, calibration, limits)
+    return Decision(choice.best.plan, problem, choice.reason, choice.considered)
+
+
+def leaner_on(device: Gpu, problem: Problem, than: Plan, limits: Limits) -> Iterator[Plan]:
+    """What to try when memory ran out: plans with ever less workspace that still win; none at last."""
+    used = workspace(than, *problem.size, problem.itemsize)
+    considered = decide_on(device, problem, replace(limits, workspace=used)).considered
+    rest = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
+    yield from (c.plan for c in sorted(rest, key=lambda c: -c.workspace) if c.plan != VENDOR)

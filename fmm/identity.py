@@ -1,0 +1,74 @@
+"""Identity: what a tuning is filed under, and the versions whose change casts doubt on it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A device as a config knows it: `key` holds what changes the answers, `versions` what may have changed them."""
+
+    key: str
+    name: str
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+
+@lru_cache(maxsize=64)
+def cpu(threads: int) -> Identity:
+    """This CPU with so many BLAS threads."""
+    return Identity(cpu_key(threads), processor(), MappingProxyType({"numpy": np.__version__, "blas": _blas()}))
+
+
+def cpu_key(threads: int) -> str:
+    """A short name for this processor and number of threads; folders under results/ have it too."""
+    words = "".join(c if c.isalnum() else " " for c in processor().lower()).split()
+    return "-".join(["cpu", *words, f"{threads}t"])
+
+
+@lru_cache(maxsize=1)
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _blas() -> str:
+    """Name and version of the BLAS that NumPy was built with, as NumPy tells."""
+    try:
+        found = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        return f"{found['name']} {found['version']}"
+    except (KeyError, TypeError):
+        return "unknown"
+
+
+@lru_cache(maxsize=64)
+def gpu(index: int) -> Identity:
+    """The CUDA device with this number, asked through CuPy."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    facts = runtime.getDeviceProperties(index)
+    name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
+    with cupy.cuda.Device(index):
+        cublas = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle())
+    versions = {
+        "driver": str(runtime.driverGetVersion()),
+        "cuda": str(runtime.runtimeGetVersion()),
+        "cublas": str(cublas),
+        "cupy": str(cupy.__version__),
+    }
+    return Identity(gpu_key(facts["major"], facts["minor"], facts["multiProcessorCount"]), name, versions)
+
+
+def gpu_key(major: int, minor: int, sms: int) -> str:
+    """What two devices share if their answers are the same: cuda-9.0-132sm."""
+    return f"cuda-{major}.{minor}-{sms}sm"

@@ -1,0 +1,172 @@
+"""The CPU as the tuner sees it: plans through fmm.matmul itself, against numpy.matmul."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+import fmm
+from fmm import identity, memory
+from fmm.identity import Identity
+from fmm.kernels.arena import Arena, Array
+from fmm.kernels.executor import execute
+from fmm.kernels.numpy_backend import NumpyBackend
+from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.recipe import workspace
+from fmm.kernels.threads import Threads, blas_threads, processors
+from fmm.perfmodel.calibration import Calibration, cpu
+from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.problem import Problem
+from fmm.perfmodel.stability import expected_growth
+from fmm.tuner.device import FailedError
+from fmm.tuner.search import CPU_SPACE
+from fmm.tuner.trials import Run
+
+LEAST = 2e-3  # seconds of a sample: shorter calls are repeated
+ROWS = 8  # rows of a result that are checked
+
+
+class CpuDevice:
+    """The processor that this runs on, with as many threads as BLAS uses now."""
+
+    usual = 2
+    patience = 1.0
+
+    def __init__(self) -> None:
+        self.threads = blas_threads()
+        self._normal: tuple[tuple[str, int], Array] | None = None
+
+    @cached_property
+    def identity(self) -> Identity:
+        return identity.cpu(self.threads)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        return {"processor": identity.processor(), "processors": processors(), "threads": self.threads, "load": load}
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return "float32", "float64", "complex64", "complex128"
+
+    @property
+    def memory(self) -> int:
+        return memory.default_limit()
+
+    def untuned(self) -> Calibration:
+        return cpu(self.threads)
+
+    def candidates(self) -> Sequence[Plan]:
+        return candidates(False)
+
+    def space(self) -> Mapping[str, Sequence[str]]:
+        return CPU_SPACE
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[CpuSession]:
+        m, k, n = problem.size
+        numbers = self._numbers(problem.dtype, seed, m * k + k * n)
+        a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
+        yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), Threads(self.threads))
+
+    def _numbers(self, dtype: str, seed: int, count: int) -> Array:
+        """Random normal numbers, drawn once for a type and a seed: drawing takes as long as many a product."""
+        if self._normal is None or self._normal[0] != (dtype, seed) or self._normal[1].size < count:
+            rng = np.random.Generator(np.random.SFC64(seed))
+            real = np.float64 if dtype in ("float64", "complex128") else np.float32
+            parts = 2 if dtype.startswith("complex") else 1
+            self._normal = None
+            self._normal = (dtype, seed), rng.standard_normal(parts * count, dtype=real).view(dtype)
+        return self._normal[1]
+
+
+@dataclass
+class CpuSession:
+    """The operands and result of one problem."""
+
+    problem: Problem
+    a: Array
+    b: Array
+    c: Array
+    threads: Threads
+
+    def __post_init__(self) -> None:
+        self._repeats: dict[Run, int] = {}
+
+    @cached_property
+    def _exact(self) -> tuple[Array, Array]:
+        """Which rows of the product are checked, and those rows in at least float64."""
+        rows = np.linspace(0, self.problem.m - 1, min(ROWS, self.problem.m)).astype(np.intp)
+        wide = np.result_type(self.a.dtype, np.float64)
+        exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)
+        return rows, exact
+
+    def prepare(self, run: Run) -> None:
+        call = self._call(run)
+        start = time.perf_counter()
+        try:
+            call()
+        except PlanError as error:
+            raise FailedError(str(error)) from None
+        self._repeats[run] = max(int(LEAST / max(time.perf_counter() - start, 1e-7)), 1)
+        if run.part == "whole" and run.plan != VENDOR:
+            self._check(run.plan)
+
+    def _check(self, plan: Plan) -> None:
+        rows, exact = self._exact
+        found = _distance(self.c[rows], exact)
+        eps = float(np.finfo(self.c.dtype).eps)
+        allowed = 20 * expected_growth(plan) * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))
+        if not found <= allowed:
+            raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
+
+    def sample(self, run: Run) -> float:
+        call, repeats = self._call(run), self._repeats[run]
+        if run.part == "sums":
+            _flush()  # in a plan, the products between the sums leave nothing of them in the caches
+            repeats = 1
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) / repeats
+
+    def _call(self, run: Run) -> Callable[[], Any]:
+        if run.part == "sums":
+            return partial(self._sums, run.plan)
+        if run.plan == VENDOR:
+            return partial(np.matmul, self.a, self.b, out=self.c)
+        return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
+
+    def _sums(self, plan: Plan) -> None:
+        """The plan without its products."""
+        with memory.borrowed(workspace(plan, *self.problem.size, self.problem.itemsize)) as block:
+            execute(plan, self.a, self.b, self.c, _SumsOnly(self.threads), Arena(block, self.c.dtype))
+
+
+class _SumsOnly(NumpyBackend):
+    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
+        pass
+
+
+FLUSH = 256 << 20  # bytes: more than any cache
+
+
+@lru_cache(maxsize=1)
+def _flushing() -> Array:
+    return np.ones(FLUSH // 8)
+
+
+def _flush() -> None:
+    """Fill the caches with something else."""
+    np.negative(_flushing(), out=_flushing())
+
+
+def _distance(found: Array, exact: Array) -> float:
+    return float(np.linalg.norm(found - exact))

@@ -1,0 +1,206 @@
+"""A CUDA device as the tuner sees it: plans as tapes, cuBLAS as the vendor, timed by events on rotated buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import cupy
+import numpy as np
+
+from fmm import identity
+from fmm.identity import Identity
+from fmm.kernels.cupy_backend import CupyBackend
+from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.tape import GemmOp, SumOp, Tape, record
+from fmm.kernels.tape import Problem as TapeProblem
+from fmm.perfmodel.calibration import Calibration, Rate, datasheet
+from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.devices import device_names
+from fmm.perfmodel.problem import ELEMENTS, Problem
+from fmm.perfmodel.stability import expected_growth
+from fmm.tuner.device import FailedError
+from fmm.tuner.search import GPU_SPACE
+from fmm.tuner.trials import Run
+
+LEAST = 2.0  # milliseconds of a sample: shorter runs are repeated
+FOOTPRINT = 192 << 20  # bytes: buffer sets are rotated until together they are larger than any cache
+SETS = 8
+ROWS = 16  # rows of a result that are checked
+EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-11}
+PARTS = {"sums": SumOp, "products": GemmOp}
+
+
+class CudaDevice:
+    """The device with this number."""
+
+    usual = 3
+    patience = 0.5
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    @cached_property
+    def identity(self) -> Identity:
+        return identity.gpu(self.index)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        facts = cupy.cuda.runtime.getDeviceProperties(self.index)
+        found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
+        with suppress(Exception):  # clocks and power are told by a library that not every machine has
+            found |= _clocks(self.index)
+        return found
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return "float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128"
+
+    @property
+    def memory(self) -> int:
+        with cupy.cuda.Device(self.index):
+            free, _ = cupy.cuda.runtime.memGetInfo()
+            pool = cupy.get_default_memory_pool()
+            return int(0.9 * (free + pool.total_bytes() - pool.used_bytes()))
+
+    def untuned(self) -> Calibration:
+        """By the datasheet; of an unknown device, numbers that the first measurements replace."""
+        words = self.identity.name.upper().replace("-", " ").split()
+        for name in reversed(device_names()):
+            if name.upper() in words or name.upper() in self.identity.name.upper():
+                return datasheet(name)
+        rates = {t: Rate(1e13, 1e6, 32.0) for t in ELEMENTS}
+        return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
+
+    def candidates(self) -> Sequence[Plan]:
+        return candidates(True)
+
+    def space(self) -> Mapping[str, Sequence[str]]:
+        return GPU_SPACE
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[CudaSession]:
+        with cupy.cuda.Device(self.index):
+            try:
+                yield CudaSession(problem, seed)
+            except cupy.cuda.memory.OutOfMemoryError as error:
+                raise MemoryError(str(error)) from None
+            finally:
+                cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _clocks(index: int) -> dict[str, Any]:
+    import subprocess
+
+    fields = ["clocks.sm", "clocks.mem", "power.limit", "temperature.gpu", "driver_version"]
+    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    values = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip().split(", ")
+    return dict(zip(fields, values, strict=True))
+
+
+class CudaSession:
+    """Sets of operands of one problem, and the tapes that were made ready on them."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self.problem = problem
+        self.kind = "float32" if problem.dtype == "tf32" else problem.dtype
+        self.backend = CupyBackend(math="tf32" if problem.dtype == "tf32" else "ieee")
+        (m, k, n), self.storage = problem.size, {"bfloat16": np.uint16}.get(self.kind) or np.dtype(self.kind).type
+        each = (m * k + k * n + m * n) * problem.itemsize
+        cupy.random.seed(seed)
+        count = min(max(FOOTPRINT // each, 1), SETS)
+        self.sets = [
+            (normal((m, k), self.kind), normal((k, n), self.kind), cupy.empty((m, n), self.storage))
+            for _ in range(count)
+        ]
+        self.workspace = cupy.empty(1, cupy.uint8)
+        self._tapes: dict[Run, Tape] = {}
+        self._repeats: dict[Run, int] = {}
+
+    def prepare(self, run: Run) -> None:
+        try:
+            whole = record(run.plan, TapeProblem.contiguous(*self.problem.size, self.problem.dtype))
+            if whole.workspace > self.workspace.nbytes:
+                self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
+                self.workspace = cupy.empty(whole.workspace, cupy.uint8)
+            self._play(whole, 0)  # fills the workspace with numbers, for the parts
+            if run.part == "whole" and run.plan != VENDOR:
+                self._check(run.plan)
+            kept = PARTS.get(run.part)
+            ops = tuple(op for op in whole.ops if kept is None or isinstance(op, kept))
+            self._tapes[run] = whole if kept is None else replace(whole, ops=ops, lanes=(0,) * len(ops))
+            self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            raise FailedError(f"out of memory: {error}") from None
+        except (PlanError, RuntimeError, cupy.cuda.compiler.CompileException) as error:
+            raise FailedError(f"{type(error).__name__}: {error}") from None
+
+    def sample(self, run: Run) -> float:
+        return self._milliseconds(run, self._repeats[run]) / 1000
+
+    def _milliseconds(self, run: Run, repeats: int) -> float:
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        for i in range(repeats):
+            self._play(self._tapes[run], i)
+        stop.record()
+        stop.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
+
+    def _play(self, tape: Tape, i: int) -> None:
+        a, b, c = self.sets[i % len(self.sets)]
+        self.backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
+
+    # ---- is the result right?
+
+    @cached_property
+    def _exact(self) -> tuple[Any, Any]:
+        """Which rows of the first set's product are checked, and those rows in float64."""
+        a, b, _ = self.sets[0]
+        rows = cupy.asarray(np.linspace(0, self.problem.m - 1, min(ROWS, self.problem.m)).astype(np.int64))
+        left, step = wide(a[rows], self.kind), 2048
+        exact = cupy.zeros((len(rows), self.problem.n), left.dtype)
+        for row in range(0, self.problem.k, step):
+            exact += left[:, row : row + step] @ wide(b[row : row + step], self.kind)
+        return rows, exact
+
+    def _check(self, plan: Plan) -> None:
+        rows, exact = self._exact
+        found = wide(self.sets[0][2][rows], self.kind)
+        error = float(cupy.linalg.norm(found - exact) / cupy.linalg.norm(exact))
+        name = self.problem.dtype
+        epsilon = EPSILON.get(name) or float(np.finfo(self.kind).eps)
+        allowed = 20 * expected_growth(plan) * epsilon * (1.0 if name in EPSILON else np.sqrt(self.problem.k))
+        if not error <= allowed:
+            raise FailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
+
+
+def normal(shape: tuple[int, int], kind: str) -> Any:
+    """Random normal numbers (zeros would run faster); bfloat16 as its bits in 16-bit integers."""
+    if kind.startswith("complex"):
+        real = {"complex64": "float32", "complex128": "float64"}[kind]
+        return normal((shape[0], 2 * shape[1]), real).view(kind)
+    drawn = np.float64 if kind == "float64" else np.float32
+    x = cupy.empty(shape, {"bfloat16": np.uint16, "float16": np.float16}.get(kind, drawn))
+    step = max((1 << 26) // max(shape[1], 1), 1)
+    for row in range(0, shape[0], step):
+        part = cupy.random.standard_normal((min(step, shape[0] - row), shape[1]), dtype=drawn)
+        x[row : row + step] = _bfloat16_bits(part) if kind == "bfloat16" else part
+    return x
+
+
+def _bfloat16_bits(x: Any) -> Any:
+    """float32 rounded to the nearest bfloat16, as bits."""
+    bits = x.view(cupy.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
+
+
+def wide(x: Any, kind: str) -> Any:
+    """The numbers in double precision."""
+    if kind == "bfloat16":
+        x = (x.astype(cupy.uint32) << 16).view(cupy.float32)
+    return x.astype(cupy.complex128 if kind.startswith("complex") else cupy.float64)

@@ -1,0 +1,86 @@
+"""A device that is a formula with noise: the tuner's logic can be run in no time, and the truth is known."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import exp
+from types import MappingProxyType
+from typing import Any
+
+from fmm.identity import Identity
+from fmm.kernels.plan import Plan
+from fmm.perfmodel.calibration import Calibration, Rate, cpu
+from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.predict import counted
+from fmm.perfmodel.problem import Problem
+from fmm.tuner.device import FailedError
+from fmm.tuner.fit import predicted
+from fmm.tuner.search import CPU_SPACE
+from fmm.tuner.trials import Run
+
+TRUTH = Calibration(
+    "fake",
+    "by definition",
+    MappingProxyType({"float64": Rate(1.1e11, 50.0**2, 20.0), "float32": Rate(2.3e11, 70.0**2, 30.0)}),
+    stream=1.3e10,
+    small=3e5,
+    launch=3e-5,
+)
+FAKE = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0", "blas": "fake 0"}))
+
+
+@dataclass
+class FakeDevice:
+    """Times are the formula's, times lognormal noise of `noise`; `pace` is how much of them really passes."""
+
+    truth: Calibration = TRUTH
+    noise: float = 0.01
+    seed: int = 0
+    pace: float = 0.0
+    broken: frozenset[str] = frozenset()  # plans that fail
+    identity: Identity = FAKE
+    conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
+    memory: int = 1 << 34
+    usual: int = 2
+    patience: float = 1.0
+    asked: int = 0
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return tuple(reversed(list(self.truth.rates)))
+
+    def untuned(self) -> Calibration:
+        return replace(cpu(2), name=self.identity.name)
+
+    def candidates(self) -> Sequence[Plan]:
+        return candidates(False)
+
+    def space(self) -> Mapping[str, Sequence[str]]:
+        return CPU_SPACE
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
+        yield FakeSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
+
+
+@dataclass
+class FakeSession:
+    device: FakeDevice
+    problem: Problem
+    random: random.Random
+
+    def prepare(self, run: Run) -> None:
+        if str(run.plan) in self.device.broken:
+            raise FailedError("it is broken")
+
+    def sample(self, run: Run) -> float:
+        self.device.asked += 1
+        seconds = predicted(run, self.problem, counted(run.plan, self.problem), self.device.truth)
+        seconds *= exp(self.random.gauss(0.0, self.device.noise))
+        if self.device.pace:
+            time.sleep(seconds * self.device.pace)
+        return seconds

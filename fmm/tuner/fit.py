@@ -1,0 +1,267 @@
+"""Fitting a calibration to measured seconds: the parameters are a table, the model is perfmodel's own formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, inf, log
+from statistics import median
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.predict import Work, counted, seconds
+from fmm.perfmodel.problem import Problem
+from fmm.tuner.trials import Run, Size, Trial
+
+# ---- what was observed
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The median seconds of one run on one problem."""
+
+    problem: Problem
+    run: Run
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        """What it informs: vendor, products, sums or plan."""
+        if self.run.part != "whole":
+            return self.run.part
+        return "vendor" if self.run.plan == VENDOR else "plan"
+
+
+def observations(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
+    """Medians over the samples of the stages, one for every run and problem."""
+    samples: dict[tuple[Size, str, str, str], list[float]] = {}
+    for t in trials:
+        if t.stage in stages and t.seconds is not None:
+            samples.setdefault((t.size, t.dtype, t.plan, t.part), []).append(t.seconds)
+    return [
+        Observation(Problem(*size, dtype), Run(Plan.parse(plan), part), median(found))
+        for (size, dtype, plan, part), found in samples.items()
+    ]
+
+
+@lru_cache(maxsize=16384)
+def work(plan: Plan, problem: Problem) -> Work:
+    return counted(plan, problem)
+
+
+def predicted(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
+    """The formula's seconds for a run, or for the part of it that is timed."""
+    found = seconds(run.plan, problem, counts, calibration)
+    if run.part == "whole":
+        return found.seconds
+    launches = calibration.launch * counts.passes
+    return found.sums + launches if run.part == "sums" else found.products + found.launches - launches
+
+
+# ---- the parameters
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One number of a calibration that is fitted: where it stands, its bounds, what informs it."""
+
+    name: str  # of a field of Calibration, or "rate." and one of Rate
+    low: float
+    high: float
+    informed_by: frozenset[str]
+    linear: bool = False  # most are fitted by their logarithms
+
+    def get(self, calibration: Calibration, dtype: str) -> float:
+        owner: Any = calibration.rate(dtype) if self.name.startswith("rate.") else calibration
+        return float(getattr(owner, self.name.removeprefix("rate.")))
+
+    def put(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
+        if not self.name.startswith("rate."):
+            return replace(calibration, **{self.name: value})  # type: ignore[arg-type]
+        rate = replace(calibration.rate(dtype), **{self.name.removeprefix("rate."): value})
+        return replace(calibration, rates=MappingProxyType({**calibration.rates, dtype: rate}))
+
+    def coordinate(self, value: float) -> float:
+        return value if self.linear else log(value)
+
+    def value(self, coordinate: float) -> float:
+        return coordinate if self.linear else exp(coordinate)
+
+
+PRODUCTS, SUMS = frozenset({"vendor", "products", "plan"}), frozenset({"sums", "plan"})
+# A new term of the formula is a new row here.
+PARAMETERS = (
+    Parameter("rate.flops", 1e6, 1e17, PRODUCTS),
+    Parameter("rate.fill", 1.0, 1e8, PRODUCTS),
+    Parameter("rate.pipe", 0.1, 1e4, PRODUCTS),
+    Parameter("rate.rows", 0.1, 1e4, PRODUCTS),
+    Parameter("rate.cols", 0.1, 1e4, PRODUCTS),
+    Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
+    Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
+    Parameter("rate.batch", 0.5, 2.0, frozenset({"products", "plan"})),
+    Parameter("stream", 1e6, 1e15, SUMS),
+    Parameter("small", 1.0, 1e10, SUMS),
+    Parameter("sequential", 0.1, 10.0, SUMS),
+    Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
+    Parameter("launch", 1e-8, 1e-2, SUMS),
+    Parameter("overlap", 0.0, 1.0, frozenset({"plan"}), linear=True),
+)
+
+
+# ---- fitting
+
+ROBUST = 0.03  # a residual, in logarithms, from which on it counts less than its square
+WEIGHTS = {"sums": 0.2}  # sums alone find other caches than within a plan, where they count
+PRIOR = 0.002  # how much a step away from the start weighs, for what the measurements leave open
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A calibration, 95 % intervals of its parameters, and the residuals: log(predicted / measured)."""
+
+    calibration: Calibration
+    intervals: Mapping[str, tuple[float, float]]
+    residuals: tuple[float, ...]
+
+
+def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """Least squares of the residuals with a robust loss; parameters that nothing informs stay at their start."""
+    from scipy.optimize import least_squares
+
+    kinds = {o.kind for o in observed}
+    start = _rescaled(start, dtype, observed)
+    free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
+    free = [p for p in free if kinds & p.informed_by]
+    works = [work(o.run.plan, o.problem) for o in observed]
+    measured, weights = np.log([o.seconds for o in observed]), np.array([WEIGHTS.get(o.kind, 1.0) for o in observed])
+    low, high = (np.array([p.coordinate(max(x, 1e-300)) if not p.linear else x for p, x in ((p, getattr(p, side)) for p in free)]) for side in ("low", "high"))  # fmt: skip  # noqa: E501
+    origin = np.clip([p.coordinate(max(p.get(start, dtype), p.low)) for p in free], low, high)
+
+    def calibrated(x: Any) -> Calibration:
+        found = start
+        for parameter, coordinate in zip(free, x, strict=True):
+            found = parameter.put(found, dtype, parameter.value(float(coordinate)))
+        return found
+
+    def residuals(x: Any) -> Any:
+        c = calibrated(x)
+        times = [predicted(o.run, o.problem, w, c) for o, w in zip(observed, works, strict=True)]
+        return np.concatenate([weights * (np.log(times) - measured), PRIOR * (x - origin)])
+
+    solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, x_scale=1.0)
+    return Fit(
+        calibrated(solved.x), _intervals(free, solved, len(observed)), tuple(solved.fun[: len(observed)] / weights)
+    )
+
+
+def _owner(calibration: Calibration, parameter: Parameter, dtype: str) -> object:
+    return calibration.rate(dtype) if parameter.name.startswith("rate.") else calibration
+
+
+def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
+    """The start with the rates that the fastest observations show."""
+    rates = [o.problem.flops / o.seconds for o in observed if o.kind == "vendor"]
+    streams = [
+        work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds for o in observed if o.kind == "sums"
+    ]
+    flops, stream, memory = (
+        next(p for p in PARAMETERS if p.name == n) for n in ("rate.flops", "stream", "rate.memory")
+    )
+    found = flops.put(start, dtype, max(rates)) if rates else start
+    found = stream.put(found, dtype, median(streams)) if streams else found
+    return memory.put(found, dtype, 4 * stream.get(found, dtype))
+
+
+def _intervals(free: Sequence[Parameter], solved: Any, count: int) -> dict[str, tuple[float, float]]:
+    """From the curvature at the solution, as if the residuals were normal: wide where little is known."""
+    from scipy.stats import t
+
+    spread = float(np.sum(solved.fun[:count] ** 2)) / max(count - len(free), 1)
+    covariance = np.linalg.pinv(solved.jac.T @ solved.jac) * spread
+    room = float(t.ppf(0.975, max(count - len(free), 1))) * np.sqrt(np.diag(covariance))
+    found = {}
+    for parameter, x, r in zip(free, solved.x, room, strict=True):
+        ends = (x - r, x + r) if parameter.linear else (max(x - r, -600.0), min(x + r, 600.0))
+        low, high = (float(np.clip(parameter.value(float(e)), parameter.low, parameter.high)) for e in ends)
+        found[parameter.name] = low, high
+    return found
+
+
+# ---- how good it is
+
+
+@dataclass(frozen=True)
+class Error:
+    """Of predictions: shares of the measured value. `bias` is the median signed one."""
+
+    count: int
+    median: float
+    p95: float
+    bias: float
+
+    @staticmethod
+    def of(relative: Sequence[float]) -> Error:
+        if not relative:
+            return Error(0, 0.0, 0.0, 0.0)
+        sizes = np.abs(relative)
+        return Error(
+            len(relative), float(np.median(sizes)), float(np.quantile(sizes, 0.95)), float(np.median(relative))
+        )
+
+
+def errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, Error]:
+    """Of predicted times, and of predicted speedups over the vendor (there the machine's drift cancels)."""
+    times: dict[tuple[Problem, Run], tuple[float, float]] = {}
+    for o in observed:
+        times[o.problem, o.run] = predicted(o.run, o.problem, work(o.run.plan, o.problem), calibration), o.seconds
+    relative = [p / m - 1 for p, m in times.values()]
+    speedups = []
+    for (problem, run), (p, m) in times.items():
+        base = times.get((problem, Run()))
+        if base and run != Run() and run.part == "whole":
+            speedups.append((base[0] / p) / (base[1] / m) - 1)
+    return {"time": Error.of(relative), "speedup": Error.of(speedups)}
+
+
+# ---- the papers' thresholds, from the fitted rates
+
+
+def ratio(calibration: Calibration, problem: Problem) -> float:
+    """alpha / pi: seconds of one element of a block addition (two reads, one write) over those of one flop."""
+    rate = calibration.rate(problem.dtype)
+    alpha = 3 * problem.itemsize / calibration.stream
+    pi = problem.element.flops / 2 / rate.flops * (1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k)
+    return alpha / pi
+
+
+def thresholds(
+    calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float, int]] = ()
+) -> dict[str, Any]:
+    """tau1 and tau2, recursion points by Equation 2 of D'Alberto and Nicolau, and their epsilon.
+
+    `measured` are (size, speedup, depth) of plans of Winograd's scheme: epsilon is the addition to alpha / pi with
+    which Equation 2 agrees with most of them, found by search, as in the paper's installation. tau2 is the side from
+    which one level pays (Li, Ranka and Sahni's figures 16 and 23), tau1 half of it, below which nothing is split.
+    """
+    from fmm.perfmodel import recursion
+
+    large = ratio(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
+
+    def at(m: int, k: int, n: int) -> float:
+        return ratio(calibration, Problem(m, k, n, dtype))
+
+    def agreement(epsilon: float) -> int:
+        return sum(recursion.recurse(size, at, recursion.WINOGRAD, epsilon) == (gain > 1) for size, gain, _ in measured)
+
+    first = [x for x in measured if x[2] == 1]
+    steps = [large * x / 20 for x in range(-19, 61)] if first else [0.0]
+    best = max(agreement(e) for e in steps)
+    epsilon = min((e for e in steps if agreement(e) == best), key=abs)
+    points = [recursion.recursion_point(large, recursion.WINOGRAD, epsilon) * 2**level for level in range(3)]
+    points = [p if p < inf else 0.0 for p in points]
+    return {"tau1": points[0] / 2, "tau2": points[0], "recursion_points": points, "epsilon": epsilon, "ratio": large}

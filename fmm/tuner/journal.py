@@ -1,0 +1,173 @@
+"""The journal: answers a tuning from what is recorded, then from the device, and records what that says.
+
+Since a tuning is determined by its samples, a journal of an interrupted one resumes it, and a journal without a device
+replays it: the tuner's logic is tested that way.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+from fmm import certify
+from fmm.perfmodel.problem import Problem
+from fmm.tuner.device import Device, FailedError, Session
+from fmm.tuner.trials import Run, Trial
+
+
+class TimeUpError(Exception):
+    """The tuning's time is over."""
+
+
+class ReplayedError(Exception):
+    """A replay is asked for what was not recorded."""
+
+
+Key = tuple[str, Problem, int, Run]
+Samples = dict[Run, list[float]]
+Drop = Callable[[Samples], Iterable[Run]]
+
+
+class Journal:
+    """All measurements of one tuning go through here."""
+
+    def __init__(
+        self,
+        run: str,
+        device: Device,
+        past: Iterable[Trial] = (),
+        keep: Callable[[Trial], None] = lambda trial: None,
+        limit: float = float("inf"),
+        live: bool = True,
+    ) -> None:
+        self.run, self.device, self.keep, self.limit, self.live = run, device, keep, limit, live
+        self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
+        self.recorded: list[Trial] = list(past)
+        self._past: dict[Key, deque[Trial]] = {}
+        for trial in self.recorded:
+            self._past.setdefault(_key(trial), deque()).append(trial)
+        self._before = max((t.elapsed for t in self.recorded), default=0.0)
+        self._replayed = 0.0
+        self._began: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of tuning, those before an interruption among them; a replay's clock is the recorded one."""
+        if self._began is None:
+            return self._replayed
+        return self._before + time.perf_counter() - self._began
+
+    @contextmanager
+    def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[Desk]:
+        with ExitStack() as stack:
+            yield Desk(self, stage, problem, seed, stack)
+
+    def recall(self, key: Key) -> Trial | None:
+        """What is recorded of this, once."""
+        queue = self._past.get(key)
+        if not queue:
+            return None
+        self._replayed = max(self._replayed, queue[0].elapsed)
+        self.on_sample(key[0], self.elapsed)
+        return queue.popleft()
+
+    def begin(self) -> None:
+        """From here on the device is asked."""
+        if not self.live:
+            raise ReplayedError("the recorded tuning ends here")
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def note(self, key: Key, seconds: float | None, failed: str | None = None) -> Trial:
+        stage, problem, seed, run = key
+        trial = Trial(
+            self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
+            round(self.elapsed, 4), seconds, failed,
+        )  # fmt: skip
+        self.keep(trial)
+        self.recorded.append(trial)
+        self.on_sample(stage, trial.elapsed)
+        return trial
+
+
+def _key(trial: Trial) -> Key:
+    return trial.stage, trial.problem, trial.seed, trial.what
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many rounds: `least`, then more while they have taken less than `seconds`, up to `most`."""
+
+    least: int
+    most: int = 0
+    seconds: float = 0.0
+
+    def go_on(self, done: int, spent: float) -> bool:
+        return done < self.least or (done < self.most and spent < self.seconds)
+
+
+class Desk:
+    """One problem being measured; the device's session is opened when something is not on record."""
+
+    def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
+        self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
+        self._stack = stack
+        self._session: Session | None = None
+        self._ready: set[Run] = set()
+
+    def sample(self, run: Run) -> float:
+        """One sample; FailedError if the run cannot be, TimeUpError if it would end too late."""
+        key = self.stage, self.problem, self.seed, run
+        if (trial := self.journal.recall(key)) is None:
+            trial = self._measured(key, run)
+        if trial.seconds is None:
+            raise FailedError(trial.failed or "no reason is recorded")
+        return trial.seconds
+
+    def _measured(self, key: Key, run: Run) -> Trial:
+        self.journal.begin()
+        if self.journal.elapsed >= self.journal.limit:
+            raise TimeUpError
+        try:
+            session = self._opened()
+            if run not in self._ready:
+                session.prepare(run)
+                self._ready.add(run)
+            return self.journal.note(key, session.sample(run))
+        except FailedError as error:
+            return self.journal.note(key, None, str(error)[:300])
+        except MemoryError:
+            return self.journal.note(key, None, "out of memory")
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
+        return self._session
+
+    def rounds(self, runs: Sequence[Run], pace: Pace, drop: Drop = lambda samples: ()) -> Samples:
+        """Samples of all runs in shuffled rounds; runs that fail, or that `drop` names, leave the race."""
+        samples: Samples = {run: [] for run in runs}
+        racing, spent, done = list(samples), 0.0, 0
+        shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
+        while racing and pace.go_on(done, spent):
+            for run in shuffled.sample(racing, len(racing)):
+                try:
+                    samples[run].append(self.sample(run))
+                    spent += samples[run][-1]
+                except FailedError:
+                    racing.remove(run)
+                    samples[run].clear()
+            out = set(drop(samples))
+            racing, done = [run for run in racing if run not in out], done + 1
+        return samples
+
+
+def speedup(samples: Samples, vendor: Run, run: Run) -> float:
+    """The median paired ratio of a run, over the rounds that it was in."""
+    rounds = len(samples[run])
+    return median(certify.ratios(samples[vendor][:rounds], samples[run]))

@@ -1,0 +1,197 @@
+"""Searching a shape's fastest plan: the model's best first, then Optuna's proposals; clear losers leave early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice, product
+from typing import Any
+
+from fmm import certify
+from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.recipe import workspace
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import ranked
+from fmm.perfmodel.problem import Problem
+from fmm.perfmodel.stability import expected_growth
+from fmm.tuner.device import Device
+from fmm.tuner.journal import Desk, Journal, Pace, Samples, speedup
+from fmm.tuner.trials import Run
+
+STAGE = "search"
+GROWTH = 10.0  # the runtime's own limit of the error, unless told otherwise
+
+# Choices from which `built` makes a plan: the innermost level, how many levels, how they are run.
+CPU_SPACE: Mapping[str, Sequence[str]] = {
+    "scheme": ("winograd", "strassen", "dps", "li-fig23", "hasa"),
+    "depth": ("1", "2", "3"),
+    "composed": ("no", "yes"),
+    "traversal": ("", "stacked", "sequential"),
+    "fringe": ("", "unequal", "pad", "peel"),
+    "balanced": ("", "balanced(2)"),
+}
+GPU_SPACE: Mapping[str, Sequence[str]] = {
+    "scheme": ("strassen", "winograd", "aligned"),
+    "outer": ("", "1", "2"),
+    "inner": ("1", "2", "3"),
+    "traversal": ("batched", "stacked", "overlapped"),
+    "fringe": ("pad16", "pad", "pad64", "unequal"),
+    "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3"),
+}
+
+
+def built(choices: Mapping[str, str]) -> Plan:
+    """The plan of some choices; PlanError if they do not go together."""
+    scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
+    leaf = choices.get("leaf", "vendor")
+    if "inner" in choices:
+        outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
+        return Plan.parse(" > ".join([*outer, _level(_power(scheme, choices["inner"]), options), leaf]))
+    depth = int(choices["depth"])
+    levels = [_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
+    first = [choices["balanced"]] if choices.get("balanced") else []
+    return Plan.parse(" > ".join([*first, *(_level(x, options) for x in levels), leaf]))
+
+
+def _power(scheme: str, exponent: str) -> str:
+    return scheme if exponent == "1" else f"{scheme}^{exponent}"
+
+
+def _level(name: str, options: Sequence[str]) -> str:
+    return ".".join([name, *filter(None, options)])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The plans that did best on a shape, the fastest first, with the median speedups that the search saw."""
+
+    problem: Problem
+    plans: tuple[tuple[Plan, float], ...]
+
+
+def search(journal: Journal, problem: Problem, calibration: Calibration, budget: Budget) -> Found:
+    """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
+    predicted = (c.plan for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
+    promising = list(islice((p for p in predicted if fits(journal.device, p, problem)), budget.enqueued))
+    with journal.open(STAGE, problem) as desk:
+        race = Race(desk, budget.rounds)
+        for plan in proposals(promising, journal.device, problem, race.results, budget.trials):
+            if race.spent >= budget.seconds:
+                break
+            race.enter(plan)
+    return Found(problem, race.standing())
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of one shape's search: how many trials, of how many rounds, within about so many seconds of samples."""
+
+    trials: int
+    enqueued: int
+    rounds: int
+    seconds: float
+
+
+def fits(device: Device, plan: Plan, problem: Problem) -> bool:
+    """Does the plan keep the usual limit of error, and operands and workspace the device's memory?"""
+    m, k, n = problem.size
+    operands = (m * k + k * n + m * n) * problem.itemsize
+    try:
+        needed = workspace(plan, m, k, n, problem.itemsize)
+    except PlanError:
+        return False
+    return expected_growth(plan) <= GROWTH and operands + needed <= device.memory
+
+
+class Race:
+    """Plans on one problem, each paired with the vendor in shuffled rounds; a clear loser leaves early."""
+
+    def __init__(self, desk: Desk, rounds: int) -> None:
+        self.desk, self.rounds = desk, rounds
+        self.results: dict[Plan, float] = {}  # median speedup; 0 for what failed
+        self.best_low = 1.0
+        self.spent = 0.0
+
+    def enter(self, plan: Plan) -> float:
+        """The plan's speedup, measured the first time it is asked."""
+        if plan in self.results:
+            return self.results[plan]
+        run, base = Run(plan), Run(VENDOR)
+        samples = self.desk.rounds((base, run), Pace(self.rounds), lambda s: self._losers(s, base, run))
+        self.spent += sum(map(sum, samples.values()))
+        found = speedup(samples, base, run) if samples[run] and samples[base] else 0.0
+        self.results[plan] = found
+        if found and len(samples[run]) == self.rounds:
+            self.best_low = max(self.best_low, certify.interval(certify.ratios(samples[base], samples[run]))[0])
+        return found
+
+    def _losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
+        """Both stop once even the plan's best round is below what the leader's worst was."""
+        if not samples[run] or not samples[base]:
+            return (base, run)
+        rounds = len(samples[run])
+        best = max(certify.ratios(samples[base][:rounds], samples[run]))
+        return (base, run) if rounds >= 2 and best < self.best_low else ()
+
+    def standing(self) -> tuple[tuple[Plan, float], ...]:
+        return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
+
+
+def proposals(
+    promising: Sequence[Plan], device: Device, problem: Problem, results: Mapping[Plan, float], trials: int
+) -> Iterator[Plan]:
+    """The promising plans, then what Optuna's sampler proposes having seen how all before it did."""
+    yield from promising[:trials]
+    if trials > len(promising):
+        yield from explored(device, problem, results, trials - len(promising))
+
+
+def explored(
+    device: Device, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
+) -> Iterator[Plan]:
+    """At most `count` new plans from Optuna's sampler (TPE), which is told of every plan in `results`.
+
+    Many proposals are repetitions or cannot run; those cost no measurement, so a few times as many are asked for.
+    """
+    import optuna
+    from optuna.distributions import CategoricalDistribution
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space: dict[str, Any] = {name: CategoricalDistribution(tuple(values)) for name, values in device.space().items()}
+    study = optuna.create_study(
+        direction="maximize", sampler=sampler or optuna.samplers.TPESampler(seed=0, n_startup_trials=4)
+    )
+    plans = inverse(tuple((name, tuple(values)) for name, values in device.space().items()))
+    for plan, value in results.items():
+        if plan in plans:
+            study.add_trial(optuna.trial.create_trial(params=plans[plan], distributions=space, value=value))
+    for _ in range(20 * count):
+        if count <= 0:
+            return
+        trial = study.ask(space)
+        proposed = _possible(trial.params, device, problem)
+        if proposed is not None and proposed not in results:
+            count -= 1
+            yield proposed
+        study.tell(trial, results.get(proposed, 0.0) if proposed else 0.0)
+
+
+def _possible(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
+    try:
+        plan = built(choices)
+    except PlanError:
+        return None
+    return plan if plan != VENDOR and fits(device, plan, problem) else None
+
+
+@lru_cache(maxsize=4)
+def inverse(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
+    """Every plan that choices can make, with the first choices that do."""
+    found: dict[Plan, dict[str, str]] = {}
+    for values in product(*(values for _, values in space)):
+        choices = dict(zip((name for name, _ in space), values, strict=True))
+        with suppress(PlanError):
+            found.setdefault(built(choices), choices)
+    return found

@@ -1,0 +1,109 @@
+"""Which shapes a tuning measures: for the fit, held out from it, and tuned; and what an effort means."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fmm.perfmodel.problem import ELEMENTS, Problem
+from fmm.tuner.device import Device
+
+Size = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, per element type."""
+
+    seconds: float  # what the stages plan for
+    most: float  # where measuring ends, whatever was planned
+    rounds: int  # of the probe, the held-out shapes and each trial of the search
+    held_out: int  # shapes
+    trials: int  # of a shape's search
+    enqueued: int  # of them the model's best
+    certify: int  # rounds
+
+
+EFFORTS = {
+    "quick": Effort(40, 57, 3, 10, 3, 2, 7),
+    "default": Effort(180, 290, 5, 60, 10, 4, 11),
+    "full": Effort(900, 1500, 7, 120, 24, 6, 21),
+}
+
+# So many vendor products of the largest side take the planned seconds: it is measured in a few dozen runs, some rounds.
+LARGEST = 22
+STEP = 128  # sides of the ladder and the probe are multiples of this
+LADDER = [*range(1024, 4096, 512), *range(4096, 8192, 1024), *range(8192, 16384, 2048), *range(16384, 65537, 8192)]
+
+
+def largest_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
+    """The side of the largest product that the effort affords, from the seconds of a smaller one."""
+    target = effort.seconds * device.patience / (LARGEST * effort.rounds)
+    side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
+    memory = math.sqrt(device.memory / (6 * problem.itemsize))  # operands, and a plan's workspace
+    return max(int(min(side, memory)) // STEP * STEP, 2 * STEP)
+
+
+# Shares of the largest side: squares of all sizes, then products that are thin in one way or another.
+SQUARES = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+OBLONGS = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
+ODD = 37  # added to some sides: few products are of round numbers
+
+
+def probed(side: int) -> Iterator[Size]:
+    """The shapes of the fit, the cheap ones first."""
+    for share in SQUARES:
+        yield _rounded(share * side), _rounded(share * side), _rounded(share * side)
+    for i, (m, k, n) in enumerate(OBLONGS):
+        odd = ODD if i % 2 else 0
+        yield _rounded(m * side) + odd, _rounded(k * side) + odd, _rounded(n * side) + odd
+
+
+def _rounded(side: float) -> int:
+    return max(int(side) // 32 * 32, 32)
+
+
+def scattered(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
+    """Random shapes, their sides spread evenly by logarithm, cheap enough that all take `share` of the seconds."""
+    rng = random.Random(seed)
+    # A shape takes about three runs and a warm-up of each, a tenth of the time of the product of the largest sides.
+    cost = 0.3 * (effort.rounds + 1) / (LARGEST * effort.rounds)
+    top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
+    for _ in range(effort.held_out):
+        m, k, n = (int(math.exp(rng.uniform(math.log(top / 4), math.log(top)))) for _ in range(3))
+        yield m, k, n
+
+
+def ladder(side: int) -> list[Size]:
+    """The usual square products up to a side, the largest first."""
+    return [(x, x, x) for x in reversed(LADDER) if side / 8 <= x <= side]
+
+
+class ShapesError(ValueError):
+    """A shapes file that cannot be read."""
+
+
+def read_shapes(path: Path, dtype: str) -> list[Size]:
+    """The shapes of a file for a type: lines of M K N, or M K N TYPE; # begins a comment."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ShapesError(f"cannot read {path}: {error}") from None
+    found: list[Size] = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            m, k, n = (int(word) for word in words[:3])
+            if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in ELEMENTS):
+                raise ValueError
+        except ValueError:
+            valid = f"M K N, three whole numbers of 1 or more, then if you like a type: {', '.join(ELEMENTS)}"
+            raise ShapesError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
+        if len(words) == 3 or words[3] == dtype:
+            found.append((m, k, n))
+    return list(dict.fromkeys(found))

@@ -1,0 +1,108 @@
+"""Processes that tune a fake device and are killed, many of them: `python -m tests.nursery kill|together FOLDER`.
+
+Started by the tests of faults in an interpreter of its own, which loads everything once and then forks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import scipy.optimize
+import scipy.stats
+
+from fmm import config
+from fmm.tuner import cli, tuning
+from fmm.tuner.config_commands import checked, sections
+from fmm.tuner.fake_device import FAKE, FakeDevice
+from fmm.tuner.journal import Journal
+from fmm.tuner.shapes import EFFORTS
+from fmm.tuner.trials import Trials
+from fmm.tuner.tune import tune
+from tests.tuned import SMALL
+
+KILLS = 100
+WRITERS = 8
+
+
+def forked(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def tuned(arguments: Sequence[str], seed: int) -> int:
+    vars(tuning)["chosen"] = lambda name: [FakeDevice(seed=seed)]
+    return cli.main(["--effort", "quick", "--quiet", *arguments])
+
+
+def whole(path: Path) -> str:
+    """The config's text, once it has passed every check."""
+    for key, dtype, raw in sections(path):
+        checked(key, dtype, raw)
+    return path.read_text(encoding="utf-8")
+
+
+def kill(folder: Path) -> None:
+    """Tunings killed at random moments; each goes on where the last one was."""
+    path, chance, states, partial = folder / "config.json", random.Random(5), set(), 0
+    arguments = ["--resume", "--output", str(path)]
+    start = time.perf_counter()
+    os.waitpid(forked(lambda: tuned(arguments, 0)), 0)
+    longest = time.perf_counter() - start
+    for i in range(KILLS):
+        child = forked(lambda i=i: tuned(arguments, i))  # type: ignore[misc]
+        time.sleep(chance.uniform(0, 1.1 * longest))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        partial += os.WIFSIGNALED(status)
+        states.add(whole(path))
+    os.waitpid(forked(lambda: tuned(arguments, KILLS)), 0)
+    left = [p.name for p in folder.iterdir() if p.name.endswith(".partial")]
+    found = {"killed": partial, "states": len(states), "left": left, "replayed": replayed(folder)}
+    print(json.dumps(found))
+
+
+def replayed(folder: Path) -> int:
+    """How many finished tunings use up all their trials in a replay: none was measured twice."""
+    count = 0
+    for recorded in Trials(folder / "trials.jsonl").tunings():
+        if recorded.finished:
+            journal = Journal(recorded.header.run, FakeDevice(), recorded.trials, live=False)
+            tune(journal, recorded.header.settings["dtype"], SMALL)
+            assert not any(journal._past.values()), "a trial was recorded that nobody asked for"
+            count += 1
+    return count
+
+
+def together(folder: Path) -> None:
+    """Tunings of different shapes and types that write one config at once."""
+    path, children = folder / "config.json", []
+    for i in range(WRITERS):
+        shapes = folder / f"shapes{i}"
+        shapes.write_text("".join(f"{4000 + i} 4000 {4000 + j}\n" for j in range(3)))
+        arguments = ["--dtype", ("float32", "float64")[i % 2], "--shapes", str(shapes), "--output", str(path)]
+        children.append(forked(lambda a=arguments, i=i: tuned(a, i)))  # type: ignore[misc]
+    for child in children:
+        os.waitpid(child, 0)
+    whole(path)
+    sizes = sorted(
+        [dtype, *entry["size"]] for dtype, raw in config.read(path)[FAKE.key].items() for entry in raw["entries"]
+    )
+    print(json.dumps({"entries": sizes, "tunings": len(Trials(folder / "trials.jsonl").tunings())}))
+
+
+if __name__ == "__main__":
+    assert scipy.optimize and scipy.stats  # loaded before the forks
+    EFFORTS["quick"] = SMALL
+    {"kill": kill, "together": together}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,34 @@
+"""What the tests of configs and of the tuner share: sections, configs, and small tunings of a fake device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fmm import store
+from fmm.config import Entry, Raw
+from fmm.tuner.shapes import Effort
+
+SMALL = Effort(seconds=4, most=60, rounds=3, held_out=3, trials=2, enqueued=1, certify=6)
+VERSIONS = {"numpy": "1", "blas": "test 1"}
+
+
+def entry(size: tuple[int, int, int] = (96, 96, 96), plan: str = "winograd > vendor", **more: Any) -> Entry:
+    known: dict[str, Any] = {"speedup": 1.1, "low": 1.05, "high": 1.2, "rounds": 9, "seconds": 1.0}
+    return Entry(size, plan, **{**known, "vendor_seconds": 1.1, "noise": 0.01, **more})
+
+
+def section(*entries: Entry, **more: Any) -> dict[str, Raw]:
+    """A section in which products are slow and sums cost nothing: the model chooses plans for everything."""
+    free: dict[str, Raw] = {
+        **store.empty_section(VERSIONS),
+        "calibration": {"stream": 1e18, "margin": 0.02, "rate": {"flops": 1e6, "fill": 0.0, "pipe": 0.0}},
+        "entries": [vars(e) | {"size": list(e.size)} for e in entries],
+    }
+    return {**free, **more}
+
+
+def write(path: Path, key: str, dtype: str = "float64", found: dict[str, Raw] | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(store.written({key: {dtype: found or section(entry())}}), encoding="utf-8")
+    return path
