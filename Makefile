@@ -1,6 +1,7 @@
 # make test and make tune need nothing but this file, Python 3.11 or newer and make: they set up .venv themselves.
 PYTHON ?= python3
 TUNE_ARGS ?=
+GPU_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,8 +32,7 @@ bench: $(READY_TUNE)
 # Runs in the active Python, which holds CuPy, and fails where no device answers: a check that checks nothing is no pass.
 gpu-check:
 	@$(PYTHON) -c 'import sys; from tests.conftest import no_device; sys.exit(no_device())'
-	$(PYTHON) -m pytest -m gpu tests
-	@if [ -f benchmarks/gpu.py ]; then set -x; $(PYTHON) -m benchmarks.gpu; fi
+	$(PYTHON) -m benchmarks.gpu_check $(GPU_ARGS)
 
 check-style: $(READY_TEST)
 	$(BIN)/ruff check .

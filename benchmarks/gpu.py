@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ import numpy as np
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.tape import Problem, Tape, record
+from fmm.tuner.environment import commit
 
 ROOT = Path(__file__).parents[1]
 FOOTPRINT = 192 << 20  # bytes: buffer sets are rotated until together they are larger than any cache
@@ -291,9 +291,14 @@ def overhead() -> dict[str, float]:
 # ---- report
 
 
+def results_folder() -> Path:
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+    name: str = properties["name"].decode()
+    return ROOT / "results" / name.lower().replace(" ", "-")
+
+
 def environment() -> dict[str, Any]:
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
     return {
         "device": properties["name"].decode(),
         "compute_capability": f"{properties['major']}.{properties['minor']}",
@@ -305,7 +310,7 @@ def environment() -> dict[str, Any]:
         "cupy": cupy.__version__,
         "numpy": np.__version__,
         "python": sys.version.split()[0],
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit() or "unknown",
         "command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     }
@@ -366,7 +371,7 @@ def main(arguments: list[str]) -> int:
         cupy.get_default_memory_pool().free_all_blocks()
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
     env["overhead_microseconds"] = overhead()
-    folder = options.output or ROOT / "results" / env["device"].replace(" ", "-")
+    folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     content = {"environment": env, "skipped": skipped, "rows": [asdict(row) for row in rows]}
     (folder / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")

@@ -192,6 +192,19 @@ def test_memory_orders_with_gaps_and_scalars(text: str, orders: tuple[str, ...],
         _check(cupy, backend, text, (45, 70, 99), dtype, orders, (0, 3, 8), scalars)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
+@pytest.mark.parametrize("text", ["winograd.batched.pad16", "winograd", "strassen^2.batched.pad16", "li-fig3.pad"])
+def test_few_launches(text: str, dtype: str, cupy: Any, backend: Any) -> None:
+    """What `make gpu-check` repeats under sanitizers: arrays are allocated one by one, with nothing around them."""
+    rng = np.random.default_rng(2)
+    for m, k, n in ((96, 64, 160), (67, 35, 131)):
+        with cupy.cuda.using_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)):
+            a, b = (cupy.asarray(_numbers(rng, shape, dtype)) for shape in ((m, k), (k, n)))
+            c = backend.multiply(f"{text} > vendor", a, b)
+            found, expected = (_wide(cupy.asnumpy(x), dtype) for x in (c, a @ b))
+        assert np.linalg.norm(found - expected) <= LIMITS.get(dtype, 0) * np.linalg.norm(expected)
+
+
 def test_nothing_to_do_and_products_of_nothing(cupy: Any, backend: Any) -> None:
     for size, scalars in product(((0, 5, 6), (5, 0, 6), (5, 6, 0), (1, 1, 1)), ((1, 0), (2.0, 0.5))):
         for text in ("", "strassen.batched", "li-fig3"):

@@ -294,12 +294,15 @@ def test_the_device_folder_is_a_safe_name(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])
-def test_without_git_there_is_no_commit(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_the_commit_is_what_the_environment_says(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*arguments: Any, **options: Any) -> None:
         raise error
 
     monkeypatch.setattr("fmm.tuner.environment.subprocess.run", run)
+    monkeypatch.delenv("FMM_COMMIT", raising=False)
     assert environment.commit() == ""
+    monkeypatch.setenv("FMM_COMMIT", "0123abc")
+    assert environment.commit() == "0123abc"
 
 
 def test_without_threadpoolctl_the_blas_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fmm.kernels.arena import Arena, block
 from fmm.kernels.cuda_source import ELEMENTS, THREADS, Scalar, Spot
 from fmm.kernels.executor import execute
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.recipe import workspace
+from fmm.kernels.recipe import lower, workspace
 from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.threads import Threads
 
@@ -262,6 +264,25 @@ def test_the_workspace_is_what_the_plan_says(text: str, dtype: str) -> None:
         used, said = record(plan, problem).workspace, _needed(plan, problem)
         # A peeled strip is added by the GEMM itself; the executor of a leaf without beta needs a scratch.
         assert used <= said if "peel" in text or "balanced" in text else used == said
+
+
+@given(
+    size=st.tuples(*[st.integers(0, 60)] * 3),
+    text=st.sampled_from([p for p in PLANS if p != "vendor"]),
+    dtype=st.sampled_from(("float32", "complex64")),
+    scalars=st.sampled_from(((1, 0), (1, 1), (2.0, 0.5), (-1, 0))),
+)
+def test_any_tape_computes_what_the_executor_does(
+    size: tuple[int, int, int], text: str, dtype: str, scalars: tuple[float, float]
+) -> None:
+    problem = Problem.contiguous(*size, dtype, *scalars)
+    try:
+        found, expected, _ = _both(Plan.parse(f"{text} > vendor"), problem)
+    except PlanError:  # a table that keeps sums in C where C is too small for them: neither can run it
+        with pytest.raises(PlanError):
+            lower(Plan.parse(f"{text} > vendor"), *size, *scalars)
+        return
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_one_level_is_four_launches_and_a_tape_is_kept() -> None:

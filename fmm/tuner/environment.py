@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -42,7 +43,10 @@ def device_folder() -> str:
 
 
 def commit() -> str:
-    """The commit of the source tree, with a mark if files have changed since; empty for an installed wheel."""
+    """The commit of the source tree, with a mark if files have changed since; FMM_COMMIT where there is no git.
+
+    Empty for an installed wheel.
+    """
     root = Path(__file__).parents[2]
     try:
         found = subprocess.run(
@@ -53,7 +57,7 @@ def commit() -> str:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return os.environ.get("FMM_COMMIT", "")
     return found.stdout.strip()
 
 

@@ -1,0 +1,64 @@
+"""The checks that need a device: `python -m benchmarks.gpu_check [arguments of benchmarks.gpu]`.
+
+Every test marked gpu, a few launches under compute-sanitizer where it is on PATH, then the benchmark. What was run, and
+how it ended, is written to results/<device>/checks.json beside the environment and the commit (the environment variable
+FMM_COMMIT names it where there is no git).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu")
+# A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
+FEW = (*PYTEST, "-k", "few_launches", "tests/test_gpu_kernels.py")
+SANITIZER = "compute-sanitizer"
+TOOLS = ("memcheck", "racecheck")
+
+
+class Step(NamedTuple):
+    name: str
+    command: tuple[str, ...]
+    missing: str = ""  # what it needs and is not there
+
+
+def steps(arguments: list[str], sanitizer: str | None) -> Iterator[Step]:
+    yield Step("tests", (*PYTEST, "tests"))
+    missing = "" if sanitizer else f"{SANITIZER} is not on PATH"
+    for tool in TOOLS:
+        yield Step(tool, (sanitizer or SANITIZER, "--tool", tool, "--error-exitcode", "1", *FEW), missing)
+    yield Step("benchmark", (sys.executable, "-m", "benchmarks.gpu", *arguments))
+
+
+def outcome(step: Step, run: Callable[[tuple[str, ...]], int]) -> dict[str, Any]:
+    """Run a step, all of whose output goes to the terminal, and say how it ended."""
+    if step.missing:
+        print(f"{step.name}: left out: {step.missing}", flush=True)
+        return {"step": step.name, "outcome": f"left out: {step.missing}"}
+    began = time.perf_counter()
+    code = run(step.command)
+    seconds = round(time.perf_counter() - began, 1)
+    found = "passed" if code == 0 else f"failed with status {code}"
+    print(f"{step.name}: {found} in {seconds} s", flush=True)
+    return {"step": step.name, "outcome": found, "seconds": seconds, "command": " ".join(step.command[1:])}
+
+
+def main(arguments: list[str]) -> int:
+    from benchmarks.gpu import environment, results_folder
+
+    found = [outcome(step, subprocess.call) for step in steps(arguments, shutil.which(SANITIZER))]
+    folder = results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"environment": environment(), "checks": found}, indent=1)
+    (folder / "checks.json").write_text(text + "\n", encoding="utf-8")
+    return int(any(check["outcome"].startswith("failed") for check in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
