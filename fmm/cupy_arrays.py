@@ -10,6 +10,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
+from fmm import cupy_gemm
 from fmm.decision import Decision
 from fmm.device_arrays import ANYTHING, TINY, Operand, Setting, Wanted, kind_of, two_devices
 from fmm.device_call import Call
@@ -21,7 +22,7 @@ try:  # what cupy.matmul computes in, set by the environment or by set_compute_t
 except ImportError:  # a CuPy without it
     get_compute_type = None
 
-PEDANTIC, FP16, BF16, TF32 = 2, 3, 6, 7  # compute types of CuPy that are not the usual arithmetic
+USUAL, PEDANTIC, FP16, BF16, TF32 = 1, 2, 3, 6, 7  # compute types of CuPy
 ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
 getDevice = runtime.getDevice  # noqa: N816
 FAST = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -42,7 +43,7 @@ class CupyArrays:
             if out is None and wanted is ANYTHING and a.ndim == b.ndim == 2 and a.size * b.shape[1] < TINY:
                 if a.data.device_id != b.data.device_id:
                     raise two_devices(a, b)
-                return cupy.matmul(a, b)
+                return self.vendor(a, b)
             return product(self, a, b, out, wanted)
         return self._unusual(a, b, out, options, wanted)
 
@@ -68,7 +69,13 @@ class CupyArrays:
         return explained(self, x, y, z, wanted)
 
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
-        return cupy.matmul(a, b, out=out, **options) if options or out is not None else cupy.matmul(a, b)
+        if options or out is not None:
+            return cupy.matmul(a, b, out=out, **options)
+        if type(a) is type(b) is ndarray and get_compute_type is not None and a.dtype.kind == "f":
+            found = cupy_gemm.product(a, b) if get_compute_type(a.dtype) == USUAL else None
+            if found is not None:
+                return found
+        return cupy.matmul(a, b)
 
     def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         dtype = a.dtype

@@ -792,3 +792,36 @@ def test_a_large_product_is_right(library: Any) -> None:
     expected = library.host(a[rows]) @ library.host(b)
     error = np.linalg.norm(library.host(c[rows]) - expected) / np.linalg.norm(expected)
     assert error < 16 * 2e-6, decision
+
+
+# ---- the vendor's product by one call
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [(1, 1, 1), (8, 8, 8), (5, 3, 7), (64, 64, 64), (300, 17, 1), (1, 400, 33)])
+def test_small_products_are_cupys_own(dtype: str, size: tuple[int, int, int]) -> None:
+    cupy = pytest.importorskip("cupy")
+    from fmm import cupy_gemm
+
+    m, k, n = size
+    a, b = cupy.random.standard_normal((m, k)).astype(dtype), cupy.random.standard_normal((k, n)).astype(dtype)
+    found = cupy_gemm.product(a, b)
+    assert type(found) is cupy.ndarray and found.dtype == dtype and found.flags.c_contiguous
+    cupy.testing.assert_allclose(found, cupy.matmul(a, b), rtol=1e-5, atol=1e-5)
+    cupy.testing.assert_allclose(fmm.matmul(a, b), found, rtol=0, atol=0)
+
+
+def test_what_one_call_does_not_do_is_left_to_cupy() -> None:
+    cupy = pytest.importorskip("cupy")
+    from fmm import cupy_gemm
+
+    x, y = cupy.ones((6, 6), cupy.float32), cupy.ones((6, 6))
+    empty = cupy.ones((0, 6), cupy.float32)
+    for a, b in ((x, y), (x[:, ::2], x[:3]), (x.T, x[:, :2]), (x[0], x), (empty, x), (x, cupy.ones((5, 6), "f"))):
+        assert cupy_gemm.product(a, b) is None
+    assert fmm.matmul(empty, x).shape == (0, 6)
+    with pytest.raises(ValueError, match=r".+"):
+        fmm.matmul(x, cupy.ones((5, 6), "f"))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        assert float(fmm.matmul(x, x)[3, 3]) == 6.0

@@ -1,0 +1,119 @@
+"""Never slower, on a GPU: `python -m benchmarks.gpu_random` times fmm.matmul on random shapes against the vendor.
+
+Whole calls as a user makes them, allocation and choice included, on whatever stands in the configs: CuPy's arrays, and
+torch's tensors for bfloat16. Sides are spread evenly by logarithm; half of the shapes have odd sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cupy
+
+import fmm
+from benchmarks.gpu import ROOT, environment
+
+TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
+LARGEST, ASPECT = 20000, 64
+LEAST = 1.5  # milliseconds of a sample
+SECONDS = 0.25  # of a shape's samples, about
+
+
+def shapes(count: int, seed: int) -> list[tuple[int, int, int]]:
+    """Random sides from 1 to LARGEST, none more than ASPECT times another."""
+    rng = random.Random(seed)
+    found: list[tuple[int, int, int]] = []
+    while len(found) < count:
+        size = tuple(int(LARGEST ** rng.random()) for _ in range(3))
+        if max(size) <= ASPECT * min(size):
+            even = len(found) % 2
+            found.append(tuple(max(x - x % 2, 2) if even else x | 1 for x in size))  # type: ignore[arg-type]
+    return found
+
+
+def operands(size: tuple[int, int, int], dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
+    """Random normal matrices, and the product of the library that they belong to."""
+    m, k, n = size
+    if dtype == "bfloat16":
+        import torch
+
+        a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+        return a, b, torch.matmul
+    kind = "float32" if dtype in ("tf32", "float16") else dtype
+    a, b = (cupy.random.standard_normal(shape, dtype=kind) for shape in ((m, k), (k, n)))
+    return (a.astype(cupy.float16), b.astype(cupy.float16), cupy.matmul) if dtype == "float16" else (a, b, cupy.matmul)
+
+
+def milliseconds(call: Callable[[Any, Any], Any], a: Any, b: Any, repeats: int) -> float:
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for _ in range(repeats):
+        call(a, b)
+    stop.record()
+    stop.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
+
+
+def measured(size: tuple[int, int, int], dtype: str) -> dict[str, Any]:
+    a, b, vendor = operands(size, dtype)
+    calls = {"vendor": vendor, "fmm": fmm.matmul}
+    for call in calls.values():
+        milliseconds(call, a, b, 2)
+    single = max(milliseconds(vendor, a, b, 1), 1e-3)
+    repeats = max(int(LEAST / single), 1)
+    rounds = max(min(15, int(1000 * SECONDS / (2 * single * repeats))), 5)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name in random.sample(list(calls), 2):
+            samples[name].append(milliseconds(calls[name], a, b, repeats))
+    ratio = median(v / f for v, f in zip(samples["vendor"], samples["fmm"], strict=True))
+    decision = fmm.explain(a, b)
+    return {"dtype": dtype, "size": size, "ratio": ratio, "plan": str(decision.plan), "step": decision.step, **samples}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100, help="shapes of each type")
+    parser.add_argument("--dtype", choices=TYPES, action="append", help="only this type (may be repeated)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--time-limit", type=float, default=100, help="seconds after which no shape is begun")
+    parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
+    options = parser.parse_args(arguments)
+    env = {**environment(), "command": " ".join(["python -m benchmarks.gpu_random", *arguments])}
+    began, rows = time.perf_counter(), []
+    for size in shapes(options.count, options.seed):
+        for dtype in options.dtype or TYPES:
+            if time.perf_counter() - began > options.time_limit:
+                break
+            if dtype == "tf32":
+                cupy._core.set_compute_type(cupy.float32, 7)
+            try:
+                rows.append(measured(size, dtype))
+            finally:
+                cupy._core.set_compute_type(cupy.float32, 1)
+        cupy.get_default_memory_pool().free_all_blocks()
+    folder = options.output or ROOT / "results" / env["device"].replace(" ", "-").lower()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "random.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
+    for row in sorted(rows, key=lambda r: r["ratio"])[:30]:
+        name, took = " x ".join(map(str, row["size"])), f"{median(row['vendor']):9.4f} ms"
+        print(f"{row['dtype']:9}{name:24}{row['ratio']:7.3f} {took}  {row['plan']}  ({row['step']})")
+    for dtype in options.dtype or TYPES:
+        found = sorted(r["ratio"] for r in rows if r["dtype"] == dtype)
+        fast = sum(r["plan"] != "vendor" for r in rows if r["dtype"] == dtype)
+        if found:
+            text = f"worst {found[0]:.3f}, median {median(found):.3f}, best {found[-1]:.3f}"
+            print(f"{dtype:9} {len(found)} shapes, {fast} by fast plans: {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
