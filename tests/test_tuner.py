@@ -377,8 +377,8 @@ def test_thresholds_are_equation_2s() -> None:
 
 def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
     point = int(fitting.thresholds(TRUTH, "float64")["tau2"])
-    loses = [((n, n, n), 0.9, 1) for n in range(point, 3 * point, point // 4)]
-    wins = [((n, n, n), 1.1, 1) for n in range(3 * point, 5 * point, point // 4)]
+    loses = [((n, n, n), 0.9) for n in range(point, 3 * point, point // 4)]
+    wins = [((n, n, n), 1.1) for n in range(3 * point, 5 * point, point // 4)]
     found = fitting.thresholds(TRUTH, "float64", [*loses, *wins])
     assert 2.5 * point < found["tau2"] < 3.3 * point and found["epsilon"] > 0
 

@@ -65,7 +65,9 @@ class Journal:
     @contextmanager
     def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[Desk]:
         with ExitStack() as stack:
-            yield Desk(self, stage, problem, seed, stack)
+            desk = Desk(self, stage, problem, seed, stack)
+            yield desk
+            desk.leave()
 
     def recall(self, key: Key) -> Trial | None:
         """What is recorded of this, once."""
@@ -143,6 +145,10 @@ class Desk:
             return self.journal.note(key, None, str(error)[:300])
         except MemoryError:
             return self.journal.note(key, None, "out of memory")
+
+    def leave(self) -> None:
+        """Let go of the operands: the next problem needs the room."""
+        self._session = None
 
     def _opened(self) -> Session:
         if self._session is None:

@@ -84,7 +84,9 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
         problem, square = Problem(*size, dtype), len(set(size)) == 1
         runs = [Run()]
         if square:
-            runs += [Run(VENDOR, "whole", 1), *(Run(p, "sums") for p in plans[:2] if fits(device, p, problem))]
+            parts = ("sums", "products") if device.untuned().batches else ("sums",)
+            runs += [Run(VENDOR, "whole", 1)]
+            runs += [Run(p, part) for p in plans[:2] for part in parts if fits(device, p, problem)]
         if square and side // 2 <= min(size) < side:
             runs += [Run(p) for p in plans[:2] if fits(device, p, problem)]
         with journal.open("probe", problem) as desk:
@@ -175,14 +177,33 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     return found
 
 
+RACES = ("search", "certify")  # stages in which every plan has rounds of its own with the vendor, one after the other
+
+
 def paired_samples(trials: Sequence[Trial]) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Each plan with the vendor's seconds and its own, round by round; plans were measured one after the other."""
+    """Each plan with the vendor's seconds and its own, round by round, of one shape's trials in one stage."""
+    trials = [t for t in trials if t.part == "whole" and not t.twin]
     vendor = [t.seconds for t in trials if t.plan == "vendor" and t.seconds is not None]
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != "vendor"):
-        own = [t.seconds for t in trials if t.plan == plan and t.seconds is not None]
-        base, vendor = vendor[: len(own)], vendor[len(own) :]
-        if base:
+        rounds = [t.seconds for t in trials if t.plan == plan]  # a failure takes a round, the last
+        own = [s for s in rounds if s is not None]
+        base = vendor[: len(own)]
+        if trials[0].stage in RACES:
+            vendor = vendor[len(rounds) :]
+        if base and len(own) == len(rounds):
             yield plan, base, own[: len(base)]
+
+
+def one_level(trials: Sequence[Trial]) -> list[tuple[Size, float]]:
+    """Shape and best speedup of one-level plans that the fit may see: what the epsilon correction is found from."""
+    found: dict[Size, float] = {}
+    for stage in FITTED:
+        own = [t for t in trials if t.stage == stage]
+        for size in dict.fromkeys(t.size for t in own):
+            for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
+                if Plan.parse(plan).depth == 1:
+                    found[size] = max(found.get(size, 0.0), median(certify.ratios(base, seconds)))
+    return list(found.items())
 
 
 def _promise(trials: Sequence[Trial]) -> bool:
@@ -200,7 +221,6 @@ def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
     error = fitting.errors(fitted.calibration, fitting.observations(trials, ("held out",)))
     calibration = replace(fitted.calibration, margin=max(MARGIN, min(error["speedup"].median, 0.2)))
     found = entries(trials, noise)
-    gains = [(e.size, e.speedup, Plan.parse(e.plan).depth) for e in found]
     section = {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.conditions},
@@ -208,7 +228,7 @@ def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "calibration": config.spelled(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: asdict(e) for name, e in error.items()},
-        "thresholds": fitting.thresholds(calibration, dtype, gains),
+        "thresholds": fitting.thresholds(calibration, dtype, one_level(trials)),
         "noise": noise,
         "entries": [asdict(e) for e in found],
     }
