@@ -28,10 +28,10 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
+from fmm.tuner.conclude import FITTED, paired_samples
 from fmm.tuner.config_commands import checked, sections
 from fmm.tuner.fit import Observation, observations, predicted, work
 from fmm.tuner.trials import Trials, Tuning
-from fmm.tuner.tune import FITTED, paired_samples
 from fmm.tuner.tuning import described, output_path, trials_path
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.

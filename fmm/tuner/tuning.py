@@ -15,13 +15,14 @@ from typing import Any
 
 from fmm import config, store
 from fmm.tuner import shapes
+from fmm.tuner.conclude import concluded
 from fmm.tuner.device import Device
 from fmm.tuner.devices import UnknownDeviceError, chosen
 from fmm.tuner.environment import command
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import EFFORTS, Effort, ShapesError, Size
 from fmm.tuner.trials import Header, Trials, Tuning
-from fmm.tuner.tune import Outcome, concluded, tune
+from fmm.tuner.tune import Outcome, tune
 
 INTERRUPTED = 130
 
