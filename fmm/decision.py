@@ -59,23 +59,19 @@ def decide(problem: Problem, limits: Limits, threads: int) -> Decision:
 
 
 def answer(problem: Problem, limits: Limits, device: Identity, untuned: Callable[[], Calibration | None]) -> Decision:
-    """A certified entry, else the model with the device's calibration, else the model with the `untuned` one."""
+    """A certified entry, else the model with the device's calibration, else with the `untuned` one, else the vendor."""
     if config.disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
-    mode, host = config.mode(), device.key.startswith("cpu")
+    mode = config.mode()
     tuned = None if mode == "off" else config.configs().tuned(device, problem.dtype)
     if tuned is not None and (entry := _certified(problem, limits, tuned)) is not None:
         return entry
     known = tuned.calibration if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
-        option = "cpu" if host else "0"
+        option = "cpu" if device.key.startswith("cpu") else "0"
         config.once(f"{device.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once")
-    model = known or untuned()
-    if model is None or problem.dtype not in model.rates:
-        why = f"{device.name} is not tuned for {problem.dtype}, and not in the table of devices"
-        return Decision(VENDOR, problem, why)
-    chosen = _modelled(problem, limits, model, known is not None)
-    return chosen if mode != "online" or not host else _online(chosen, problem, device)
+    chosen = _modelled(problem, limits, known or untuned(), known is not None, device)
+    return chosen if mode != "online" else _online(chosen, problem, device)
 
 
 @lru_cache(maxsize=4096)
@@ -91,7 +87,11 @@ def _certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | Non
 
 
 @lru_cache(maxsize=4096)
-def _modelled(problem: Problem, limits: Limits, known: Calibration, tuned: bool) -> Decision:
+def _modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, device: Identity) -> Decision:
+    if known is None:
+        return Decision(VENDOR, problem, f"the vendor answers: {device.name} is neither tuned nor in the table")
+    if problem.dtype not in known.rates:
+        return Decision(VENDOR, problem, f"the vendor answers: {device.name} has no rate for {problem.dtype}")
     choice = choose(problem, known, limits)
     step = "calibrated model" if tuned else "built-in model"
     return Decision(choice.best.plan, problem, choice.reason, choice.considered, step)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
-from fmm import identity
 from fmm.decision import Decision, answer
+from fmm.identity import Identity, gpu_key
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.recipe import workspace
 from fmm.perfmodel import devices
@@ -24,6 +24,12 @@ class Gpu:
     name: str
     capability: str
     sms: int
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What a tuning of it is filed under."""
+        return Identity(gpu_key(self.capability, self.sms), self.name, self.versions)
 
 
 @lru_cache(maxsize=64)
@@ -31,12 +37,17 @@ def gpu(index: int) -> Gpu:
     """The device with this number; ValueError if there is none, ImportError without CuPy."""
     import cupy
 
-    count = cupy.cuda.runtime.getDeviceCount()
+    runtime = cupy.cuda.runtime
+    count = runtime.getDeviceCount()
     if not 0 <= index < count:
         raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
-    facts = cupy.cuda.runtime.getDeviceProperties(index)
+    facts = runtime.getDeviceProperties(index)
     name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
-    return Gpu(index, name, f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"]))
+    with cupy.cuda.Device(index):
+        cublas = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle())
+    numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas}
+    versions = {**{name: str(number) for name, number in numbers.items()}, "cupy": str(cupy.__version__)}
+    return Gpu(index, name, f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"]), versions)
 
 
 @lru_cache(maxsize=64)
@@ -56,8 +67,8 @@ def calibration_of_device(device: Gpu) -> Calibration | None:
 
 
 def decide_on(device: Gpu, problem: Problem, limits: Limits) -> Decision:
-    """The choice on a device; the vendor's product where nothing is known of it."""
-    return answer(problem, limits, identity.gpu(device.index), lambda: calibration_of_device(device))
+    """The choice on a device: by its config, else its datasheet; the vendor's product where nothing is known of it."""
+    return answer(problem, limits, device.identity, lambda: calibration_of_device(device))
 
 
 def leaner_on(device: Gpu, problem: Problem, than: Plan, limits: Limits) -> Iterator[Plan]:

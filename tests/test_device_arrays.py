@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm import device_arrays, device_call, device_multiply, identity
+from fmm import device_arrays, device_call, device_multiply
 from fmm.device_arrays import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
 from fmm.device_call import Call, NotOursError, Question, answer, fresh
 from fmm.device_decision import Gpu, calibration_of_device, decide_on, leaner_on
 from fmm.device_plan import device_index, type_name
-from fmm.identity import Identity
 from fmm.kernels import rescue
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
@@ -28,14 +27,6 @@ from fmm.perfmodel.problem import Problem
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
 H200 = Gpu(0, "NVIDIA H200", "9.0", 132)
-
-
-@pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An untuned H200, without asking a driver."""
-    monkeypatch.setattr(identity, "gpu", lambda index: Identity("cuda-9.0-132sm", "NVIDIA H200"))
-
-
 PLENTY = Limits(1 << 40)
 
 
