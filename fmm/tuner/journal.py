@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from fmm import certify
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.device import Device, FailedError, Session
@@ -103,14 +105,29 @@ def _key(trial: Trial) -> Key:
 
 @dataclass(frozen=True)
 class Pace:
-    """How many rounds: `least`, then more while they have taken less than `seconds`, up to `most`."""
+    """How many rounds: `least`; up to `most` while they have taken less than `seconds`; up to `patient` while a
+    median is not yet known to `steady`, as a share of itself (a machine that is not ours alone)."""
 
     least: int
     most: int = 0
     seconds: float = 0.0
+    patient: int = 0
+    steady: float = 0.02
 
-    def go_on(self, done: int, spent: float) -> bool:
-        return done < self.least or (done < self.most and spent < self.seconds)
+    def go_on(self, done: int, samples: Samples) -> bool:
+        if done < max(self.least, self.most):
+            spent = sum(map(sum, samples.values()))
+            return done < self.least or spent < self.seconds or self._patient(done, samples)
+        return self._patient(done, samples)
+
+    def _patient(self, done: int, samples: Samples) -> bool:
+        return done < self.patient and any(uncertainty(s) > self.steady for s in samples.values() if s)
+
+
+def uncertainty(samples: Sequence[float]) -> float:
+    """The standard error of a median, as a share of it, from the middle half of the samples."""
+    low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
+    return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
 
 
 class Desk:
@@ -158,13 +175,12 @@ class Desk:
     def rounds(self, runs: Sequence[Run], pace: Pace, drop: Drop = lambda samples: ()) -> Samples:
         """Samples of all runs in shuffled rounds; runs that fail, or that `drop` names, leave the race."""
         samples: Samples = {run: [] for run in runs}
-        racing, spent, done = list(samples), 0.0, 0
+        racing, done = list(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
-        while racing and pace.go_on(done, spent):
+        while racing and pace.go_on(done, samples):
             for run in shuffled.sample(racing, len(racing)):
                 try:
                     samples[run].append(self.sample(run))
-                    spent += samples[run][-1]
                 except FailedError:
                     racing.remove(run)
                     samples[run].clear()

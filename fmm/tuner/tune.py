@@ -103,8 +103,8 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
 
 
 def pace_of(journal: Journal, effort: Effort) -> Pace:
-    """At least the effort's rounds, more where they cost next to nothing."""
-    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * effort.seconds * journal.device.patience)
+    """At least the effort's rounds, more where they cost next to nothing or differ much."""
+    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * effort.seconds * journal.device.patience, 2 * effort.rounds)
 
 
 def promising(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
