@@ -55,6 +55,7 @@ class Journal:
             self._past.setdefault(_key(trial), deque()).append(trial)
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
         self._replayed = 0.0
+        self.spent = 0.0  # seconds of all samples so far: unlike the clock, the same in a replay
         self._began: float | None = None
 
     @property
@@ -77,6 +78,7 @@ class Journal:
         if not queue:
             return None
         self._replayed = max(self._replayed, queue[0].elapsed)
+        self.spent += queue[0].seconds or 0.0
         self.on_sample(key[0], self.elapsed)
         return queue.popleft()
 
@@ -95,6 +97,7 @@ class Journal:
         )  # fmt: skip
         self.keep(trial)
         self.recorded.append(trial)
+        self.spent += seconds or 0.0
         self.on_sample(stage, trial.elapsed)
         return trial
 

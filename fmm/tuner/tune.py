@@ -26,6 +26,7 @@ from fmm.tuner.trials import Run
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
+PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
 
 def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds."""
-    device, pace = journal.device, pace_of(journal, effort)
+    device = journal.device
     plans = [p for p in device.candidates() if p != VENDOR]
     for size in shapes.probed(side):
         problem, square = Problem(*size, dtype), len(set(size)) == 1
@@ -85,10 +86,10 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
         if square and side // 2 <= min(size) < side:
             runs += [Run(p) for p in plans[:2] if fits(device, p, problem)]
         with journal.open("probe", problem) as desk:
-            desk.rounds(runs, pace)
+            desk.rounds(runs, pace_of(journal, effort))
     for stage, problem, some in scattered(device, dtype, side, effort):
         with journal.open(stage, problem) as desk:
-            desk.rounds([Run(), *(Run(p) for p in some if fits(device, p, problem))], pace)
+            desk.rounds([Run(), *(Run(p) for p in some if fits(device, p, problem))], pace_of(journal, effort))
 
 
 def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
@@ -103,8 +104,10 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
 
 
 def pace_of(journal: Journal, effort: Effort) -> Pace:
-    """At least the effort's rounds, more where they cost next to nothing or differ much."""
-    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * effort.seconds * journal.device.patience, 2 * effort.rounds)
+    """At least the effort's rounds, more where they cost next to nothing or, while there is time, differ much."""
+    planned = effort.seconds * journal.device.patience
+    patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
+    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient)
 
 
 def promising(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
