@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +19,11 @@ Row = dict[str, Any]
 def filled(readme: str, results: Path) -> str:
     """The README with every marked section written anew."""
     folders = sorted(folder for folder in results.iterdir() if (folder / "speed.json").exists())
-    sections = {"example": _example, "tables": _tables}
+    sections: dict[str, Callable[[list[Path]], Iterator[str]]] = {
+        "example": _example,
+        "tables": _tables,
+        "tuned": lambda _: _tuned(results),
+    }
     return MARK.sub(lambda m: m[1] + "\n".join(sections[m[2]](folders)) + "\n" + m[3], readme)
 
 
@@ -69,6 +73,26 @@ def _sentences(folder: Path) -> Iterator[str]:
     yield f"- Largest error: {worst['ratio']:.1f} times NumPy's ({where})."
     yield f"- Peak memory over what the plan said: {max(r['ratio'] for r in rows['memory']):.4f}."
     yield f"- The check for overflow takes at most {max(r['share'] for r in rows['guard']):.2%} of a product."
+
+
+def _tuned(results: Path) -> Iterator[str]:
+    """The model's error and the regret of its choices, of every device and type that was tuned."""
+    yield "| device, type | held-out pairs | time off by (95 %) | speedup off by | regret: mean, worst | of the best |"
+    yield "|---|---|---|---|---|---|"
+    for path in sorted(results.glob("*/config.json")):
+        (types,) = json.loads(path.read_text(encoding="utf-8"))["devices"].values()
+        for dtype, section in types.items():
+            time, speedup = section["error"]["time"], section["error"]["speedup"]
+            name = f"{section['conditions']['device']}, {dtype}"
+            errors = f"{time['median']:.1%} ({time['p95']:.1%}) | {speedup['median']:.1%}"
+            yield f"| {name} | {speedup['count']} | {errors} | {_regret(path.with_name(f'regret-{dtype}.json'))} |"
+
+
+def _regret(path: Path) -> str:
+    if not path.exists():
+        return " | "
+    regret = json.loads(path.read_text(encoding="utf-8"))["regret"]
+    return f"{regret['mean']:.2%}, {regret['worst']:.1%} | {regret['share_of_best']:.1%}"
 
 
 def main(arguments: list[str]) -> int:

@@ -364,12 +364,6 @@ def variable(name: str) -> str:
     return "" if raw is None else os.environ.decodevalue(raw)
 
 
-def environment() -> tuple[object, ...]:
-    """What the variables say now, undecoded: what is remembered of an earlier call holds while this is equal."""
-    source = os.environ if _DATA is None else _DATA
-    return tuple([source.get(name) for name in _NAMES.values()])
-
-
 def disabled() -> bool:
     """Is every product to be left to the vendor?"""
     return variable("FMM_DISABLE") not in ("", "0")
@@ -382,6 +376,11 @@ def mode() -> str:
     if found:
         once(f"FMM_TUNING_MODE is {found[:40]!r}; valid: {', '.join(MODES)}; 'cache' is used")
     return "cache"
+
+
+def token() -> tuple[bool, str, Configs]:
+    """What decisions depend on besides the product; equal as long as they would be made alike."""
+    return disabled(), mode(), configs()
 
 
 # ---- the configs in force

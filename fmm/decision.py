@@ -58,8 +58,8 @@ def decide(problem: Problem, limits: Limits, threads: int) -> Decision:
     return answer(problem, limits, identity.cpu(threads), lambda: calibration(threads))
 
 
-def answer(problem: Problem, limits: Limits, device: Identity, untuned: Callable[[], Calibration]) -> Decision:
-    """A certified entry, else the model with the device's calibration, else the model with the `untuned` one."""
+def answer(problem: Problem, limits: Limits, device: Identity, untuned: Callable[[], Calibration | None]) -> Decision:
+    """A certified entry, else the model with the device's calibration, else with the `untuned` one, else the vendor."""
     if config.disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     mode = config.mode()
@@ -70,7 +70,7 @@ def answer(problem: Problem, limits: Limits, device: Identity, untuned: Callable
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.key.startswith("cpu") else "0"
         config.once(f"{device.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once")
-    chosen = _modelled(problem, limits, known or untuned(), known is not None)
+    chosen = _modelled(problem, limits, known or untuned(), known is not None, device)
     return chosen if mode != "online" else _online(chosen, problem, device)
 
 
@@ -87,7 +87,11 @@ def _certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | Non
 
 
 @lru_cache(maxsize=4096)
-def _modelled(problem: Problem, limits: Limits, known: Calibration, tuned: bool) -> Decision:
+def _modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, device: Identity) -> Decision:
+    if known is None:
+        return Decision(VENDOR, problem, f"the vendor answers: {device.name} is neither tuned nor in the table")
+    if problem.dtype not in known.rates:
+        return Decision(VENDOR, problem, f"the vendor answers: {device.name} has no rate for {problem.dtype}")
     choice = choose(problem, known, limits)
     step = "calibrated model" if tuned else "built-in model"
     return Decision(choice.best.plan, problem, choice.reason, choice.considered, step)

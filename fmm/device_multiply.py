@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import lru_cache
 from importlib import import_module
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
-from fmm import config
+from fmm.config import token
 from fmm.decision import Decision
 from fmm.device_arrays import Arrays, Wanted
 from fmm.device_call import Call, NotOursError, Question, answer, product_shape
@@ -21,7 +22,7 @@ from fmm.kernels.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 
 SHARE = 0.5  # of a device's free memory that a workspace may take, unless the caller says otherwise
-LIFETIME = 1.0  # seconds for which the free memory and the configs are taken for known
+LIFETIME = 1.0  # seconds for which the free memory is taken for known
 CALLS = 4096  # prepared calls that are kept
 
 
@@ -29,20 +30,18 @@ _shares: dict[tuple[str, int], tuple[float, int]] = {}  # until when each is goo
 
 
 class Kept(NamedTuple):
-    """A prepared call, until when it is good, and what it was made under: it is good again if that is still so."""
+    """A prepared call, until when it is good, and under which share of the free memory it was made."""
 
     call: Call
     until: float
-    under: tuple[Any, ...]
+    share: int = 0
 
 
 def product(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
     """The product of two arrays of one library, by a plan where one pays."""
-    key = arrays.key(a, b, out, wanted), config.environment()
-    kept = arrays.calls.get(key)
-    if kept is None or kept.until < monotonic():
-        kept = _kept(arrays, key, a, b, out, wanted)
-    call = kept.call
+    call = prepared(arrays, a, b, out, wanted)
+    if call.decision.trial is not None:
+        return _runner().measured(arrays, call, lambda p: product(arrays, a, b, out, wanted._replace(plan=p)))
     if call.tape is None:
         return arrays.vendor(a, b, out)
     if out is not None and not (call.direct and not call.overlap(*(arrays.pointer(x) for x in (a, b, out)))):
@@ -84,8 +83,8 @@ def explained(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Decis
 
 
 def prepared(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Call:
-    """The call made ready, from the cache if one like it was made before."""
-    key = arrays.key(a, b, out, wanted), config.environment()
+    """The call made ready, from the cache if one like it was made before under the same settings."""
+    key = arrays.key(a, b, out, wanted), token()
     kept = arrays.calls.get(key)
     if kept is None or kept.until < monotonic():
         kept = _kept(arrays, key, a, b, out, wanted)
@@ -93,12 +92,16 @@ def prepared(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Call:
 
 
 def _kept(arrays: Arrays, key: Hashable, a: Any, b: Any, out: Any, wanted: Wanted) -> Kept:
-    """A call into the cache, for as long as the free memory and the configs are taken for known."""
+    """A call into the cache. Without a limit of the caller's it is good for as long as the free memory is known."""
     known: Kept | None = arrays.calls.get(key)
-    share = default_limit(arrays, arrays.device(a)) if wanted.workspace is None else wanted.workspace
-    under = share, config.disabled(), config.mode(), config.configs()
-    call = known.call if known is not None and known.under == under else prepare(arrays, a, b, out, wanted)
-    kept = Kept(call, monotonic() + LIFETIME, under)
+    if wanted.workspace is not None:
+        kept = Kept(prepare(arrays, a, b, out, wanted), inf)
+    else:
+        device = arrays.device(a)
+        share = default_limit(arrays, device)
+        same = known is not None and known.share == share
+        call = known.call if same and known else prepare(arrays, a, b, out, wanted)
+        kept = Kept(call, _shares[arrays.name, device][0], share)
     if len(arrays.calls) >= CALLS:
         arrays.calls.clear()
     arrays.calls[key] = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from fmm.device_call import Call
 from fmm.kernels import cupy_rescue
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.cupy_rescue import Rescue, slot
+from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.tape import Tape
 
 BACKEND = CupyBackend()
@@ -47,6 +49,15 @@ def _run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool, d
     if out is not None:
         arrays.written(out)
     return c
+
+
+def measured(arrays: Arrays, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+    """A product that takes part in its shape's measurement; within a graph's capture nothing can be measured."""
+    stream, _ = arrays.current(call.setting.device)
+    if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+        return multiply(VENDOR)
+    assert call.decision.trial is not None
+    return call.decision.trial.run(multiply, lambda: runtime.streamSynchronize(stream))
 
 
 @lru_cache(maxsize=4096)

@@ -50,25 +50,6 @@ def _blas() -> str:
         return "unknown"
 
 
-@lru_cache(maxsize=64)
-def gpu(index: int) -> Identity:
-    """The CUDA device with this number, asked through CuPy."""
-    import cupy
-
-    runtime = cupy.cuda.runtime
-    facts = runtime.getDeviceProperties(index)
-    name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
-    with cupy.cuda.Device(index):
-        cublas = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle())
-    versions = {
-        "driver": str(runtime.driverGetVersion()),
-        "cuda": str(runtime.runtimeGetVersion()),
-        "cublas": str(cublas),
-        "cupy": str(cupy.__version__),
-    }
-    return Identity(gpu_key(facts["major"], facts["minor"], facts["multiProcessorCount"]), name, versions)
-
-
-def gpu_key(major: int, minor: int, sms: int) -> str:
-    """What two devices share if their answers are the same: cuda-9.0-132sm."""
-    return f"cuda-{major}.{minor}-{sms}sm"
+def gpu_key(capability: str, sms: int) -> str:
+    """What two CUDA devices share if their answers are the same: cuda-9.0-132sm."""
+    return f"cuda-{capability}-{sms}sm"

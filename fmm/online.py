@@ -34,14 +34,19 @@ class Trial:
         self._queue = [plan, VENDOR, *(p for pair in pairs for p in pair)]  # first one of each that does not count
         self._seconds: dict[Plan, list[float]] = {VENDOR: [], plan: []}
 
-    def run(self, multiply: Callable[[Plan], Any]) -> Any:
-        """One product, by the plan whose turn it is; products in other threads meanwhile are not measured."""
+    def run(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
+        """One product, by the plan whose turn it is; products in other threads meanwhile are not measured.
+
+        `settle` waits for a device that computes on its own.
+        """
         if self.entry is not None or not self._lock.acquire(blocking=False):
-            return multiply(self.plan)
+            return multiply(Plan.parse(self.entry.plan) if self.entry else self.plan)
         try:
             turn = self._queue[0]
+            settle()
             start = time.perf_counter()
             result = multiply(turn)
+            settle()
             self._note(turn, time.perf_counter() - start)
             return result
         finally:

@@ -327,7 +327,7 @@ def test_an_identity_is_of_this_machine() -> None:
     found = identity.cpu(blas_threads())
     assert found.key.startswith("cpu-") and found.key.endswith(f"{blas_threads()}t")
     assert found.versions["numpy"] == np.__version__
-    assert identity.gpu_key(9, 0, 132) == "cuda-9.0-132sm"
+    assert identity.gpu_key("9.0", 132) == "cuda-9.0-132sm"
 
 
 # ---- damaged configs

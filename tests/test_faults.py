@@ -372,6 +372,17 @@ def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Pat
     assert time.monotonic() - start < 2.5
 
 
+def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, tmp_path: Path) -> None:
+    fake.pace = 0.2
+    arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
+    counts = []
+    for more in ([], ["--resume"], ["--resume"]):
+        assert main([*arguments, *more]) == 0
+        (tuning,) = Trials(tmp_path / "trials.jsonl").tunings()
+        counts.append(len(tuning.trials))
+    assert 0 < counts[0] < counts[1] < counts[2]
+
+
 def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = tmp_path / "shapes"
     shapes.write_text("6000 6000 6000\n")

@@ -21,13 +21,14 @@ from fmm.perfmodel.choose import Limits, choose, ranked
 from fmm.perfmodel.problem import Problem
 from fmm.tuner import fit as fitting
 from fmm.tuner import shapes
+from fmm.tuner.conclude import entries, noise_floor
 from fmm.tuner.device import FailedError
 from fmm.tuner.fake_device import TRUTH, FakeDevice
 from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
 from fmm.tuner.search import CPU_SPACE, GPU_SPACE, built, fits, inverse
 from fmm.tuner.shapes import EFFORTS, ShapesError
 from fmm.tuner.trials import Header, Run, Trial, Trials
-from fmm.tuner.tune import Outcome, entries, noise_floor, tune
+from fmm.tuner.tune import Outcome, tune
 from tests.tuned import SMALL
 
 BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
@@ -74,19 +75,19 @@ def test_two_fresh_tunings_agree_but_for_the_noise() -> None:
     """On the choices for many shapes, tuned or not."""
     calibrations = []
     for seed in (1, 2):
-        journal, outcome = tuned(FakeDevice(seed=seed))
+        journal = Journal("run", FakeDevice(seed=seed, noise=0.02))
+        outcome = tune(journal, "float64", EFFORTS["quick"])
         found = config.section(outcome.section, "test", journal.device.identity, "float64")
         assert found.calibration is not None
         calibrations.append(found.calibration)
-    rng, agree, shapes_tried = random.Random(3), 0, 60
+    rng, agree, shapes_tried = random.Random(3), 0, 200
     for _ in range(shapes_tried):
         m, k, n = (rng.randint(500, 9000) for _ in range(3))
-        problem = Problem(m, k, n)
-        one, two = (choose(problem, c, Limits(1 << 60)).best.plan for c in calibrations)
-        truth = {c.plan: c.time for c in ranked(problem, TRUTH)}
+        one, two = (choose(Problem(m, k, n), c, Limits(1 << 60)).best.plan for c in calibrations)
+        truth = {c.plan: c.time for c in ranked(Problem(m, k, n), TRUTH)}
         agree += one == two
         assert abs(truth[one] / truth[two] - 1) < 0.03
-    assert agree >= 0.9 * shapes_tried
+    assert agree >= 0.95 * shapes_tried
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
@@ -377,8 +378,8 @@ def test_thresholds_are_equation_2s() -> None:
 
 def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
     point = int(fitting.thresholds(TRUTH, "float64")["tau2"])
-    loses = [((n, n, n), 0.9, 1) for n in range(point, 3 * point, point // 4)]
-    wins = [((n, n, n), 1.1, 1) for n in range(3 * point, 5 * point, point // 4)]
+    loses = [((n, n, n), 0.9) for n in range(point, 3 * point, point // 4)]
+    wins = [((n, n, n), 1.1) for n in range(3 * point, 5 * point, point // 4)]
     found = fitting.thresholds(TRUTH, "float64", [*loses, *wins])
     assert 2.5 * point < found["tau2"] < 3.3 * point and found["epsilon"] > 0
 

@@ -12,15 +12,14 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fmm import identity
+from fmm.device_decision import calibration_of_device, gpu
 from fmm.identity import Identity
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.kernels.tape import GemmOp, SumOp, Tape, record
 from fmm.kernels.tape import Problem as TapeProblem
-from fmm.perfmodel.calibration import Calibration, Rate, datasheet
+from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
-from fmm.perfmodel.devices import device_names
 from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.device import FailedError
@@ -46,7 +45,7 @@ class CudaDevice:
 
     @cached_property
     def identity(self) -> Identity:
-        return identity.gpu(self.index)
+        return gpu(self.index).identity
 
     @property
     def conditions(self) -> Mapping[str, Any]:
@@ -69,10 +68,8 @@ class CudaDevice:
 
     def untuned(self) -> Calibration:
         """By the datasheet; of an unknown device, numbers that the first measurements replace."""
-        words = self.identity.name.upper().replace("-", " ").split()
-        for name in reversed(device_names()):
-            if name.upper() in words or name.upper() in self.identity.name.upper():
-                return datasheet(name)
+        if (known := calibration_of_device(gpu(self.index))) is not None:
+            return known
         rates = {t: Rate(1e13, 1e6, 32.0) for t in ELEMENTS}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 

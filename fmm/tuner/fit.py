@@ -239,12 +239,10 @@ def ratio(calibration: Calibration, problem: Problem) -> float:
     return alpha / pi
 
 
-def thresholds(
-    calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float, int]] = ()
-) -> dict[str, Any]:
+def thresholds(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]] = ()) -> dict[str, Any]:
     """tau1 and tau2, recursion points by Equation 2 of D'Alberto and Nicolau, and their epsilon.
 
-    `measured` are (size, speedup, depth) of plans of Winograd's scheme: epsilon is the addition to alpha / pi with
+    `measured` are (size, speedup) of one level: epsilon is the addition to alpha / pi with
     which Equation 2 agrees with most of them, found by search, as in the paper's installation. tau2 is the side from
     which one level pays (Li, Ranka and Sahni's figures 16 and 23), tau1 half of it, below which nothing is split.
     """
@@ -256,10 +254,9 @@ def thresholds(
         return ratio(calibration, Problem(m, k, n, dtype))
 
     def agreement(epsilon: float) -> int:
-        return sum(recursion.recurse(size, at, recursion.WINOGRAD, epsilon) == (gain > 1) for size, gain, _ in measured)
+        return sum(recursion.recurse(size, at, recursion.WINOGRAD, epsilon) == (gain > 1) for size, gain in measured)
 
-    first = [x for x in measured if x[2] == 1]
-    steps = [large * x / 20 for x in range(-19, 61)] if first else [0.0]
+    steps = [large * x / 20 for x in range(-19, 61)] if measured else [0.0]
     best = max(agreement(e) for e in steps)
     epsilon = min((e for e in steps if agreement(e) == best), key=abs)
     points = [recursion.recursion_point(large, recursion.WINOGRAD, epsilon) * 2**level for level in range(3)]

@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from fmm import certify
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.device import Device, FailedError, Session
@@ -53,6 +55,7 @@ class Journal:
             self._past.setdefault(_key(trial), deque()).append(trial)
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
         self._replayed = 0.0
+        self.spent = 0.0  # seconds of all samples so far: unlike the clock, the same in a replay
         self._began: float | None = None
 
     @property
@@ -65,7 +68,9 @@ class Journal:
     @contextmanager
     def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[Desk]:
         with ExitStack() as stack:
-            yield Desk(self, stage, problem, seed, stack)
+            desk = Desk(self, stage, problem, seed, stack)
+            yield desk
+            desk.leave()
 
     def recall(self, key: Key) -> Trial | None:
         """What is recorded of this, once."""
@@ -73,6 +78,7 @@ class Journal:
         if not queue:
             return None
         self._replayed = max(self._replayed, queue[0].elapsed)
+        self.spent += queue[0].seconds or 0.0
         self.on_sample(key[0], self.elapsed)
         return queue.popleft()
 
@@ -91,6 +97,7 @@ class Journal:
         )  # fmt: skip
         self.keep(trial)
         self.recorded.append(trial)
+        self.spent += seconds or 0.0
         self.on_sample(stage, trial.elapsed)
         return trial
 
@@ -101,14 +108,29 @@ def _key(trial: Trial) -> Key:
 
 @dataclass(frozen=True)
 class Pace:
-    """How many rounds: `least`, then more while they have taken less than `seconds`, up to `most`."""
+    """How many rounds: `least`; up to `most` while they have taken less than `seconds`; up to `patient` while a
+    median is not yet known to `steady`, as a share of itself (a machine that is not ours alone)."""
 
     least: int
     most: int = 0
     seconds: float = 0.0
+    patient: int = 0
+    steady: float = 0.02
 
-    def go_on(self, done: int, spent: float) -> bool:
-        return done < self.least or (done < self.most and spent < self.seconds)
+    def go_on(self, done: int, samples: Samples) -> bool:
+        if done < max(self.least, self.most):
+            spent = sum(map(sum, samples.values()))
+            return done < self.least or spent < self.seconds or self._patient(done, samples)
+        return self._patient(done, samples)
+
+    def _patient(self, done: int, samples: Samples) -> bool:
+        return done < self.patient and any(uncertainty(s) > self.steady for s in samples.values() if s)
+
+
+def uncertainty(samples: Sequence[float]) -> float:
+    """The standard error of a median, as a share of it, from the middle half of the samples."""
+    low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
+    return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
 
 
 class Desk:
@@ -144,6 +166,10 @@ class Desk:
         except MemoryError:
             return self.journal.note(key, None, "out of memory")
 
+    def leave(self) -> None:
+        """Let go of the operands: the next problem needs the room."""
+        self._session = None
+
     def _opened(self) -> Session:
         if self._session is None:
             self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
@@ -152,13 +178,12 @@ class Desk:
     def rounds(self, runs: Sequence[Run], pace: Pace, drop: Drop = lambda samples: ()) -> Samples:
         """Samples of all runs in shuffled rounds; runs that fail, or that `drop` names, leave the race."""
         samples: Samples = {run: [] for run in runs}
-        racing, spent, done = list(samples), 0.0, 0
+        racing, done = list(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
-        while racing and pace.go_on(done, spent):
+        while racing and pace.go_on(done, samples):
             for run in shuffled.sample(racing, len(racing)):
                 try:
                     samples[run].append(self.sample(run))
-                    spent += samples[run][-1]
                 except FailedError:
                     racing.remove(run)
                     samples[run].clear()

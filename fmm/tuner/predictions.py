@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from fmm import config, identity
+from fmm.identity import Identity
 from fmm.kernels.explain import spelled_bytes, table
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.threads import blas_threads
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the choice; exit code 2 and one line if the arguments are off."""
     try:
         problem = _problem(options)
-        calibration = _calibration(options.device or "cpu", problem.dtype)
+        calibration = _calibration("cpu" if options.device is None else options.device, problem.dtype)
         calibration.rate(problem.dtype)
         limits = _limits(options, problem)
     except ValueError as error:
@@ -58,19 +59,20 @@ def _problem(options: argparse.Namespace) -> Problem:
     return problem
 
 
-def _cpu(dtype: str) -> Calibration:
-    """This machine's: of its config, if it is tuned."""
-    tuned = None if config.mode() == "off" else config.configs().tuned(identity.cpu(blas_threads()), dtype)
-    return tuned.calibration if tuned and tuned.calibration else cpu(blas_threads())
-
-
 def _calibration(name: str, dtype: str) -> Calibration:
-    if name.casefold() == "cpu":
-        return _cpu(dtype)
+    """Of a device that was tuned, by its key in a config ("cpu": this one), else of a datasheet."""
+    here = identity.cpu(blas_threads())
+    wanted = here if name.casefold() == "cpu" else Identity(name, name)
+    tuned = None if config.mode() == "off" else config.configs().tuned(wanted, dtype)
+    if tuned and tuned.calibration:
+        return tuned.calibration
+    if wanted is here:
+        return cpu(blas_threads())
     try:
         return datasheet(name)
     except ValueError:
-        raise ValueError(f"unknown device {name!r}; valid: {', '.join(DEVICES)}") from None
+        keys = [key for devices in config.configs().files.values() for key in devices]
+        raise ValueError(f"unknown device {name!r}; valid: {', '.join((*DEVICES, *keys))}") from None
 
 
 def _limits(options: argparse.Namespace, problem: Problem) -> Limits:
@@ -80,8 +82,8 @@ def _limits(options: argparse.Namespace, problem: Problem) -> Limits:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     if not options.max_error_growth >= 1:  # nan too
         raise ValueError(f"--max-error-growth must be a number, 1 or more, not {options.max_error_growth}")
-    name = options.device or "cpu"
-    left = NO_LIMIT if name.casefold() == "cpu" else _left(name, problem)
+    name = "cpu" if options.device is None else options.device
+    left = _left(name, problem) if name.casefold() in map(str.casefold, device_names()) else NO_LIMIT
     return Limits(min(workspace, left), options.max_error_growth)
 
 

@@ -28,10 +28,10 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
+from fmm.tuner.conclude import FITTED, paired_samples
 from fmm.tuner.config_commands import checked, sections
 from fmm.tuner.fit import Observation, observations, predicted, work
 from fmm.tuner.trials import Trials, Tuning
-from fmm.tuner.tune import FITTED, paired_samples
 from fmm.tuner.tuning import described, output_path, trials_path
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -83,7 +83,7 @@ class Case:
         """Problem, plan, median paired speedup and its interval, of every plan that was measured with the vendor."""
         found = []
         for stage in ("probe", "held out", "search", "certify"):
-            trials = [t for t in self.tuning.trials if t.stage == stage and t.part == "whole" and not t.twin]
+            trials = [t for t in self.tuning.trials if t.stage == stage]
             for size in dict.fromkeys(t.size for t in trials):
                 for plan, base, own in paired_samples([t for t in trials if t.size == size]):
                     ratios = certify.ratios(base, own)
@@ -412,6 +412,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("report", help="draw a config and its trials: an HTML page, PNG and SVG files")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="(the one that fmm reads)")
     parser.add_argument("--into", type=Path, metavar="DIR", help="where to write (the folder of the config)")
+    # No default of its own, so that --json before the command holds too.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the files' names as JSON")
     parser.set_defaults(run=run)
 
 

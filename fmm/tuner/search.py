@@ -18,6 +18,7 @@ from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.device import Device
 from fmm.tuner.journal import Desk, Journal, Pace, Samples, speedup
+from fmm.tuner.shapes import Effort
 from fmm.tuner.trials import Run
 
 STAGE = "search"
@@ -71,27 +72,17 @@ class Found:
     plans: tuple[tuple[Plan, float], ...]
 
 
-def search(journal: Journal, problem: Problem, calibration: Calibration, budget: Budget) -> Found:
+def search(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
     predicted = (c.plan for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
-    promising = list(islice((p for p in predicted if fits(journal.device, p, problem)), budget.enqueued))
+    promising = list(islice((p for p in predicted if fits(journal.device, p, problem)), effort.enqueued))
     with journal.open(STAGE, problem) as desk:
-        race = Race(desk, budget.rounds)
-        for plan in proposals(promising, journal.device, problem, race.results, budget.trials):
-            if race.spent >= budget.seconds:
+        race = Race(desk, effort.rounds)
+        for plan in proposals(promising, journal.device, problem, race.results, effort.trials):
+            if race.spent >= seconds:
                 break
             race.enter(plan)
     return Found(problem, race.standing())
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Of one shape's search: how many trials, of how many rounds, within about so many seconds of samples."""
-
-    trials: int
-    enqueued: int
-    rounds: int
-    seconds: float
 
 
 def fits(device: Device, plan: Plan, problem: Problem) -> bool:

@@ -67,14 +67,17 @@ def _rounded(side: float) -> int:
 
 
 def scattered(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
-    """Random shapes, their sides spread evenly by logarithm, cheap enough that all take `share` of the seconds."""
+    """Random shapes, their sides spread evenly by logarithm, cheap enough that all take `share` of the seconds.
+
+    Every second one has round sides: random ones are aligned to nothing, those that people multiply often are.
+    """
     rng = random.Random(seed)
     # A shape takes about three runs and a warm-up of each, a tenth of the time of the product of the largest sides.
     cost = 0.3 * (effort.rounds + 1) / (LARGEST * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
-    for _ in range(effort.held_out):
+    for i in range(effort.held_out):
         m, k, n = (int(math.exp(rng.uniform(math.log(top / 4), math.log(top)))) for _ in range(3))
-        yield m, k, n
+        yield (m, k, n) if i % 2 else (_rounded(m), _rounded(k), _rounded(n))
 
 
 def ladder(side: int) -> list[Size]:

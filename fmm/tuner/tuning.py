@@ -15,13 +15,14 @@ from typing import Any
 
 from fmm import config, store
 from fmm.tuner import shapes
+from fmm.tuner.conclude import concluded
 from fmm.tuner.device import Device
 from fmm.tuner.devices import UnknownDeviceError, chosen
 from fmm.tuner.environment import command
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import EFFORTS, Effort, ShapesError, Size
 from fmm.tuner.trials import Header, Trials, Tuning
-from fmm.tuner.tune import Outcome, concluded, tune
+from fmm.tuner.tune import Outcome, tune
 
 INTERRUPTED = 130
 
@@ -156,7 +157,8 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
     past = _interrupted(trials, job, options) if options.resume else None
     header = past.header if past else _header(job, options)
     effort = EFFORTS[options.effort]
-    limit = min(left if left is not None else effort.most, effort.most) * (job.device.patience if left is None else 1)
+    before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
+    limit = min(before + (float("inf") if left is None else left), effort.most * job.device.patience)
     with _progress(job, effort, options) as on_sample:
         journal = Journal(header.run, job.device, past.trials if past else (), trials.add, limit)
         journal.on_sample = on_sample
@@ -176,7 +178,7 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
     if outcome.stopped:
         print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {_kept(code, outcome, path)}", file=sys.stderr)
     failed = code or (INTERRUPTED if outcome.stopped == "interrupted" else 0)
-    return failed or int(outcome.stopped.startswith(str(trials.path))), journal.elapsed
+    return failed or int(outcome.stopped.startswith(str(trials.path))), journal.elapsed - before
 
 
 def _kept(code: int, outcome: Outcome, path: Path) -> str:

@@ -1,0 +1,127 @@
+"""What a tuning's trials show: the fit, its error, the noise, entries, thresholds: the section of the config.
+
+A function of what is recorded, so trials up to any moment are worth as much as they can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from fmm import certify, config
+from fmm.config import Entry
+from fmm.kernels.plan import Plan
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.tuner import fit as fitting
+from fmm.tuner.journal import Journal
+from fmm.tuner.shapes import Size
+from fmm.tuner.trials import Trial
+
+FITTED = ("scale", "probe", "search")  # the stages whose trials the fit may see; never those held out
+RELEVANT = 0.01  # of the longest twin's time: shorter products say nothing of the noise of those that are tuned
+# The margin by which a plan must be predicted to win is the model's error on held-out shapes, within these ends, and
+# the last where too few were measured to know it.
+MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.05
+
+
+def fit(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
+    start = started(journal.device.untuned(), dtype)
+    return fitting.fit(start, dtype, fitting.observations(journal.recorded, stages))
+
+
+def started(calibration: Calibration, dtype: str) -> Calibration:
+    """The calibration to begin with, reduced to one type."""
+    rates = calibration.rates
+    rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
+    return replace(calibration, rates={dtype: rate})
+
+
+def noise_floor(trials: Iterable[Trial]) -> float:
+    """The largest median ratio that a pair of twins showed, less one; of products large enough to matter."""
+    pairs: dict[Size, tuple[list[float], list[float]]] = {}
+    for t in trials:
+        if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
+            pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
+    complete = [(a[: len(b)], b[: len(a)]) for a, b in pairs.values() if a and b]
+    longest = max((median(a) for a, _ in complete), default=0.0)
+    relevant = ((a, b) for a, b in complete if median(a) >= RELEVANT * longest)
+    return max((abs(median(certify.ratios(a, b)) - 1) for a, b in relevant), default=0.0)
+
+
+def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
+    """An entry for every shape that was searched: the first certified plan's, else the vendor's.
+
+    A shape that was left before its best plan was confirmed has none.
+    """
+    found = []
+    for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
+        searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
+        shown = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
+        best = next((e for e in shown if e.plan != "vendor"), None)
+        if best is None and not confirmed:
+            seen = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
+            shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promising(searched) else []
+        elif best is None:
+            shown = [e for e in shown if e.rounds >= certify.ROUNDS]
+        found += [best] if best else shown[-1:]
+    return found
+
+
+RACES = ("search", "certify")  # stages in which every plan has rounds of its own with the vendor, one after the other
+
+
+def paired_samples(trials: Sequence[Trial]) -> Iterator[tuple[str, list[float], list[float]]]:
+    """Each plan with the vendor's seconds and its own, round by round, of one shape's trials in one stage."""
+    trials = [t for t in trials if t.part == "whole" and not t.twin]
+    vendor = [t.seconds for t in trials if t.plan == "vendor" and t.seconds is not None]
+    for plan in dict.fromkeys(t.plan for t in trials if t.plan != "vendor"):
+        rounds = [t.seconds for t in trials if t.plan == plan]  # a failure takes a round, the last
+        own = [s for s in rounds if s is not None]
+        base = vendor[: len(own)]
+        if trials[0].stage in RACES:
+            vendor = vendor[len(rounds) :]
+        if base and len(own) == len(rounds):
+            yield plan, base, own[: len(base)]
+
+
+def one_level(trials: Sequence[Trial]) -> list[tuple[Size, float]]:
+    """Shape and best speedup of one-level plans that the fit may see: what the epsilon correction is found from."""
+    found: dict[Size, float] = {}
+    for stage in FITTED:
+        own = [t for t in trials if t.stage == stage]
+        for size in dict.fromkeys(t.size for t in own):
+            for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
+                if Plan.parse(plan).depth == 1:
+                    found[size] = max(found.get(size, 0.0), median(certify.ratios(base, seconds)))
+    return list(found.items())
+
+
+def _promising(trials: Sequence[Trial]) -> bool:
+    """Did any plan look faster than the vendor?"""
+    return any(median(certify.ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
+
+
+def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
+    """The section of the config; None if not even the vendor was measured."""
+    trials, device = journal.recorded, journal.device
+    if not any(o.kind == "vendor" for o in fitting.observations(trials, FITTED)):
+        return None
+    noise = noise_floor(trials)
+    fitted = fit(journal, dtype)
+    error = fitting.errors(fitted.calibration, fitting.observations(trials, ("held out",)))
+    off = error["speedup"].median if error["speedup"].count >= ENOUGH else UNKNOWN
+    calibration = replace(fitted.calibration, margin=min(max(MARGIN, off), MOST))
+    return {
+        "versions": dict(device.identity.versions),
+        "conditions": {"device": device.identity.name, **device.conditions},
+        "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
+        "calibration": config.spelled(calibration, dtype),
+        "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
+        "error": {name: asdict(e) for name, e in error.items()},
+        "thresholds": fitting.thresholds(calibration, dtype, one_level(trials)),
+        "noise": noise,
+        "entries": [asdict(e) for e in entries(trials, noise)],
+    }

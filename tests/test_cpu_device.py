@@ -1,0 +1,108 @@
+"""The CPU as the tuner sees it: real products, tiny; and one real tuning of a few seconds, which the runtime obeys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm import config, decision
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.threads import blas_threads
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.problem import Problem
+from fmm.tuner.cli import main
+from fmm.tuner.cpu_device import CpuDevice, CpuSession
+from fmm.tuner.device import FailedError
+from fmm.tuner.journal import Journal, Pace
+from fmm.tuner.trials import Run
+
+WINOGRAD = Plan.parse("winograd > vendor")
+
+
+@pytest.mark.parametrize("dtype", CpuDevice().dtypes)
+def test_every_type_is_measured(dtype: str) -> None:
+    journal = Journal("run", CpuDevice())
+    runs = [Run(), Run(WINOGRAD), Run(WINOGRAD, "sums"), Run(VENDOR, "whole", 1)]
+    with journal.open("probe", Problem(65, 66, 67, dtype)) as desk:
+        samples = desk.rounds(runs, Pace(2))
+    assert all(len(found) == 2 and min(found) > 0 for found in samples.values())
+    assert not [t for t in journal.recorded if t.failed]
+
+
+def test_operands_are_random_the_same_for_a_seed_and_drawn_once() -> None:
+    device = CpuDevice()
+
+    def operands(n: int, seed: int) -> CpuSession:
+        with device.open(Problem(n, n, n), seed) as session:
+            return session
+
+    first, again, other = operands(50, 1), operands(50, 1), operands(50, 2)
+    assert np.array_equal(first.a, again.a) and not np.array_equal(first.a, other.a)
+    assert not np.array_equal(first.a, first.b)
+    assert abs(float(first.a.mean())) < 0.1 and 0.9 < float(first.a.std()) < 1.1
+
+
+def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(a: Any, b: Any, out: Any, plan: Plan) -> None:
+        np.matmul(a, b, out=out)
+        out[0, 0] += 1
+
+    monkeypatch.setattr(fmm, "matmul", wrong)
+    with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(FailedError, match="wrong result"):
+        session.prepare(Run(WINOGRAD))
+
+
+def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(a: Any, b: Any, out: Any, plan: Plan) -> None:
+        raise fmm.PlanError("not here")
+
+    monkeypatch.setattr(fmm, "matmul", never)
+    with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(FailedError, match="not here"):
+        session.prepare(Run(WINOGRAD))
+
+
+def test_sums_alone_take_less_than_the_whole() -> None:
+    journal = Journal("run", CpuDevice())
+    runs = [Run(WINOGRAD), Run(WINOGRAD, "sums")]
+    with journal.open("probe", Problem(1200, 1200, 1200)) as desk:
+        samples = desk.rounds(runs, Pace(3))
+    assert min(samples[runs[1]]) < min(samples[runs[0]])
+
+
+def test_a_real_tuning_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shapes").write_text("256 256 256\n")
+    arguments = ["--device", "cpu", "--effort", "quick", "--dtype", "float32", "--time-limit", "4"]
+    assert main([*arguments, "--output", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["section"]["calibration"]["rate"]["flops"] > 1e8
+    assert main(["validate", str(tmp_path)]) == 0
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    config._now.cache_clear()
+    decided = decision.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), blas_threads())
+    assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
+    assert main(["predict", "3000", "3000", "3000"]) == 0
+    assert "calibrated on this device" in capsys.readouterr().out
+    key = found["device"]
+    assert main(["predict", "3000", "3000", "3000", "--device", key, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"] == key
+
+
+def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "200", "210", "220", "--device", "cpu", "--rounds", "3", "--plan", "winograd > vendor"]
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["plan"], row["answered_by"]) for row in rows] == [
+        ("vendor", "built-in model"),
+        ("winograd > vendor", "given"),
+    ]
+    assert all(len(row["samples"]) == 3 and row["low"] <= row["speedup"] <= row["high"] for row in rows)
+    assert main(arguments) == 0
+    assert "winograd > vendor (given)" in capsys.readouterr().out

@@ -1,0 +1,62 @@
+"""The tuner on a real CUDA device: every type and part, wrong plans, and a short tuning that the runtime obeys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fmm import config
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.problem import Problem
+from fmm.tuner.cli import main
+from fmm.tuner.journal import Journal, Pace
+from fmm.tuner.trials import Run
+
+pytestmark = pytest.mark.gpu
+
+PLAN = Plan.parse("strassen.batched.pad16 > vendor")
+TYPES = ("float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_type_and_part_is_measured(dtype: str) -> None:
+    from fmm.tuner.cuda_device import CudaDevice
+
+    device = CudaDevice(0)
+    assert tuple(device.dtypes) == TYPES
+    journal = Journal("run", device)
+    runs = [Run(), Run(PLAN), Run(PLAN, "sums"), Run(PLAN, "products"), Run(VENDOR, "whole", 1)]
+    with journal.open("probe", Problem(515, 521, 530, dtype)) as desk:
+        samples = desk.rounds(runs, Pace(3))
+    assert not [t.failed for t in journal.recorded if t.failed]
+    assert all(len(found) == 3 and min(found) > 0 for found in samples.values())
+
+
+def test_what_does_not_fit_is_a_row() -> None:
+    from fmm.tuner.cuda_device import CudaDevice
+
+    journal = Journal("run", CudaDevice(0))
+    with journal.open("probe", Problem(1 << 20, 1 << 20, 1 << 20, "float64")) as desk:
+        assert desk.rounds([Run()], Pace(1)) == {Run(): []}
+    (trial,) = journal.recorded
+    assert trial.failed and "memory" in trial.failed
+
+
+def test_a_short_tuning_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fmm.device_decision import decide_on, gpu
+
+    arguments = ["--device", "0", "--effort", "quick", "--dtype", "float32", "--time-limit", "15", "--json"]
+    assert main([*arguments, "--output", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["section"]["calibration"]["rate"]["flops"] > 1e11
+    assert main(["validate", str(tmp_path)]) == 0
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    config._now.cache_clear()
+    decided = decide_on(gpu(0), Problem(9000, 9000, 9000, "float32"), Limits(1 << 40))
+    assert decided.step == "calibrated model"
