@@ -62,7 +62,8 @@ def gain(plan: Plan, m: int, k: int, n: int) -> float:
     for step in recipe.flat:
         if isinstance(step, Product):
             inner = gain(step.plan, *step.size) * size[step.left.name] * size[step.right.name]
-            size[step.dest.name] = inner + (size[step.dest.name] if step.accumulate else 0)
+            before = size.get(step.dest.name, 0.0)
+            size[step.dest.name] = inner + before if step.accumulate else max(inner, before)
             largest = max(largest, size[step.dest.name])
         else:
             largest = max(largest, _sum(step, size))
