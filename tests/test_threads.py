@@ -142,9 +142,10 @@ def test_an_error_comes_out_wherever_it_happens(count: int, place: int) -> None:
 @pytest.mark.parametrize("place", range(3))
 def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
     """The caller may give the arrays away as soon as it has the error."""
-    started, ended = threading.Semaphore(0), []
+    started, begun, ended = threading.Semaphore(0), [], []
 
     def slow(i: int) -> None:
+        begun.append(i)
         started.release()
         time.sleep(0.1)
         ended.append(i)
@@ -159,7 +160,10 @@ def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
     tasks = [fail if i == place else task for i, task in enumerate(others)]
     with pytest.raises(ValueError, match="mine"):
         Threads(3).run(tasks)
-    assert sorted(ended) == [i for i in (1, 2) if i != place]
+    assert sorted(ended) == sorted(begun)
+    assert place == 0 or sorted(begun) == [i for i in (1, 2) if i != place]
+    time.sleep(0.2)
+    assert sorted(ended) == sorted(begun), "nothing begins once the error is out"
 
 
 @pytest.mark.parametrize("count", [1, 3])
