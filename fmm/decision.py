@@ -9,10 +9,11 @@ from functools import lru_cache
 from fmm.kernels.explain import table
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.recipe import workspace
-from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, cpu
-from fmm.perfmodel.choose import Candidate, Limits, choose
+from fmm.perfmodel.calibration import BUILT_IN, FLOPS_PER_BYTE, Calibration, cpu
+from fmm.perfmodel.choose import Candidate, Choice, Limits, choose
 from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.perfmodel.stability import expected_growth
+from fmm.probe import measured
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Decision:
 
 def decide(problem: Problem, limits: Limits, threads: int) -> Decision:
     """The model's choice on this CPU."""
-    choice = choose(problem, calibration(threads), limits)
+    choice = _choice(problem, limits, threads)
     return Decision(choice.best.plan, problem, choice.reason, choice.considered)
 
 
@@ -57,10 +58,18 @@ def calibration(threads: int) -> Calibration:
     return cpu(threads)
 
 
+def _choice(problem: Problem, limits: Limits, threads: int) -> Choice:
+    """By the calibration; what a guessed one proposes is chosen again with rates measured in this process."""
+    found = choose(problem, calibration(threads), limits)
+    if found.best.plan != VENDOR and calibration(threads).source == BUILT_IN:
+        found = choose(problem, measured(threads, problem.dtype), limits)
+    return found
+
+
 def leaner(problem: Problem, than: Plan, limits: Limits, threads: int) -> Iterator[Plan]:
     """What to try when memory ran out: plans with ever less workspace that still win, at last the vendor's."""
     used = workspace(than, *problem.size, problem.itemsize)
-    considered = choose(problem, calibration(threads), limits).considered
+    considered = _choice(problem, limits, threads).considered
     rest = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
     for candidate in sorted(rest, key=lambda c: -c.workspace):
         if candidate.plan != VENDOR:
