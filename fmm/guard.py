@@ -45,7 +45,7 @@ def may_overflow(plan: Plan, a: Array, b: Array, threads: Threads) -> bool:
 
 
 def norm(x: Array) -> float:
-    """At least the Frobenius norm, and not much more; inf if BLAS cannot find it quickly, or cannot hold the squares."""
+    """At least the Frobenius norm, and not much more; inf if BLAS cannot find it quickly or cannot hold the squares."""
     rows = x if x.strides[1] == x.itemsize else x.T
     if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT and not rows.flags.c_contiguous):
         return math.inf

@@ -31,7 +31,7 @@ REPEATS, ROUNDS = 3, 7  # of products, of sums (which other threads disturb more
 # cannot be measured in so short a time; two cores with AVX-512 show 200 to 250 (float64), 200 to 400 (float32).
 PIPE = 200.0
 SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, about 40 MB, more than a core's own caches
-MARGIN = 0.75  # of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product
+MARGIN = 0.65  # of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product
 
 _lock = threading.Lock()
 _found: dict[tuple[int, int], Calibration] = {}

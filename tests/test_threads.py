@@ -175,6 +175,75 @@ def test_floating_point_warnings_stay_inside(count: int) -> None:
     assert np.geterr() == before
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_sums_run_without_numpys_buffers(count: int) -> None:
+    """NumPy would copy rows shorter than its buffer into it: two to three times the time. The caller's stays."""
+    sizes: list[int] = []
+    before = np.getbufsize()
+    Threads(count).run([lambda: sizes.append(np.getbufsize())] * 6)
+    assert set(sizes) == {threads.BUFFER}
+    assert np.getbufsize() == before > threads.BUFFER
+
+
+def test_whoever_is_free_takes_the_next_task() -> None:
+    """One long task does not hold up the others: the second thread does all of them."""
+    release, done = threading.Event(), []
+
+    def long() -> None:
+        assert release.wait(10)
+
+    def short() -> None:
+        done.append(threading.get_ident())
+        if len(done) == 20:
+            release.set()
+
+    Threads(2).run([long, *[short] * 20])
+    assert len(done) == 20
+    assert len(set(done)) == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and /proc are Linux's")
+def test_helpers_keep_off_the_callers_processor() -> None:
+    if processors() < 2:
+        pytest.skip("one processor")
+    everywhere, seen = os.sched_getaffinity(0), {}
+    here = min(everywhere)
+    os.sched_setaffinity(0, {here})
+    try:
+        assert threads._current_processor() == here
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    barrier = threading.Barrier(2, timeout=10)
+
+    def look() -> None:
+        barrier.wait()
+        seen[threading.current_thread().name] = os.sched_getaffinity(0)
+
+    Threads(2).run([look, look])
+    caller = threading.current_thread().name
+    assert seen.pop(caller) == everywhere, "the caller's own affinity is left alone"
+    assert [len(allowed) for allowed in seen.values()] == [len(everywhere) - 1]
+
+
+def test_a_helper_that_is_late_is_not_waited_for() -> None:
+    """While another call keeps the helper busy, the caller does everything itself."""
+    busy, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        busy.set()
+        assert release.wait(10)
+
+    first = threading.Thread(target=Threads(2).run, args=([hold, hold],))
+    first.start()
+    assert busy.wait(10)
+    time.sleep(0.1)  # both of the first call's threads hold a task now
+    done: list[int] = []
+    Threads(2).run([partial(done.append, i) for i in range(5)])
+    release.set()
+    first.join(10)
+    assert sorted(done) == list(range(5))
+
+
 AFTER_FORK = """
 import os, signal, threading, warnings
 warnings.simplefilter("ignore")  # a fork with threads alive is what is tested
