@@ -12,11 +12,14 @@ from fmm.identity import Identity
 from fmm.kernels.explain import table
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.recipe import workspace
-from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, cpu
+from fmm.perfmodel.calibration import BUILT_IN, FLOPS_PER_BYTE, Calibration, cpu
 from fmm.perfmodel.choose import Candidate, Limits, choose
 from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.perfmodel.stability import expected_growth
+from fmm.probe import MEASURED, measured
 
+# What a model without a config is called, by the source of its calibration.
+STEPS = {BUILT_IN: "built-in model", MEASURED: "probed model"}
 # From so many flops on, it is worth a line that the device is not tuned.
 WORTH_TUNING = 2 * 2048**3
 
@@ -29,7 +32,9 @@ class Decision:
     problem: Problem | None
     reason: str
     considered: tuple[Candidate, ...] = ()
-    step: str = "rule"  # which one answered: rule, certified entry, measured online, calibrated model, built-in model
+    step: str = (
+        "rule"  # which one answered: rule, certified or online entry, calibrated, probed, built-in or datasheet model
+    )
     trial: online.Trial | None = None  # the measurement that a product of this shape takes part in
 
     @property
@@ -55,11 +60,11 @@ class Decision:
 
 def decide(problem: Problem, limits: Limits, threads: int) -> Decision:
     """The choice on this CPU."""
-    return answer(problem, limits, identity.cpu(threads), lambda: calibration(threads))
+    return answer(problem, limits, identity.cpu(threads), lambda: untuned(problem, limits, threads))
 
 
-def answer(problem: Problem, limits: Limits, device: Identity, untuned: Callable[[], Calibration | None]) -> Decision:
-    """A certified entry, else the model with the device's calibration, else with the `untuned` one, else the vendor."""
+def answer(problem: Problem, limits: Limits, device: Identity, otherwise: Callable[[], Calibration | None]) -> Decision:
+    """A certified entry, else the model with the device's calibration or the one `otherwise`, else the vendor."""
     if config.disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     mode = config.mode()
@@ -70,7 +75,7 @@ def answer(problem: Problem, limits: Limits, device: Identity, untuned: Callable
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.key.startswith("cpu") else "0"
         config.once(f"{device.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once")
-    chosen = _modelled(problem, limits, known or untuned(), known is not None, device)
+    chosen = _modelled(problem, limits, known or otherwise(), known is not None, device)
     return chosen if mode != "online" else _online(chosen, problem, device)
 
 
@@ -93,7 +98,7 @@ def _modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned
     if problem.dtype not in known.rates:
         return Decision(VENDOR, problem, f"the vendor answers: {device.name} has no rate for {problem.dtype}")
     choice = choose(problem, known, limits)
-    step = "calibrated model" if tuned else "built-in model"
+    step = "calibrated model" if tuned else STEPS.get(known.source, "datasheet model")
     return Decision(choice.best.plan, problem, choice.reason, choice.considered, step)
 
 
@@ -117,16 +122,24 @@ def calibration(threads: int) -> Calibration:
     return cpu(threads)
 
 
-def _known(problem: Problem, threads: int) -> Calibration:
+def untuned(problem: Problem, limits: Limits, threads: int) -> Calibration:
+    """Without a config: the built-in guess, and where that proposes a plan, rates measured in this process."""
+    guessed = calibration(threads)
+    if guessed.source == BUILT_IN and choose(problem, guessed, limits).best.plan != VENDOR:
+        return measured(threads, problem.dtype)
+    return guessed
+
+
+def _known(problem: Problem, limits: Limits, threads: int) -> Calibration:
     """The calibration by which this CPU's plans are compared."""
     tuned = None if config.mode() == "off" else config.configs().tuned(identity.cpu(threads), problem.dtype)
-    return tuned.calibration if tuned and tuned.calibration else calibration(threads)
+    return tuned.calibration if tuned and tuned.calibration else untuned(problem, limits, threads)
 
 
 def leaner(problem: Problem, than: Plan, limits: Limits, threads: int) -> Iterator[Plan]:
     """What to try when memory ran out: plans with ever less workspace that still win, at last the vendor's."""
     used = workspace(than, *problem.size, problem.itemsize)
-    considered = choose(problem, _known(problem, threads), limits).considered
+    considered = choose(problem, _known(problem, limits, threads), limits).considered
     rest = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
     for candidate in sorted(rest, key=lambda c: -c.workspace):
         if candidate.plan != VENDOR:

@@ -5,10 +5,14 @@ classical product's own partial sums can overflow where the fast ones do not. On
 max|B| and k max|A| max|B|, times the plan's gain, are below the largest number, every intermediate of either algorithm
 is finite, so neither result has an inf or NaN. If not (NaN and inf included, since the maximum passes them on), the
 vendor multiplies.
+
+Frobenius norms bound the same sums (by Cauchy and Schwarz, without the k), and BLAS finds them in one pass on all its
+threads. They are tried first; the maxima settle what the norms, which are larger, leave in doubt.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +24,9 @@ from fmm.kernels.recipe import Product, Sum, lower
 from fmm.kernels.threads import Threads
 
 ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
+SUMMED = 1 << 18  # numbers whose squares are summed at a time, so that rounding stays within SLACK
+SLACK = 1.05
+SHORT = 1024  # rows shorter than this cost more to ask for than to sum
 PANEL = 256 * 1024  # bytes scanned at a time, so that the second reduction finds its data in cache
 
 
@@ -28,9 +35,30 @@ def may_overflow(plan: Plan, a: Array, b: Array, threads: Threads) -> bool:
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
-    left, right = peak(a, threads), peak(b, threads)
-    largest = max(left, right, left * right * k * parts)  # sums of A alone and of B alone can overflow too
-    return not (largest * gain(plan, m, k, n) < limit * ROOM and left < limit and right < limit)
+    growth = gain(plan, m, k, n)
+
+    def safe(left: float, right: float, terms: int) -> bool:
+        largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too
+        return largest * growth < limit * ROOM and left < limit and right < limit
+
+    return not (safe(norm(a), norm(b), 1) or safe(peak(a, threads), peak(b, threads), k * parts))
+
+
+def norm(x: Array) -> float:
+    """At least the Frobenius norm, and not much more; inf if BLAS cannot find it quickly or cannot hold the squares."""
+    rows = x if x.strides[1] == x.itemsize else x.T
+    if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT and not rows.flags.c_contiguous):
+        return math.inf
+    real = x.dtype.type(0).real.dtype
+    total = 0.0
+    for row in [rows.reshape(-1)] if rows.flags.c_contiguous else rows:
+        numbers = row.view(real)
+        for start in range(0, len(numbers), SUMMED):
+            part = numbers[start : start + SUMMED]
+            with np.errstate(all="ignore"):
+                total += float(np.dot(part, part))
+    lost = float(np.finfo(real).tiny)  # what a square that underflows can have been
+    return math.sqrt(total * SLACK + lost * 2 * x.size)
 
 
 def peak(x: Array, threads: Threads) -> float:
@@ -62,7 +90,8 @@ def gain(plan: Plan, m: int, k: int, n: int) -> float:
     for step in recipe.flat:
         if isinstance(step, Product):
             inner = gain(step.plan, *step.size) * size[step.left.name] * size[step.right.name]
-            size[step.dest.name] = inner + (size[step.dest.name] if step.accumulate else 0)
+            before = size.get(step.dest.name, 0.0)
+            size[step.dest.name] = inner + before if step.accumulate else max(inner, before)
             largest = max(largest, size[step.dest.name])
         else:
             largest = max(largest, _sum(step, size))

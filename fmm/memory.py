@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 
 from fmm.kernels.arena import Array, block
 
 SHARE = 0.5  # of the memory that is available, unless the caller says otherwise
+GROUPS, PROCESS_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
+UNLIMITED = 1 << 60  # what version 1 says where there is no limit
 KEEP = 0.25  # of the machine's memory: a larger block is not kept for the next call
 
 _lock = threading.Lock()
@@ -40,10 +43,54 @@ def available() -> int:
             free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         free = total() // 2
-    return free + sum(memory.nbytes for memory in _idle)
+    free = min([free, *(limit - used for limit, used in _groups())])
+    return max(free, 0) + sum(memory.nbytes for memory in _idle)
 
 
 def total() -> int:
+    """Bytes of the machine, or of the container that this process runs in."""
+    return min([_installed(), *(limit for limit, _ in _groups())])
+
+
+def _groups() -> Iterator[tuple[int, int]]:
+    """(limit, bytes used) of every control group around this process that limits its memory (Linux, version 1 or 2).
+
+    Files that the system keeps in memory are not counted as used: it drops them when the memory is needed.
+    """
+    for folder, limit_name, used_name in _group_folders():
+        try:
+            limit = (folder / limit_name).read_text(encoding="ascii").strip()
+            used = int((folder / used_name).read_text(encoding="ascii"))
+            counters = (folder / "memory.stat").read_text(encoding="ascii").split()
+        except (OSError, ValueError):
+            continue
+        if limit.isdecimal() and int(limit) < UNLIMITED:
+            dropped = dict(zip(counters[::2], counters[1::2], strict=False)).get("inactive_file", "0")
+            yield int(limit), max(used - int(dropped), 0)
+
+
+def _group_folders() -> list[tuple[Path, str, str]]:
+    """The process's own group and all above it, each with the names of its limit and of what is used."""
+    try:
+        lines = Path(PROCESS_GROUPS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers == "":
+            root, names = Path(GROUPS), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = Path(GROUPS) / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        own = root / path.strip("/")
+        folders = [own, *own.parents]
+        # Inside a container the path can be that of the host, of which nothing is seen: then the root is the group.
+        found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
+    return found
+
+
+def _installed() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

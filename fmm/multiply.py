@@ -89,7 +89,7 @@ def matmul(
     else:
         return _matmul(call, options, given, limits)
     if given not in (None, VENDOR) and not isinstance(why, NumPyAnswersError):
-        replace(options, out=None).vendor(a, b)  # NumPy's own exception, if it rejects the call
+        replace(options, out=None).vendor(*_without_work(a, b))  # NumPy's own exception, if it rejects the call
         raise PlanError(f"the plan {given} cannot run here: {why}")
     return options.vendor(a, b)
 
@@ -163,6 +163,12 @@ def _hopeless(a: Any, b: Any) -> bool:
     if a.ndim == 2 and b.ndim == 2:
         return bool(a.shape[0] < SIDE or a.shape[1] < SIDE or b.shape[1] < SIDE)
     return bool(a.ndim < 3 or a.shape[-1] < SIDE or b.ndim < 2 or b.shape[-1] < SIDE)
+
+
+def _without_work(a: Any, b: Any) -> tuple[Any, Any]:
+    """The call without the rows of a and the columns of b: NumPy takes or rejects it alike, and multiplies nothing."""
+    a = a[..., :0, :] if type(a) is np.ndarray and a.ndim > 1 else a
+    return a, b[..., :0] if type(b) is np.ndarray and b.ndim > 1 else b
 
 
 def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits) -> Any:

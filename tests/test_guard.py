@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
-from fmm.guard import gain, may_overflow, peak
+from fmm.guard import gain, may_overflow, norm, peak
 from fmm.kernels.arena import Arena, block
 from fmm.kernels.executor import execute
 from fmm.kernels.plan import VENDOR, Plan
@@ -396,3 +396,47 @@ def test_may_overflow(dtype: str, a: float, b: float, expected: bool) -> None:
     x, y = np.full((8, 8), a, dtype), np.full((8, 8), b, dtype)
     assert may_overflow(Plan.parse("winograd > vendor"), x, y, ONE) is expected
     assert may_overflow(Plan.parse("winograd > vendor"), y, x, ONE) is expected
+
+
+# ---- norms, which settle most calls in one pass
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e15])
+def test_the_norm_is_bounded_from_both_sides(kind: str, scale: float, rng: np.random.Generator) -> None:
+    x = (rng.standard_normal((60, 5000)) * scale).astype(kind)
+    if x.dtype.kind == "c":
+        x = x + x.dtype.type(1j) * x[::-1]
+    exact = float(np.linalg.norm(x.astype(complex)))
+    lost = float(np.sqrt(np.finfo(kind).tiny * 4 * x.size))  # what squares that underflow can hide
+    for view in (x, x.T, x[:, 100:4000], x[5:50], np.asfortranarray(x)):
+        if view.shape == x.shape or view.shape == x.T.shape:
+            assert exact <= norm(view) <= exact * 1.03 + lost
+        else:
+            assert peak(view, ONE) <= norm(view) <= exact * 1.03 + lost
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_the_norm_of_what_is_not_finite_is_not_finite(bad: float) -> None:
+    x = np.ones((4, 300_000))
+    x[3, -1] = bad
+    assert not np.isfinite(norm(x))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.ones((300, 300))[:, ::2],  # BLAS cannot read it
+        np.ones((300, 300))[:, :200],  # rows too short to be asked for one by one
+        np.full((300, 300), 1e30, np.float32),  # squares that do not fit
+    ],
+)
+def test_where_the_norm_does_not_help_the_maxima_decide(x: Array) -> None:
+    assert norm(x) == np.inf
+    assert not may_overflow(Plan.parse("winograd > vendor"), x, np.ones((300, 300), x.dtype), ONE)
+
+
+def test_the_maxima_are_not_asked_for_ordinary_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmm.guard.peak", lambda x, threads: pytest.fail("a second pass over the operands"))
+    x = np.random.default_rng(0).standard_normal((300, 300))
+    assert not may_overflow(Plan.parse("winograd > vendor"), x, x, ONE)

@@ -158,6 +158,50 @@ def test_the_default_limit_is_a_share_of_the_memory() -> None:
     assert 0 < memory.available() <= memory.total() * 1.01
 
 
+GROUP_FILES = [
+    # version, the group's line, where its files are, the files, (limit, used without what can be dropped)
+    (
+        "0::/",
+        "",
+        {"memory.max": "3000000", "memory.current": "1000000", "memory.stat": "anon 7\ninactive_file 200000\n"},
+    ),
+    ("0::/job/42", "job", {"memory.max": "3000000", "memory.current": "800000", "memory.stat": "anon 7\n"}),
+    (
+        "5:cpu:/x\n4:memory:/box",
+        "memory/box",
+        {"memory.limit_in_bytes": "3000000", "memory.usage_in_bytes": "800000", "memory.stat": "cache 1\n"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "folder", "files"), GROUP_FILES)
+def test_a_containers_limit_is_kept(
+    line: str, folder: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "process").write_text(line + "\n")
+    (tmp_path / "groups" / folder).mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / "groups" / folder / name).write_text(text)
+    monkeypatch.setattr(memory, "GROUPS", str(tmp_path / "groups"))
+    monkeypatch.setattr(memory, "PROCESS_GROUPS", str(tmp_path / "process"))
+    assert memory.total() == 3_000_000
+    assert memory.available() == 2_200_000 + sum(x.nbytes for x in memory._idle)
+
+
+@pytest.mark.parametrize("limit", ["max", "9223372036854771712", "", None])
+def test_a_group_without_a_limit_changes_nothing(
+    limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "GROUPS", str(tmp_path))
+    monkeypatch.setattr(memory, "PROCESS_GROUPS", str(tmp_path / "process"))
+    (tmp_path / "process").write_text("0::/\nnonsense\n")
+    if limit is not None:
+        files = {"memory.max": limit, "memory.current": "5", "memory.stat": "inactive_file 1"}
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+    assert memory.total() == memory._installed()
+
+
 def test_the_kept_block_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_idle", [])
     with memory.borrowed(1 << 20):

@@ -34,6 +34,7 @@ from fmm.kernels.recipe import (
     whole,
     workspace,
 )
+from fmm.kernels.schedule import schedule
 from fmm.kernels.threads import Threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -148,7 +149,45 @@ def test_a_lone_block_is_read_in_place() -> None:
     assert recipe is not None
     names = [name for name, _, _ in recipe.temporaries]
     # M3 = A11 (...), M4 = A22 (...) and M2 = (...) B11, M5 = (...) B22 need no copy of their blocks.
-    assert names == ["S1", "S2", "S5", "S6", "S7", "T1", "T3", "T4", "T6", "T7", *[f"M{p}" for p in range(1, 8)]]
+    # Four of the products are computed where the blocks of C belong.
+    assert names == ["S1", "S2", "S5", "S6", "S7", "T1", "T3", "T4", "T6", "T7", "M2", "M3", "M6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "at_home"),
+    [
+        ("winograd > vendor", (8, 8, 8), 4),
+        ("winograd > vendor", (8, 9, 8), 4),  # an odd inner side leaves C's blocks as large as the products
+        ("winograd > vendor", (9, 8, 9), 3),  # no product is as small as C22
+        ("classical > vendor", (8, 8, 8), 4),
+        ("laderman > vendor", (9, 9, 9), 9),
+        ("winograd.pad > vendor", (8, 8, 8), 4),
+        ("winograd.batched > vendor", (8, 8, 8), 0),  # a batch's products stand at equal distances
+    ],
+)
+def test_products_are_computed_where_c_stands(text: str, size: tuple[int, int, int], at_home: int) -> None:
+    recipe = lower(Plan.parse(text), *size)
+    assert recipe is not None
+    homes = [(p.dest.row, p.dest.col) for p in recipe.products if p.dest.name == "C"]
+    assert len(homes) == len(set(homes)) == at_home
+
+
+def test_a_product_that_is_added_to_c_does_not_overwrite_it() -> None:
+    recipe = lower(Plan.parse("winograd > vendor"), 8, 8, 8, 1, 1)
+    assert recipe is not None
+    assert "C" not in {p.dest.name for p in recipe.products}
+
+
+@pytest.mark.parametrize(("name", "calls"), [("winograd", 7), ("strassen", 8)])
+def test_the_join_in_place_needs_no_copies(name: str, calls: int) -> None:
+    """Every block of C is written over a product that is read no more: as many calls as additions."""
+    recipe = lower(Plan.parse(f"{name} > vendor"), 8, 8, 8)
+    assert recipe is not None
+    join = recipe.steps[-1]
+    assert isinstance(join, Sum)
+    found = schedule(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
+    assert [call.op for call in found.calls if call.op not in ("add", "subtract")] == []
+    assert len(found.calls) == calls
 
 
 TEMPORARIES = [
@@ -337,7 +376,7 @@ def test_temporaries_follow_the_layout_of_what_they_are_formed_from() -> None:
     assert recipe is not None
     assert {recipe.layouts[name] for name in ("S1", "S2", "S5", "S6", "S7")} == {"A"}
     assert {recipe.layouts[name] for name in ("T1", "T3", "T4", "T6", "T7")} == {"B"}
-    assert {recipe.layouts[f"M{p}"] for p in range(1, 8)} == {"C"}
+    assert {recipe.layouts[f"M{p}"] for p in (2, 3, 6)} == {"C"}
 
 
 # ---- leaf products

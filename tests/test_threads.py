@@ -142,9 +142,10 @@ def test_an_error_comes_out_wherever_it_happens(count: int, place: int) -> None:
 @pytest.mark.parametrize("place", range(3))
 def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
     """The caller may give the arrays away as soon as it has the error."""
-    started, ended = threading.Semaphore(0), []
+    started, begun, ended = threading.Semaphore(0), [], []
 
     def slow(i: int) -> None:
+        begun.append(i)
         started.release()
         time.sleep(0.1)
         ended.append(i)
@@ -159,7 +160,10 @@ def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
     tasks = [fail if i == place else task for i, task in enumerate(others)]
     with pytest.raises(ValueError, match="mine"):
         Threads(3).run(tasks)
-    assert sorted(ended) == [i for i in (1, 2) if i != place]
+    assert sorted(ended) == sorted(begun)
+    assert place == 0 or sorted(begun) == [i for i in (1, 2) if i != place]
+    time.sleep(0.2)
+    assert sorted(ended) == sorted(begun), "nothing begins once the error is out"
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -169,6 +173,75 @@ def test_floating_point_warnings_stay_inside(count: int) -> None:
     before = np.geterr()
     Threads(count).run([lambda: np.copyto(big[:2], big[2:] + big[2:])] * 6)
     assert np.geterr() == before
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_sums_run_without_numpys_buffers(count: int) -> None:
+    """NumPy would copy rows shorter than its buffer into it: two to three times the time. The caller's stays."""
+    sizes: list[int] = []
+    before = np.getbufsize()
+    Threads(count).run([lambda: sizes.append(np.getbufsize())] * 6)
+    assert set(sizes) == {threads.BUFFER}
+    assert np.getbufsize() == before > threads.BUFFER
+
+
+def test_whoever_is_free_takes_the_next_task() -> None:
+    """One long task does not hold up the others: the second thread does all of them."""
+    release, done = threading.Event(), []
+
+    def long() -> None:
+        assert release.wait(10)
+
+    def short() -> None:
+        done.append(threading.get_ident())
+        if len(done) == 20:
+            release.set()
+
+    Threads(2).run([long, *[short] * 20])
+    assert len(done) == 20
+    assert len(set(done)) == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and /proc are Linux's")
+def test_helpers_keep_off_the_callers_processor() -> None:
+    if processors() < 2:
+        pytest.skip("one processor")
+    everywhere, seen = os.sched_getaffinity(0), {}
+    here = min(everywhere)
+    os.sched_setaffinity(0, {here})
+    try:
+        assert threads._current_processor() == here
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    barrier = threading.Barrier(2, timeout=10)
+
+    def look() -> None:
+        barrier.wait()
+        seen[threading.current_thread().name] = os.sched_getaffinity(0)
+
+    Threads(2).run([look, look])
+    caller = threading.current_thread().name
+    assert seen.pop(caller) == everywhere, "the caller's own affinity is left alone"
+    assert [len(allowed) for allowed in seen.values()] == [len(everywhere) - 1]
+
+
+def test_a_helper_that_is_late_is_not_waited_for() -> None:
+    """While another call keeps the helper busy, the caller does everything itself."""
+    busy, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        busy.set()
+        assert release.wait(10)
+
+    first = threading.Thread(target=Threads(2).run, args=([hold, hold],))
+    first.start()
+    assert busy.wait(10)
+    time.sleep(0.1)  # both of the first call's threads hold a task now
+    done: list[int] = []
+    Threads(2).run([partial(done.append, i) for i in range(5)])
+    release.set()
+    first.join(10)
+    assert sorted(done) == list(range(5))
 
 
 AFTER_FORK = """

@@ -9,7 +9,7 @@ zeros.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -183,6 +183,8 @@ def _stacked(plan: Plan, level: Level, m: int, k: int, n: int, alpha: Coefficien
     rights, split_b = _operands("T", scheme.programs.right, scheme.v, b, shapes[1], batched)
     products = _products(lefts, rights, plan.rest, batched)
     program = programs.updating(scheme.programs.join, alpha, beta)
+    if not batched and not beta:
+        products = _at_home(products, program, c)
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
     splits = [s for s in (split_a, split_b) if s.writes]
     middle: tuple[Product | Batch, ...] = (Batch(products),) if batched else products
@@ -227,6 +229,26 @@ def _products(lefts: Sequence[Place], rights: Sequence[Place], plan: Plan, batch
         dest = _layer("M", p, *size) if batched else whole(f"M{p + 1}", *size)
         products.append(Product(left.cropped(left.rows, k), right.cropped(k, right.cols), dest, plan))
     return tuple(products)
+
+
+def _at_home(products: Sequence[Product], program: Program, blocks: Sequence[Place]) -> tuple[Product, ...]:
+    """The products, as many as possible computed where a block of C belongs: the join then adds to what stands there.
+
+    A block can be lent to a product that no line of the join reads after the block's own line. This saves memory, and
+    time: a pass that writes over what it has just read need not fetch the lines that it writes.
+    """
+    last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
+    homes: dict[int, Place] = {}
+    for line, block in sorted(zip(program.outputs, blocks, strict=True), key=lambda pair: pair[0]):
+        size = block.rows, block.cols
+        lent = [
+            p
+            for p, product in enumerate(products)
+            if p not in homes and (product.dest.rows, product.dest.cols) == size and last.get(p, line) <= line
+        ]
+        if lent:
+            homes[max(lent, key=lambda p: last.get(p, line))] = block
+    return tuple(replace(product, dest=homes.get(p, product.dest)) for p, product in enumerate(products))
 
 
 def _layer(name: str, index: int, rows: int, cols: int) -> Place:

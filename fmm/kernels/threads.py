@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -22,61 +23,113 @@ VARIABLES = (
     "OMP_NUM_THREADS",
 )
 
-Tasks = Sequence[Callable[[], None]]
+# Sums share the memory and Python's lock: more threads than this gain nothing.
+MOST = 8
+# NumPy's iterator copies operands whose rows are shorter than its buffer (8192 elements) into that buffer, although
+# nothing needs a cast: sums of blocks then take two to three times as long. With the smallest buffer it does not.
+BUFFER = 16
+
+Task = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Runs independent tasks on `count` threads, the caller's among them."""
+    """Runs independent tasks on `count` threads, the caller's among them; whoever is free takes the next task.
+
+    BLAS keeps its own threads spinning for a tenth of a second after a product, so a helper may have only half a
+    processor: equal shares would wait for it.
+    """
 
     count: int
 
-    def run(self, tasks: Tasks) -> None:
-        workers = min(self.count, len(tasks))
-        shares = [tasks[len(tasks) * i // workers : len(tasks) * (i + 1) // workers] for i in range(workers)]
-        others, left = _started(self.count, shares[1:])
+    def run(self, tasks: Sequence[Task]) -> None:
+        queue = deque(tasks)
+        others = _started(min(self.count, MOST, len(tasks)) - 1, queue)
         try:
-            for share in (*shares[:1], *left):
-                _work(share)
+            _work(queue)
         finally:
-            wait(others)  # an error must not leave while another thread still writes
+            # Who has not begun by now is not needed; an error must not leave while another thread still writes.
+            wait([other for other in others if not other.cancel()])
         for other in others:
-            other.result()
+            if not other.cancelled():
+                other.result()
 
 
-def _started(count: int, shares: Sequence[Tasks]) -> tuple[list[Future[None]], Sequence[Tasks]]:
-    """Hand shares to the pool; what it no longer takes, because the interpreter is exiting, is left to the caller."""
-    others: list[Future[None]] = []
-    try:
-        for share in shares:
-            others.append(_pool(count).submit(_work, share))
-    except RuntimeError:
-        pass
-    return others, shares[len(others) :]
-
-
-def _work(tasks: Tasks) -> None:
+def _work(queue: deque[Task]) -> None:
     with np.errstate(all="ignore"):  # per thread; what overflows here is computed again by the vendor
-        for task in tasks:
-            task()
+        before = np.setbufsize(BUFFER)
+        try:
+            while queue:
+                try:
+                    task = queue.popleft()
+                except IndexError:  # another thread was quicker
+                    return
+                task()
+        finally:
+            np.setbufsize(before)
+
+
+# ---- the helpers
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A thread of ours, and its number in the system."""
+
+    executor: ThreadPoolExecutor
+    number: int
+
+    @staticmethod
+    def hired(index: int) -> Helper:
+        executor = ThreadPoolExecutor(1, thread_name_prefix=f"fmm-{index}")
+        return Helper(executor, executor.submit(threading.get_native_id).result())
 
 
 _lock = threading.Lock()
-_pools: dict[int, ThreadPoolExecutor] = {}
+_helpers: list[Helper] = []
 
 
-def _pool(count: int) -> ThreadPoolExecutor:
-    with _lock:
-        if count not in _pools:
-            _pools[count] = ThreadPoolExecutor(count - 1, thread_name_prefix="fmm")
-        return _pools[count]
+def _started(count: int, queue: deque[Task]) -> list[Future[None]]:
+    """Helpers at work on the queue; fewer, or none, once the interpreter is exiting."""
+    others: list[Future[None]] = []
+    if count < 1:
+        return others
+    try:
+        with _lock:
+            while len(_helpers) < count:
+                _helpers.append(Helper.hired(len(_helpers)))
+            helpers = _helpers[:count]
+        _keep_off(helpers)
+        for helper in helpers:
+            others.append(helper.executor.submit(_work, queue))
+    except RuntimeError:
+        pass
+    return others
+
+
+def _keep_off(helpers: Sequence[Helper]) -> None:
+    """Keep helpers off the processor that the caller runs on: Linux likes to wake them there, and moves them away only
+    after the sums are done."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        elsewhere = os.sched_getaffinity(0) - {_current_processor()}
+        for helper in helpers if elsewhere else ():
+            os.sched_setaffinity(helper.number, elsewhere)
+    except (OSError, ValueError, IndexError):
+        pass  # a system that does not let us: the helpers run where they like
+
+
+def _current_processor() -> int:
+    with open("/proc/thread-self/stat", "rb", buffering=0) as file:
+        return int(file.read().rpartition(b")")[2].split()[36])  # field 39, the 37th after the command's name
 
 
 def _after_fork() -> None:
     """A forked child has none of its parent's threads, and perhaps a lock that somebody held."""
     global _lock
     _lock = threading.Lock()
-    _pools.clear()
+    _helpers.clear()
 
 
 if hasattr(os, "register_at_fork"):

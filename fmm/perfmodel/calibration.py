@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from fmm.kernels.threads import MOST as SUM_THREADS
 from fmm.perfmodel.devices import Device, device
 from fmm.perfmodel.problem import ELEMENTS
 
@@ -65,16 +66,14 @@ class Calibration:
 FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
 # Nominal: only ratios matter to a choice. Bytes/s that the sums of one thread move.
 CPU_STREAM = 10e9
-# The sums gain nothing from more threads than this: they share the memory and Python's lock.
-SUM_THREADS = 8
+BUILT_IN = "built-in recursion point, device not tuned"
 
 
 def cpu(threads: int) -> Calibration:
     """The built-in calibration of a CPU: conservative ratios, nominal seconds."""
     rates = {t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0) for t, r in FLOPS_PER_BYTE.items()}
     stream = CPU_STREAM * min(threads, SUM_THREADS)
-    source = "built-in recursion point, device not tuned"
-    return Calibration(f"cpu, {threads} threads", source, MappingProxyType(rates), stream, 1e6, 20e-6)
+    return Calibration(f"cpu, {threads} threads", BUILT_IN, MappingProxyType(rates), stream, 1e6, 20e-6)
 
 
 # ---- a GPU of which only the datasheet is known

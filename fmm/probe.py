@@ -1,0 +1,118 @@
+"""The probe: how fast this processor multiplies and adds, measured once in this process, when a plan first tempts.
+
+The built-in calibration is a guess, and where it errs a plan can be slower than the vendor. So a plan that it proposes
+is chosen again with rates that were just measured, in about a twentieth of a second. Every doubt speaks for the vendor:
+products count with their best time, sums with their middle one, and a margin.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from statistics import median
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.arena import Arena, Array, block
+from fmm.kernels.numpy_backend import NumpyBackend
+from fmm.kernels.plan import Plan
+from fmm.kernels.recipe import Sum, lower, workspace
+from fmm.kernels.threads import Threads
+from fmm.perfmodel.calibration import Calibration, Rate, cpu
+
+SMALL, LARGE = 256, 4096  # sides of the products that are timed, doubled from one to the other ...
+LONGEST = 0.02  # ... until the next would take longer than this many seconds
+REPEATS, ROUNDS = 3, 7  # of products, of sums (which other threads disturb more)
+# Products of 1000 or 2000 a side run 10 to 20 % below the rate of endless ones, which is as much as a level saves. That
+# cannot be measured in so short a time; two cores with AVX-512 show 200 to 250 (float64), 200 to 400 (float32).
+PIPE = 200.0
+SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, about 40 MB, more than a core's own caches
+MARGIN = 0.65  # of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product
+
+MEASURED = "measured in this process"
+
+_lock = threading.Lock()
+_found: dict[tuple[int, int], Calibration] = {}
+
+
+def measured(threads: int, dtype: str) -> Calibration:
+    """This processor's calibration with so many threads, for products of this precision; the same one for as long as
+    the process lives."""
+    single = dtype in ("float32", "complex64")
+    key = threads, single
+    with _lock:
+        if key not in _found:
+            try:
+                _found[key] = _measure(threads, ("float32", "complex64") if single else ("float64", "complex128"))
+            except MemoryError:
+                return cpu(threads)
+        return _found[key]
+
+
+def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
+    built_in, stream = cpu(threads), _sums(threads) * MARGIN
+    rate = _products(np.dtype(dtypes[0]))
+    rates = MappingProxyType(dict.fromkeys(dtypes, rate))
+    return Calibration(built_in.name, MEASURED, rates, stream, built_in.small, built_in.launch)
+
+
+def _products(dtype: np.dtype[Any]) -> Rate:
+    """Flops of products without end, by the largest that there is time for: time = flops / rate (1 + PIPE / side)."""
+    side, seconds = SMALL, _product(SMALL, dtype)
+    while side < LARGE and seconds * 8 < LONGEST:
+        side *= 2
+        seconds = _product(side, dtype)
+    return Rate(2 * side**3 / seconds * (1 + PIPE / side), 0.0, PIPE)
+
+
+def _product(side: int, dtype: np.dtype[Any]) -> float:
+    a, b, c = (np.ones((side, side), dtype) for _ in range(3))
+    np.matmul(a, b, out=c)
+    return min(_seconds(lambda: np.matmul(a, b, out=c)) for _ in range(REPEATS))
+
+
+def _sums(threads: int) -> float:
+    """Bytes a second that the sums of a split move, right after a product, as they do within a plan."""
+    plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
+    recipe = lower(plan, SUMMED, SUMMED, SUMMED)
+    assert recipe is not None
+    split = recipe.steps[0]
+    assert isinstance(split, Sum)
+    arena = Arena(block(workspace(plan, SUMMED, SUMMED, SUMMED, a.itemsize)), a.dtype)
+    places: dict[str, Array] = {"A": a}
+    places |= {place.name: arena.take(place.rows, place.cols) for place in split.writes}
+    reads, writes = (
+        [places[p.name][p.row : p.row + p.rows, p.col : p.col + p.cols] for p in side]
+        for side in (split.reads, split.writes)
+    )
+    backend, small = NumpyBackend(Threads(threads)), np.ones((SMALL, SMALL))
+
+    def once() -> float:
+        small @ small  # BLAS's threads are awake now, as in the middle of a plan
+        return _seconds(lambda: backend.sum(split, reads, writes))
+
+    once()  # fresh pages
+    return sum(x.nbytes for x in (*reads, *writes)) / median(once() for _ in range(ROUNDS))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _after_fork() -> None:
+    """A forked child must not wait for a lock that another thread of its parent held."""
+    global _lock
+    MEASURED = "measured in this process"
+
+
+_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,106 @@
+"""The probe: rates that make sense, measured once, asked only when a plan tempts, and able to say no."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm import decision, probe
+from fmm.kernels.plan import VENDOR
+from fmm.kernels.threads import blas_threads
+from fmm.perfmodel.calibration import BUILT_IN, Calibration, Rate, cpu
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.problem import Problem
+
+LARGE = Limits(1 << 50)
+TEMPTING = Problem(20000, 20000, 20000)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """As in a process that has measured nothing."""
+    kept = dict(probe._found)
+    probe._found.clear()
+    yield
+    probe._found.clear()
+    probe._found.update(kept)
+
+
+def rates(flops: float, stream: float) -> Calibration:
+    """A processor that multiplies and adds so fast."""
+    both = MappingProxyType(dict.fromkeys(("float64", "float32"), Rate(flops, 0.0, probe.PIPE)))
+    return Calibration("for tests", "for tests", both, stream)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
+def test_what_is_measured_is_plausible(dtype: str, fresh: None) -> None:
+    start = time.perf_counter()
+    found = probe.measured(blas_threads(), dtype)
+    assert time.perf_counter() - start < 5, "a fraction of a second on any machine that is not overloaded"
+    assert found.source == "measured in this process"
+    assert 1e8 < found.rate(dtype).flops < 1e14
+    assert 1e7 < found.stream < 1e13
+
+
+def test_the_rate_is_that_of_products_of_this_machine(fresh: None) -> None:
+    """At the side that was timed, the prediction is the time that a product takes (within what a busy machine does)."""
+    rate = probe.measured(blas_threads(), "float64").rate("float64")
+    x = np.ones((1024, 1024))
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        np.matmul(x, x.copy())
+        times.append(time.perf_counter() - start)
+    assert 2 * 1024**3 / rate.flops * (1 + rate.pipe / 1024) == pytest.approx(min(times), rel=0.7)
+
+
+def test_a_process_measures_once_for_each_precision(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
+        asked.append(dtypes)
+        return rates(1e11, 1e10)
+
+    monkeypatch.setattr(probe, "_measure", measure)
+    first = probe.measured(2, "float64")
+    assert probe.measured(2, "complex128") is probe.measured(2, "float64") is first
+    probe.measured(2, "float32")
+    assert asked == [("float64", "complex128"), ("float32", "complex64")]
+
+
+def test_nothing_is_measured_for_products_that_no_plan_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision, "measured", lambda threads, dtype: pytest.fail("it costs a twentieth of a second"))
+    for size in ((8, 8, 8), (1000, 1000, 1000), (100, 20000, 20000)):
+        assert fmm.plan(*size).plan == VENDOR
+
+
+@pytest.mark.parametrize(("stream", "wins"), [(1e9, False), (1e11, True)])
+def test_a_guess_is_checked_by_measurement(stream: float, wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow sums: the vendor, whatever the built-in calibration proposes."""
+    monkeypatch.setattr(decision, "measured", lambda threads, dtype: rates(1e12, stream))
+    found = decision.decide(TEMPTING, LARGE, 2)
+    assert (found.plan != VENDOR) == wins
+    assert "for tests" in found.reason
+    assert list(decision.leaner(TEMPTING, found.plan, LARGE, 2))[-1:] == ([VENDOR] if wins else [])
+
+
+def test_a_calibration_that_was_not_guessed_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuned device's, say."""
+    monkeypatch.setattr(decision, "measured", lambda threads, dtype: pytest.fail("measured again"))
+    monkeypatch.setattr(decision, "calibration", lambda threads: replace(cpu(threads), source="tuned"))
+    assert decision.decide(TEMPTING, LARGE, 2).plan != VENDOR
+
+
+def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(threads: int, dtypes: tuple[str, ...]) -> Calibration:
+        raise MemoryError
+
+    monkeypatch.setattr(probe, "_measure", fail)
+    assert probe.measured(2, "float64").source == BUILT_IN
+    assert not probe._found, "it is tried again when there is memory"
