@@ -108,10 +108,7 @@ def _seconds(call: Callable[[], object]) -> float:
 def _after_fork() -> None:
     """A forked child must not wait for a lock that another thread of its parent held."""
     global _lock
-    MEASURED = "measured in this process"
-
-
-_lock = threading.Lock()
+    _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
