@@ -12,7 +12,7 @@ from cupy_backends.cuda.api import runtime
 
 from fmm import cupy_gemm
 from fmm.decision import Decision
-from fmm.device_arrays import ANYTHING, TINY, Operand, Setting, Wanted, kind_of, two_devices
+from fmm.device_arrays import ANYTHING, Operand, Setting, Wanted, hopeless, kind_of, two_devices
 from fmm.device_call import Call
 from fmm.device_multiply import explained, product
 from fmm.kernels.plan import VENDOR, PlanError
@@ -40,10 +40,12 @@ class CupyArrays:
 
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray) and not options:
-            if out is None and wanted is ANYTHING and a.ndim == b.ndim == 2 and a.size * b.shape[1] < TINY:
-                if a.data.device_id != b.data.device_id:
-                    raise two_devices(a, b)
-                return self.vendor(a, b)
+            if out is None and wanted is ANYTHING and a.ndim == b.ndim == 2:
+                (m, k), (_, n) = a.shape, b.shape
+                if hopeless(m, k, n, a.itemsize):
+                    if a.data.device_id != b.data.device_id:
+                        raise two_devices(a, b)
+                    return self.vendor(a, b)
             return product(self, a, b, out, wanted)
         return self._unusual(a, b, out, options, wanted)
 

@@ -51,7 +51,15 @@ class Wanted(NamedTuple):
 
 
 ANYTHING = Wanted()
-TINY = 256**3  # multiply-adds that take less time on any device than the launches of a plan
+# Multiply-adds that take less time on any device than the launches of a plan, or that no plan makes faster: of 16-bit
+# types (in tensor cores), and of those whose rows are not aligned, which vendors multiply several times slower.
+TINY, TINY_HALF, TINY_RAGGED = 1 << 29, 1 << 33, 1 << 31
+
+
+def hopeless(m: int, k: int, n: int, itemsize: int) -> bool:
+    """A quick no for a product of matrices, in a fraction of a microsecond."""
+    work = m * k * n
+    return work < TINY or (itemsize == 2 and work < (TINY_RAGGED if (k | n) & 7 else TINY_HALF))
 
 
 class Arrays(Protocol):

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from fmm.decision import Decision
-from fmm.device_arrays import ANYTHING, TINY, Operand, Setting, Wanted
+from fmm.device_arrays import ANYTHING, Operand, Setting, Wanted, hopeless
 from fmm.device_call import Call
 from fmm.device_multiply import explained, prepared, product
 from fmm.kernels.plan import VENDOR, PlanError
@@ -69,8 +69,8 @@ class TorchArrays:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
         if wanted is ANYTHING and out is None and type(a) in PLAIN and type(b) in PLAIN:
             x, y = a.shape, b.shape
-            if len(x) == 2 and len(y) == 2 and x[0] * x[1] * y[1] < TINY:
-                return torch.matmul(a, b)
+            if len(x) == 2 and len(y) == 2 and hopeless(x[0], x[1], y[1], a.itemsize):
+                return torch.mm(a, b)  # which torch.matmul calls, after some thought
         if not self._ours(a, b, out):
             return self._refused(a, b, out, wanted)
         if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():

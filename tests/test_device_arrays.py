@@ -620,3 +620,20 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
         assert str(ours.value) == str(theirs.value)
     with pytest.raises(TypeError, match="takes no order"):
         fmm.matmul(a, a, order="F")
+
+
+@pytest.mark.parametrize(
+    ("size", "itemsize", "no"),
+    [
+        ((64, 64, 64), 4, True),
+        ((800, 800, 800), 8, True),
+        ((1536, 1536, 1536), 4, False),  # where one level of float32 wins on an H200
+        ((1536, 1536, 1536), 2, True),
+        ((2001, 2001, 2001), 2, False),  # rows that are not aligned
+        ((2048, 2048, 2048), 2, False),
+        ((2000, 2000, 2000), 2, True),
+        ((1, 1 << 29, 1), 4, False),
+    ],
+)
+def test_a_quick_no(size: tuple[int, int, int], itemsize: int, no: bool) -> None:
+    assert device_arrays.hopeless(*size, itemsize) is no

@@ -87,9 +87,16 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
     base = _predicted(VENDOR, problem, calibration).seconds
     found = []
     for plan in among or candidates(calibration.batches):
+        if plan.levels and smallest_leaf(plan, problem) < min(calibration.least, *problem.size):
+            continue
         prediction = _predicted(plan, problem, calibration)
         found.append(Candidate(plan, prediction, prediction.seconds / base if base else 1.0, expected_growth(plan)))
     return tuple(sorted(found, key=lambda c: c.time))
+
+
+def smallest_leaf(plan: Plan, problem: Problem) -> float:
+    """The shortest side of the leaf products."""
+    return min(min(leaf[:3]) for leaf in estimated(plan, problem).leaves)
 
 
 def _predicted(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
