@@ -62,17 +62,35 @@ def _tables(folders: list[Path]) -> Iterator[str]:
 
 
 def _sentences(folder: Path) -> Iterator[str]:
-    """One line for each of the other suites, worst cases first."""
-    rows = {suite: _load(folder, suite)[1] for suite in ("never_slower", "small_calls", "errors", "memory", "guard")}
-    ratios = [r["speedup"] for r in rows["never_slower"]]
-    calls = ", ".join(f"{r['extra_microseconds']:.2f} µs at {r['side']} x {r['side']}" for r in rows["small_calls"])
-    worst = max(rows["errors"], key=lambda r: float(r["ratio"]))
-    yield f"- {len(ratios)} random shapes, sides up to 6000: median ratios from {min(ratios):.3f} to {max(ratios):.3f}."
-    yield f"- A small call costs more by {calls}."
+    """One line for each of the other suites that were run, worst cases first."""
+    for suite, sentence in SENTENCES.items():
+        if (folder / f"{suite}.json").exists():
+            yield f"- {sentence(_load(folder, suite)[1])}."
+
+
+def _never_slower(rows: list[Row]) -> str:
+    ratios = [r["speedup"] for r in rows]
+    return f"{len(ratios)} random shapes, sides up to 6000: median ratios from {min(ratios):.3f} to {max(ratios):.3f}"
+
+
+def _small_calls(rows: list[Row]) -> str:
+    calls = (f"{r['extra_microseconds']:.2f} µs at {r['side']} x {r['side']}" for r in rows)
+    return f"A small call costs more by {', '.join(calls)}"
+
+
+def _errors(rows: list[Row]) -> str:
+    worst = max(rows, key=lambda r: float(r["ratio"]))
     where = f"{worst['dtype']}, {worst['data']}, n = {worst['side']}"
-    yield f"- Largest error: {worst['ratio']:.1f} times NumPy's ({where})."
-    yield f"- Peak memory over what the plan said: {max(r['ratio'] for r in rows['memory']):.4f}."
-    yield f"- The check for overflow takes at most {max(r['share'] for r in rows['guard']):.2%} of a product."
+    return f"Largest error: {worst['ratio']:.1f} times NumPy's ({where})"
+
+
+SENTENCES: dict[str, Callable[[list[Row]], str]] = {
+    "never_slower": _never_slower,
+    "small_calls": _small_calls,
+    "errors": _errors,
+    "memory": lambda rows: f"Peak memory over what the plan said: {max(r['ratio'] for r in rows):.4f}",
+    "guard": lambda rows: f"The check for overflow takes at most {max(r['share'] for r in rows):.2%} of a product",
+}
 
 
 def _tuned(results: Path) -> Iterator[str]:
