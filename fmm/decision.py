@@ -32,9 +32,7 @@ class Decision:
     problem: Problem | None
     reason: str
     considered: tuple[Candidate, ...] = ()
-    step: str = (
-        "rule"  # which one answered: rule, certified or online entry, calibrated, probed, built-in or datasheet model
-    )
+    step: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
     trial: online.Trial | None = None  # the measurement that a product of this shape takes part in
 
     @property

@@ -34,7 +34,8 @@ def environment(command: list[str]) -> dict[str, Any]:
 
 def command() -> list[str]:
     """What the user typed, as far as it can be known."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    name = Path(sys.argv[0]).name
+    return ["fmm-tune" if name == "cli.py" else name, *sys.argv[1:]]
 
 
 def device_folder() -> str:
