@@ -23,7 +23,7 @@ from benchmarks.gpu import ROOT, environment
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
 LARGEST, ASPECT = 20000, 64
-LEAST = 1.5  # milliseconds of a sample
+LEAST = 4.0  # milliseconds of a sample
 SECONDS = 0.25  # of a shape's samples, about
 
 

@@ -89,7 +89,10 @@ def matmul(
     else:
         return _matmul(call, options, given, limits)
     if given not in (None, VENDOR) and not isinstance(why, NumPyAnswersError):
-        replace(options, out=None).vendor(*_without_work(a, b))  # NumPy's own exception, if it rejects the call
+        try:
+            replace(options, out=None).vendor(*_without_work(a, b))
+        except Exception:
+            replace(options, out=None).vendor(a, b)  # NumPy rejects the call itself: its own exception, with the shapes
         raise PlanError(f"the plan {given} cannot run here: {why}")
     return options.vendor(a, b)
 
