@@ -54,8 +54,9 @@ def _example(folders: list[Path]) -> Iterator[str]:
 
 
 def _tables(folders: list[Path]) -> Iterator[str]:
-    for folder in folders:
+    for i, folder in enumerate(folders):
         environment, speed = _load(folder, "speed")
+        yield from [""] * (i > 0)
         yield f"**{_machine(environment)}** (`results/{folder.name}/`, commit {environment['commit']})"
         yield ""
         yield "| m x k x n | type | speedup over NumPy (95 % interval) | plan | workspace |"

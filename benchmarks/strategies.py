@@ -173,8 +173,10 @@ def main(arguments: list[str]) -> int:
     where = environment(command()) if device.identity.key.startswith("cpu") else {"command": " ".join(command())}
     settings = {"dtype": options.dtype, "seed": SEED}
     versions = dict(device.identity.versions)
-    trials.header(Header("exhaustive", device.identity.key, versions, where, settings, where["command"], ""))
-    journal = Journal("exhaustive", device, keep=trials.add)
+    past = [t for tuning in trials.tunings() for t in tuning.trials]  # an interrupted run goes on where it was
+    if not past:
+        trials.header(Header("exhaustive", device.identity.key, versions, where, settings, where["command"], ""))
+    journal = Journal("exhaustive", device, past, trials.add)
     plans = len(_space(device)) if options.every else len(device.candidates())
     effort = Effort(options.seconds, 1e9, options.rounds, options.shapes, 0, 0, 0)
     side = scale(journal, options.dtype, effort)

@@ -80,8 +80,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
     products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
-              m and n in whole tiles;
-              the first of the two takes `unaligned` or `batch` times as long where that holds
+              m and n in whole tiles; the first of the two takes `unaligned` or `batch` times as long where that holds
     sums      (bytes, those of sequential or ragged levels over that factor, + small * passes) / stream
     launches  launch * (starts + passes)
     hidden    overlap * min(products, sums below an overlapped level)

@@ -243,7 +243,7 @@ def rates(case: Case) -> Any:
     squares = [o for o in case.seen("scale", "probe") if len(set(o.problem.size)) == 1]
     vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
     left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLUE, label="measured")
-    n = np.geomspace(vendors[0][0], vendors[-1][0], 80)
+    n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // 32 * 32  # round sides, as those measured are
     fitted = [predict(VENDOR, Problem(*(int(x),) * 3, case.dtype), case.calibration).effective_flops for x in n]
     left.plot(n, np.array(fitted) / 1e9, color=BLACK, linewidth=1.2, label="fit")
     left.set(xscale="log", xlabel="side", ylabel="Gflop/s", ylim=(0, None), title="pi: the vendor's product")
