@@ -89,10 +89,8 @@ def matmul(
     else:
         return _matmul(call, options, given, limits)
     if given not in (None, VENDOR) and not isinstance(why, NumPyAnswersError):
-        try:
-            replace(options, out=None).vendor(*_without_work(a, b))
-        except Exception:
-            replace(options, out=None).vendor(a, b)  # NumPy rejects the call itself: its own exception, with the shapes
+        if not _numpy_accepts(a, b, options):
+            replace(options, out=None).vendor(a, b)  # its own exception, with the shapes
         raise PlanError(f"the plan {given} cannot run here: {why}")
     return options.vendor(a, b)
 
@@ -166,6 +164,15 @@ def _hopeless(a: Any, b: Any) -> bool:
     if a.ndim == 2 and b.ndim == 2:
         return bool(a.shape[0] < SIDE or a.shape[1] < SIDE or b.shape[1] < SIDE)
     return bool(a.ndim < 3 or a.shape[-1] < SIDE or b.ndim < 2 or b.shape[-1] < SIDE)
+
+
+def _numpy_accepts(a: Any, b: Any, options: Options) -> bool:
+    """Would NumPy multiply these at all? Found without multiplying."""
+    try:
+        replace(options, out=None).vendor(*_without_work(a, b))
+    except Exception:
+        return False
+    return True
 
 
 def _without_work(a: Any, b: Any) -> tuple[Any, Any]:

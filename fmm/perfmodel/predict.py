@@ -90,7 +90,8 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     for m, k, n, count, together in work.leaves:
         if m and k and n:
             slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
-            slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
+            if rate.tile > 1:
+                slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
             slowdown *= (1.0 if work.aligned else rate.unaligned) * (rate.batch if together > 1 else 1.0)
             compute = problem.element.flops * m * k * n / rate.flops * slowdown
             moved = (m * k + k * n + m * n) * item / (rate.memory or calibration.stream)
