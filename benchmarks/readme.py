@@ -22,6 +22,7 @@ def filled(readme: str, results: Path) -> str:
     sections: dict[str, Callable[[list[Path]], Iterator[str]]] = {
         "example": _example,
         "tables": _tables,
+        "gpu": lambda _: _gpus(results),
         "tuned": lambda _: _tuned(results),
     }
     return MARK.sub(lambda m: m[1] + "\n".join(sections[m[2]](folders)) + "\n" + m[3], readme)
@@ -43,6 +44,13 @@ def _example(folders: list[Path]) -> Iterator[str]:
         if row:
             ours, theirs = median(row["candidate"]), median(row["vendor"])
             yield f"On {_machine(environment)}: NumPy {theirs:.2f} s, fmm **{ours:.2f} s**."
+    for path in sorted((ROOT / "results").glob("*/gpu.json")):
+        environment, rows = _load(path.parent, "gpu")
+        best = next((_best(case) for case in _cases(rows) if case[0]["size"] == [16384] * 3), None)
+        if best:
+            ours, theirs = median(best["candidate"]), median(best["vendor"])
+            what = f"{best['dtype']}, n = 16384"
+            yield f"On {environment['device']}, {what}: cuBLAS {theirs:.0f} ms, fmm **{ours:.0f} ms**."
 
 
 def _tables(folders: list[Path]) -> Iterator[str]:
@@ -60,6 +68,71 @@ def _tables(folders: list[Path]) -> Iterator[str]:
             yield f"| {size} | {r['dtype']} | **{r['speedup']:.2f}** ({interval}) | `{r['plan']}` | {space} |"
         yield ""
         yield from _sentences(folder)
+        yield ""
+
+
+def _gpus(results: Path) -> Iterator[str]:
+    """The fastest plan of every case on every GPU; cases that the last run had no time for from an earlier one."""
+    for folder in sorted(path.parent for path in results.glob("*/gpu.json")):
+        environment, rows = _load(folder, "gpu")
+        dates = "CUDA {cuda}, cuBLAS {cublas}, {time}".format(**environment)
+        yield f"**{environment['device']}**, {dates} (`results/{folder.name}/`, commit {environment['commit'][:12]})"
+        yield ""
+        yield "| type | m x k x n | cuBLAS | fmm | speedup | / Lt | error | workspace | plan |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+        yield from (_gpu_row(case) for case in _cases(rows))
+        for earlier in sorted(folder.glob("gpu-*.json")):
+            known = {(r["dtype"], str(r["size"])) for r in rows}
+            before, others = _load(folder, earlier.stem)
+            missing = [r for r in others if (r["dtype"], str(r["size"])) not in known]
+            note = f" ({before['time'][:10]})"
+            yield from (_gpu_row(case, note) for case in _cases(missing))
+        if (folder / "random.json").exists():
+            yield ""
+            yield from _random(_load(folder, "random")[1])
+
+
+def _cases(rows: list[Row]) -> Iterator[list[Row]]:
+    cases: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["candidate"]:
+            cases.setdefault((row["dtype"], str(row["size"])), []).append(row)
+    order = ("float32", "float64", "bfloat16", "float16", "tf32")
+    yield from sorted(cases.values(), key=lambda case: (order.index(case[0]["dtype"]), case[0]["size"]))
+
+
+def _gpu_row(case: list[Row], note: str = "") -> str:
+    """One line of the table; without candidates of cuBLASLt, that column is cuBLAS's again."""
+    lt = [r for r in case if r["plan"].startswith("lt") and not r["graph"]]
+    best = _best(case)
+    peer = min((r["candidate"] for r in lt), key=median) if lt else best["vendor"]
+    size = " x ".join(map(str, best["size"]))
+    times = f"{median(best['vendor']):.3g} ms | {median(best['candidate']):.3g} ms"
+    ratios = f"**{_paired(best['vendor'], best):.2f}** | {_paired(peer, best):.2f}"
+    error = f"{best['error'] / best['vendor_error']:.1f}"
+    plan = f"`{best['plan']}`" + (" graph" if best["graph"] else "")
+    space = f"{best['workspace'] / 2**30:.2f} GiB"
+    return f"| {best['dtype']} | {size} | {times} | {ratios} | {error} | {space} | {plan}{note} |"
+
+
+def _best(case: list[Row]) -> Row:
+    return max((r for r in case if r["plan"] != "vendor"), key=lambda r: _paired(r["vendor"], r))
+
+
+def _paired(other: list[float], row: Row) -> float:
+    return float(median(o / c for o, c in zip(other, row["candidate"], strict=True)))
+
+
+def _random(rows: list[Row]) -> Iterator[str]:
+    """Whole calls of fmm.matmul on random shapes, type by type."""
+    for dtype in dict.fromkeys(r["dtype"] for r in rows):
+        found = [r for r in rows if r["dtype"] == dtype]
+        ratios = {"all": [r["ratio"] for r in found]}
+        ratios["long"] = [r["ratio"] for r in found if median(r["vendor"]) > 0.1]
+        low, high = min(ratios["all"]), max(ratios["all"])
+        text = f"{len(found)} random shapes, whole calls: median ratios from {low:.2f} to {high:.2f}"
+        long = f"of products over 0.1 ms ({len(ratios['long'])}) from {min(ratios['long'], default=1):.2f}"
+        yield f"- {dtype}: {text}; {long}."
 
 
 def _sentences(folder: Path) -> Iterator[str]:

@@ -19,6 +19,7 @@ class Rate:
     device half busy, and after `pipe` steps of the inner dimension half the time is start-up. `rows / m + cols / n` is
     added to the sum: what reading B and A once costs. `memory` is the rate of thin products in bytes/s, the sums' if 0.
     Products whose rows do not begin at multiples of 16 bytes take `unaligned` times as long, those of a batch `batch`.
+    C is computed in whole tiles of `tile` rows and columns.
     """
 
     flops: float
@@ -29,6 +30,7 @@ class Rate:
     memory: float = 0.0
     unaligned: float = 1.0
     batch: float = 1.0
+    tile: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,13 @@ PRODUCT_SHARES = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 PRODUCT_SHARE = 0.8
 STREAM_SHARE = 0.75
 MARGIN = 0.03  # nothing of this device was measured
-LEAST = 384.0
+LEAST = 512.0
 LAUNCH = 4e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
 UNALIGNED = {"float16": 5.0, "bfloat16": 5.0, "float64": 1.35, "float32": 1.05, "tf32": 1.5}
 BATCH = {"tf32": 1.12}
+SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
 PIPE = 32.0
 
@@ -106,6 +109,7 @@ def datasheet(name: str) -> Calibration:
             PIPE,
             unaligned=UNALIGNED.get(t, 1.0),
             batch=BATCH.get(t, 1.0),
+            tile=SIDE,
         )
         for t, peak in peaks.items()
     }

@@ -79,8 +79,8 @@ def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Predictio
 def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
-    products  sum over leaves of max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory)
-              the first of the two takes `unaligned` or `batch` times as long where that holds
+    products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
+              m and n in whole tiles; the first of the two takes `unaligned` or `batch` times as long where that holds
     sums      (bytes, those of sequential or ragged levels over that factor, + small * passes) / stream
     launches  launch * (starts + passes)
     hidden    overlap * min(products, sums below an overlapped level)
@@ -90,6 +90,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     for m, k, n, count, together in work.leaves:
         if m and k and n:
             slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
+            slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
             slowdown *= (1.0 if work.aligned else rate.unaligned) * (rate.batch if together > 1 else 1.0)
             compute = problem.element.flops * m * k * n / rate.flops * slowdown
             moved = (m * k + k * n + m * n) * item / (rate.memory or calibration.stream)
