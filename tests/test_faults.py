@@ -373,7 +373,7 @@ def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Pat
 
 
 def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, tmp_path: Path) -> None:
-    fake.pace = 0.2
+    fake.pace = 1.0
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
     counts = []
     for more in ([], ["--resume"], ["--resume"]):
