@@ -53,11 +53,12 @@ def test_the_rate_is_that_of_products_of_this_machine(fresh: None) -> None:
     rate = probe.measured(blas_threads(), "float64").rate("float64")
     x = np.ones((1024, 1024))
     times = []
-    for _ in range(5):
+    for _ in range(9):
         start = time.perf_counter()
         np.matmul(x, x.copy())
         times.append(time.perf_counter() - start)
-    assert 2 * 1024**3 / rate.flops * (1 + rate.pipe / 1024) == pytest.approx(min(times), rel=0.7)
+    predicted = 2 * 1024**3 / rate.flops * (1 + rate.pipe / 1024)
+    assert min(times) / 3 < predicted < 3 * min(times)
 
 
 def test_a_process_measures_once_for_each_precision(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
