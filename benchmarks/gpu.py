@@ -24,6 +24,7 @@ import numpy as np
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.tape import Problem, Tape, record
+from fmm.tuner.cuda_device import normal, wide
 from fmm.tuner.environment import commit
 
 ROOT = Path(__file__).parents[1]
@@ -130,30 +131,6 @@ class Row:
 
 
 # ---- data
-
-
-def normal(shape: tuple[int, int], dtype: str) -> Any:
-    """Random normal numbers (zeros would run faster); bfloat16 as its bits in 16-bit integers."""
-    kind = np.float64 if dtype == "float64" else np.float32
-    x = cupy.empty(shape, {"bfloat16": np.uint16, "float16": np.float16}.get(dtype, kind))
-    step = max((1 << 26) // max(shape[1], 1), 1)
-    for row in range(0, shape[0], step):
-        part = cupy.random.standard_normal((min(step, shape[0] - row), shape[1]), dtype=kind)
-        x[row : row + step] = bfloat16_bits(part) if dtype == "bfloat16" else part
-    return x
-
-
-def bfloat16_bits(x: Any) -> Any:
-    """float32 rounded to the nearest bfloat16, as bits."""
-    bits = x.view(cupy.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
-
-
-def wide(x: Any, dtype: str) -> Any:
-    """The numbers in float64."""
-    if dtype == "bfloat16":
-        x = (x.astype(cupy.uint32) << 16).view(cupy.float32)
-    return x.astype(cupy.float64)
 
 
 class Buffers:

@@ -10,8 +10,8 @@ from fmm import config, identity, online
 from fmm.config import Tuned
 from fmm.identity import Identity
 from fmm.kernels.explain import table
+from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.recipe import workspace
 from fmm.perfmodel.calibration import BUILT_IN, FLOPS_PER_BYTE, Calibration, cpu
 from fmm.perfmodel.choose import Candidate, Limits, choose
 from fmm.perfmodel.problem import ELEMENTS, Problem

@@ -8,8 +8,8 @@ from functools import cached_property, lru_cache
 
 from fmm.decision import Decision, answer
 from fmm.identity import Identity, gpu_key
+from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.recipe import workspace
 from fmm.perfmodel import devices
 from fmm.perfmodel.calibration import Calibration, datasheet
 from fmm.perfmodel.choose import Limits

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.arena import Array
+from fmm.kernels.lowering import lower
 from fmm.kernels.plan import Plan
-from fmm.kernels.recipe import Product, Sum, lower
+from fmm.kernels.recipe import Product, Sum
 from fmm.kernels.threads import Threads
 
 ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge

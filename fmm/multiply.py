@@ -14,10 +14,10 @@ from fmm.device_arrays import ANYTHING, Wanted, arrays_of
 from fmm.guard import may_overflow
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
+from fmm.kernels.needs import temporary_bytes
+from fmm.kernels.needs import workspace as plan_workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import VENDOR, Plan, PlanError
-from fmm.kernels.recipe import temporary_bytes
-from fmm.kernels.recipe import workspace as plan_workspace
 from fmm.kernels.threads import Threads, blas_threads
 from fmm.memory import borrowed, default_limit
 from fmm.operands import (

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.arena import Arena, Array, block
+from fmm.kernels.lowering import lower
+from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan
-from fmm.kernels.recipe import Sum, lower, workspace
+from fmm.kernels.recipe import Sum
 from fmm.kernels.threads import Threads
 from fmm.perfmodel.calibration import Calibration, Rate, cpu
 

@@ -17,11 +17,12 @@ import pytest
 
 from fmm.kernels.arena import Arena, block
 from fmm.kernels.executor import execute
+from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Level, Plan, PlanError
 from fmm.kernels.program import Coefficient
 from fmm.kernels.proof import Polynomial, defect, first_defect, symbols
-from fmm.kernels.recipe import Sum, workspace
+from fmm.kernels.recipe import Sum
 from fmm.kernels.scheme import Scheme, scheme, scheme_names
 from fmm.kernels.steps import step_table_names
 from fmm.kernels.threads import Threads

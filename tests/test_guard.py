@@ -15,8 +15,9 @@ import fmm
 from fmm.guard import gain, may_overflow, norm, peak
 from fmm.kernels.arena import Arena, block
 from fmm.kernels.executor import execute
+from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.recipe import Sum, workspace
+from fmm.kernels.recipe import Sum
 from fmm.kernels.threads import Threads
 
 Array = np.ndarray[Any, Any]

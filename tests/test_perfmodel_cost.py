@@ -14,10 +14,11 @@ import pytest
 
 from fmm.kernels.arena import Arena, block
 from fmm.kernels.executor import execute
+from fmm.kernels.needs import leaf_products, workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Balanced, Level, Plan, PlanError, level
 from fmm.kernels.program import Program
-from fmm.kernels.recipe import Sum, leaf_products, workspace
+from fmm.kernels.recipe import Sum
 from fmm.kernels.scheme import scheme_names
 from fmm.kernels.steps import step_table, step_table_names
 from fmm.kernels.threads import Threads

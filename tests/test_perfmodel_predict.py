@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import pytest
 
+from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.recipe import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
 from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked
 from fmm.perfmodel.devices import device_names

@@ -14,26 +14,11 @@ from hypothesis import strategies as st
 
 from fmm.kernels.arena import Arena, block
 from fmm.kernels.executor import execute
+from fmm.kernels.lowering import PANEL, cuts, grid, lower, side
+from fmm.kernels.needs import ALIGN, flops, leading, leaf_products, temporary_bytes, workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Level, Plan
-from fmm.kernels.recipe import (
-    ALIGN,
-    PANEL,
-    Batch,
-    Place,
-    Recipe,
-    Sum,
-    cuts,
-    flops,
-    grid,
-    leading,
-    leaf_products,
-    lower,
-    side,
-    temporary_bytes,
-    whole,
-    workspace,
-)
+from fmm.kernels.recipe import Batch, Place, Recipe, Sum, whole
 from fmm.kernels.schedule import schedule
 from fmm.kernels.threads import Threads
 

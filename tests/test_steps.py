@@ -159,7 +159,7 @@ def test_a_sum_that_does_not_fit_says_where_and_what_to_use(name: str) -> None:
 
 
 def run_on_symbols(plan: Plan, m: int, k: int, n: int) -> None:
-    from fmm.kernels.recipe import lower
+    from fmm.kernels.lowering import lower
 
     lower(plan, m, k, n)
 

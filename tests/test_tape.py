@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from fmm.kernels.arena import Arena, block
 from fmm.kernels.cuda_source import ELEMENTS, THREADS, Scalar, Spot
 from fmm.kernels.executor import execute
+from fmm.kernels.lowering import lower
+from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.recipe import lower, workspace
 from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.threads import Threads
 

@@ -17,9 +17,9 @@ import pytest
 from fmm.kernels import threads
 from fmm.kernels.arena import Arena, block
 from fmm.kernels.executor import execute
+from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan
-from fmm.kernels.recipe import workspace
 from fmm.kernels.threads import VARIABLES, Threads, blas_threads, processors
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,7 +1,7 @@
 """Schemes, step tables, plans and what runs them."""
 
+from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan, PlanError
-from fmm.kernels.recipe import workspace
 from fmm.kernels.scheme import Scheme, SchemeError, scheme, scheme_names
 from fmm.kernels.steps import StepError, StepTable, step_table, step_table_names
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.recipe import ALIGN, leading, temporary_bytes
+from fmm.kernels.needs import ALIGN, leading, temporary_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

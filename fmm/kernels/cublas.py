@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # noqa: F401  loads the library that CuPy uses
 
-from fmm.kernels.recipe import LT_SCRATCH
+from fmm.kernels.needs import LT_SCRATCH
 from fmm.kernels.tape import BASES, Factor, GemmOp, Problem
 
 Math = Literal["ieee", "tf32"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from fmm.kernels.lowering import lower
 from fmm.kernels.plan import Plan
 from fmm.kernels.program import Coefficient
-from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, lower
+from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum
 
 Array = Any  # numpy.ndarray, cupy.ndarray or an array of symbols: two axes, slicing, .T, .shape, .strides
 

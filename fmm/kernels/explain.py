@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fmm.kernels.lowering import lower
+from fmm.kernels.needs import leaf_products, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan
-from fmm.kernels.recipe import Product, Sum, leaf_products, lower, temporary_bytes, workspace
+from fmm.kernels.recipe import Product, Sum
 
 
 class Row(NamedTuple):

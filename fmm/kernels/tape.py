@@ -16,20 +16,11 @@ from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
 from fmm.kernels.cuda_source import ELEMENTS, THREADS, Access, Scalar, Spot, SumKernel
+from fmm.kernels.lowering import lower
+from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.program import Program
-from fmm.kernels.recipe import (
-    LT_SCRATCH,
-    Batch,
-    Place,
-    Product,
-    Recipe,
-    Sum,
-    leading,
-    lower,
-    temporary_bytes,
-    workspace,
-)
+from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.recipe import workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import Prediction, estimated, estimated_workspace, plans, seconds
 from fmm.perfmodel.problem import Problem

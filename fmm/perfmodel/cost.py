@@ -17,9 +17,11 @@ from itertools import combinations, pairwise, product
 from math import prod
 from typing import NamedTuple, TypeVar
 
+from fmm.kernels.lowering import lower
+from fmm.kernels.needs import LT_SCRATCH, temporary_bytes
 from fmm.kernels.plan import Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program, restricted
-from fmm.kernels.recipe import LT_SCRATCH, Place, Recipe, Sum, lower, temporary_bytes
+from fmm.kernels.recipe import Place, Recipe, Sum
 
 Shape = tuple[int, int, int]  # (m, k, n)
 Rectangle = tuple[int, int]  # rows, columns

@@ -12,8 +12,8 @@ from fractions import Fraction
 from itertools import product
 from typing import Final, Literal
 
+from fmm.kernels.lowering import lower
 from fmm.kernels.plan import Plan, level
-from fmm.kernels.recipe import lower
 from fmm.kernels.scheme import scheme as named_scheme
 from fmm.kernels.steps import StepTable, kernel_table, step_table
 from fmm.perfmodel import counts

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
+from fmm.kernels.lowering import lower, side
+from fmm.kernels.needs import ALIGN
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan
-from fmm.kernels.recipe import ALIGN, Sum, lower, side
+from fmm.kernels.recipe import Sum
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.problem import Problem

@@ -16,9 +16,10 @@ from functools import lru_cache
 from itertools import product
 from math import frexp, log2, prod, sqrt
 
+from fmm.kernels.lowering import lower
 from fmm.kernels.plan import Balanced, Level, Plan
 from fmm.kernels.program import Program
-from fmm.kernels.recipe import Place, Product, Recipe, Sum, lower
+from fmm.kernels.recipe import Place, Product, Recipe, Sum
 from fmm.kernels.schedule import schedule
 from fmm.kernels.scheme import Scheme
 from fmm.kernels.steps import StepTable

@@ -17,9 +17,9 @@ from fmm import identity, memory
 from fmm.identity import Identity
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
+from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import VENDOR, Plan, PlanError
-from fmm.kernels.recipe import workspace
 from fmm.kernels.threads import Threads, blas_threads, processors
 from fmm.perfmodel.calibration import Calibration, cpu
 from fmm.perfmodel.choose import candidates

@@ -10,8 +10,8 @@ from itertools import islice, product
 from typing import Any
 
 from fmm import certify
+from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan, PlanError
-from fmm.kernels.recipe import workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked
 from fmm.perfmodel.problem import Problem

@@ -19,8 +19,8 @@ import numpy as np
 import fmm
 from fmm.guard import may_overflow
 from fmm.kernels.arena import Array
+from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.recipe import workspace
 from fmm.kernels.threads import Threads, blas_threads
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.measure import Rounds, paired
