@@ -13,7 +13,8 @@ threads. They are tried first; the maxima settle what the norms, which are large
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fmm.kernels.threads import Threads
 ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
 SUMMED = 1 << 18  # numbers whose squares are summed at a time, so that rounding stays within SLACK
 SLACK = 1.05
+TASK = 1 << 21  # numbers that a thread sums before it asks for more
 SHORT = 1024  # rows shorter than this cost more to ask for than to sum
 PANEL = 256 * 1024  # bytes scanned at a time, so that the second reduction finds its data in cache
 
@@ -42,24 +44,31 @@ def may_overflow(plan: Plan, a: Array, b: Array, threads: Threads) -> bool:
         largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too
         return largest * growth < limit * ROOM and left < limit and right < limit
 
-    return not (safe(norm(a), norm(b), 1) or safe(peak(a, threads), peak(b, threads), k * parts))
+    return not (safe(norm(a, threads), norm(b, threads), 1) or safe(peak(a, threads), peak(b, threads), k * parts))
 
 
-def norm(x: Array) -> float:
+def norm(x: Array, threads: Threads) -> float:
     """At least the Frobenius norm, and not much more; inf if BLAS cannot find it quickly or cannot hold the squares."""
     rows = x if x.strides[1] == x.itemsize else x.T
     if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT and not rows.flags.c_contiguous):
         return math.inf
     real = x.dtype.type(0).real.dtype
-    total = 0.0
-    for row in [rows.reshape(-1)] if rows.flags.c_contiguous else rows:
-        numbers = row.view(real)
-        for start in range(0, len(numbers), SUMMED):
-            part = numbers[start : start + SUMMED]
-            with np.errstate(all="ignore"):
-                total += float(np.dot(part, part))
+    lines = [row.view(real) for row in ([rows.reshape(-1)] if rows.flags.c_contiguous else rows)]
+    parts = [line[start : start + SUMMED] for line in lines for start in range(0, len(line), SUMMED)]
+    found: list[float] = []
+    if real.itemsize == 4:  # OpenBLAS's own threads share a dot product of float64, but not one of float32
+        each = max(TASK // max(len(lines[0]), 1), TASK // SUMMED)
+        threads.run([partial(_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
+    else:
+        _squares(parts, found)
+    total = sum(found)
     lost = float(np.finfo(real).tiny)  # what a square that underflows can have been
     return math.sqrt(total * SLACK + lost * 2 * x.size)
+
+
+def _squares(parts: Sequence[Array], found: list[float]) -> None:
+    with np.errstate(all="ignore"):
+        found.append(sum(float(np.dot(part, part)) for part in parts))
 
 
 def peak(x: Array, threads: Threads) -> float:

@@ -412,16 +412,22 @@ def test_the_norm_is_bounded_from_both_sides(kind: str, scale: float, rng: np.ra
     lost = float(np.sqrt(np.finfo(kind).tiny * 4 * x.size))  # what squares that underflow can hide
     for view in (x, x.T, x[:, 100:4000], x[5:50], np.asfortranarray(x)):
         if view.shape == x.shape or view.shape == x.T.shape:
-            assert exact <= norm(view) <= exact * 1.03 + lost
+            assert exact <= norm(view, ONE) <= exact * 1.03 + lost
         else:
-            assert peak(view, ONE) <= norm(view) <= exact * 1.03 + lost
+            assert peak(view, ONE) <= norm(view, ONE) <= exact * 1.03 + lost
+
+
+def test_a_norm_by_two_threads_is_that_of_one(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((1500, 3000)).astype(np.float32)  # more than one task
+    for view in (x, x[:, :2900], x.T):
+        assert norm(view, Threads(2)) == pytest.approx(norm(view, ONE), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_the_norm_of_what_is_not_finite_is_not_finite(bad: float) -> None:
     x = np.ones((4, 300_000))
     x[3, -1] = bad
-    assert not np.isfinite(norm(x))
+    assert not np.isfinite(norm(x, ONE))
 
 
 @pytest.mark.parametrize(
@@ -433,7 +439,7 @@ def test_the_norm_of_what_is_not_finite_is_not_finite(bad: float) -> None:
     ],
 )
 def test_where_the_norm_does_not_help_the_maxima_decide(x: Array) -> None:
-    assert norm(x) == np.inf
+    assert norm(x, ONE) == np.inf
     assert not may_overflow(Plan.parse("winograd > vendor"), x, np.ones((300, 300), x.dtype), ONE)
 
 
