@@ -251,8 +251,10 @@ def section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
         raise _fail(f"{where}.entries", "a list", found["entries"])
     entries = [entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
     when = _inner(found["tuned"], "at")
-    median = _inner(_inner(found["error"], "speedup"), "median")
+    speedup = _inner(found["error"], "speedup")
+    median, count = _inner(speedup, "median"), _inner(speedup, "count")
     error = f", model error {median:.1%}" if isinstance(median, float) and isfinite(median) else ""
+    error = ", model not checked on other shapes" if count == 0 else error
     source = (
         f"calibrated on this device{f' {when[:10]}' if isinstance(when, str) and when.isprintable() else ''}{error}"
     )
@@ -334,13 +336,19 @@ def _xdg(variable: str, default: Path) -> Path:
 
 def default_path() -> Path:
     """Where the tuner writes unless told otherwise: where the runtime looks first."""
-    return Path(os.environ.get("FMM_CONFIG") or user_folder() / FILE)
+    given = os.environ.get("FMM_CONFIG")
+    return _file(Path(given)) if given else user_folder() / FILE
+
+
+def _file(path: Path) -> Path:
+    """A folder stands for the config in it."""
+    return path / FILE if path.is_dir() else path
 
 
 def search_path(given: str) -> tuple[Path, ...]:
     """Where configs are looked for: in the one given alone, else the user's, the site's, the package's."""
     if given:
-        return (Path(given),)
+        return (_file(Path(given)),)
     shipped = Path(__file__).parent / FILE
     try:
         return user_folder() / FILE, site_folder() / FILE, shipped

@@ -87,6 +87,8 @@ def matmul(
     except NotOursError as reason:
         why = reason
     else:
+        if given is not None and given.leaf != "vendor":
+            raise PlanError(f"the plan {given} cannot run here: {given.leaf} is a product of cuBLASLt's, on a GPU")
         return _matmul(call, options, given, limits)
     if given not in (None, VENDOR) and not isinstance(why, NumPyAnswersError):
         if not _numpy_accepts(a, b, options):

@@ -600,6 +600,11 @@ def test_bad_plans(plan: Any, message: str) -> None:
             fmm.matmul(x, x, plan=plan)
 
 
+def test_leaves_of_a_gpu_are_not_run_on_a_cpu() -> None:
+    with pytest.raises(PlanError, match="lt0 is a product of cuBLASLt's, on a GPU"):
+        fmm.matmul(draw((8, 8)), draw((8, 8)), plan="strassen > lt0")
+
+
 def test_a_plan_in_its_three_forms() -> None:
     a, b = draw((9, 9)), draw((9, 9))
     vendor = fmm.plan(9, 9, 9)
@@ -701,6 +706,7 @@ def test_a_product_with_its_own_transpose_by_a_given_plan(plan: str) -> None:
     agree(lambda: ((a, a.T), {}), {"plan": plan})
 
 
+@pytest.mark.usefixtures("eager")
 def test_explain_reads_the_options_as_matmul_does() -> None:
     a = np.zeros((8000, 8000), "f4")  # never touched: it takes no memory
     c = np.empty_like(a)

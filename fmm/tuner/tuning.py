@@ -60,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
     """Tune; the exit code is 2 for bad arguments, 1 if nothing can be written, 130 after Ctrl-C."""
     try:
         jobs = list(_jobs(options))
+        if not jobs:
+            raise BadChoiceError(f"{options.shapes} has no shapes of the types that would be tuned")
         path = output_path(options.output)
     except (UnknownDeviceError, ShapesError, BadChoiceError) as error:
         print(f"fmm-tune: {error}", file=sys.stderr)
@@ -264,6 +266,8 @@ def described(section: dict[str, Any]) -> Iterator[str]:
         yield (
             f"  model on {error['speedup']['count']} held-out pairs: time off by {error['time']['median']:.1%} "
             f"(95 %: {error['time']['p95']:.1%}), speedup by {error['speedup']['median']:.1%}"
+            if error["speedup"]["count"]
+            else "  model not checked: there was no time for held-out shapes"
         )
     for raw in section["entries"]:
         entry = config.entry(raw, "entry")
