@@ -24,7 +24,7 @@ import numpy as np
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.tape import Problem, Tape, record
-from fmm.tuner.cuda_device import normal, wide
+from fmm.tuner.cuda_device import milliseconds, normal, wide
 from fmm.tuner.environment import commit
 
 ROOT = Path(__file__).parents[1]
@@ -176,13 +176,7 @@ class Candidate:
             self.backend.run(self.tape, *self.pointers[i % len(self.pointers)])
 
     def milliseconds(self, repeats: int) -> float:
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        for i in range(repeats):
-            self.run(i)
-        stop.record()
-        stop.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
+        return milliseconds(self.run, repeats)
 
 
 def measure(case: Case, rounds: int, seconds: float) -> list[Row]:

@@ -19,7 +19,7 @@ from typing import Any
 import cupy
 
 import fmm
-from benchmarks.gpu import ROOT, environment
+from benchmarks.gpu import environment, results_folder
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
 LARGEST, ASPECT = 20000, 64
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
             finally:
                 cupy._core.set_compute_type(cupy.float32, 1)
         cupy.get_default_memory_pool().free_all_blocks()
-    folder = options.output or ROOT / "results" / env["device"].replace(" ", "-").lower()
+    folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "random.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
     for row in sorted(rows, key=lambda r: r["ratio"])[:30]:

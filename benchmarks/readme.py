@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ def filled(readme: str, results: Path) -> str:
     """The README with every marked section written anew."""
     folders = sorted(folder for folder in results.iterdir() if (folder / "speed.json").exists())
     sections: dict[str, Callable[[list[Path]], Iterator[str]]] = {
-        "example": _example,
+        "example": lambda folders: chain(_example(folders), _gpu_example(results)),
         "tables": _tables,
         "gpu": lambda _: _gpus(results),
         "tuned": lambda _: _tuned(results),
@@ -44,7 +45,10 @@ def _example(folders: list[Path]) -> Iterator[str]:
         if row:
             ours, theirs = median(row["candidate"]), median(row["vendor"])
             yield f"On {_machine(environment)}: NumPy {theirs:.2f} s, fmm **{ours:.2f} s**."
-    for path in sorted((ROOT / "results").glob("*/gpu.json")):
+
+
+def _gpu_example(results: Path) -> Iterator[str]:
+    for path in sorted(results.glob("*/gpu.json")):
         environment, rows = _load(path.parent, "gpu")
         best = next((_best(case) for case in _cases(rows) if case[0]["size"] == [16384] * 3), None)
         if best:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -138,12 +138,15 @@ def leaner(problem: Problem, than: Plan, limits: Limits, threads: int) -> Iterat
     """What to try when memory ran out: plans with ever less workspace that still win, at last the vendor's."""
     used = workspace(than, *problem.size, problem.itemsize)
     considered = choose(problem, _known(problem, limits, threads), limits).considered
-    rest = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
-    for candidate in sorted(rest, key=lambda c: -c.workspace):
-        if candidate.plan != VENDOR:
-            yield candidate.plan
+    yield from winning(considered, limits, used)
     if than != VENDOR:
         yield VENDOR
+
+
+def winning(considered: Sequence[Candidate], limits: Limits, below: int) -> Iterator[Plan]:
+    """The fast plans that are predicted to win with a workspace below so many bytes, the hungriest first."""
+    rest = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < below]
+    yield from (c.plan for c in sorted(rest, key=lambda c: -c.workspace) if c.plan != VENDOR)
 
 
 def smallest_side() -> int:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from fmm.decision import Decision, answer
+from fmm.decision import Decision, answer, winning
 from fmm.identity import Identity, gpu_key
 from fmm.kernels.needs import workspace
-from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.plan import Plan
 from fmm.perfmodel import devices
 from fmm.perfmodel.calibration import Calibration, datasheet
 from fmm.perfmodel.choose import Limits
@@ -75,5 +75,4 @@ def leaner_on(device: Gpu, problem: Problem, than: Plan, limits: Limits) -> Iter
     """What to try when memory ran out: plans with ever less workspace that still win; none at last."""
     used = workspace(than, *problem.size, problem.itemsize)
     considered = decide_on(device, problem, replace(limits, workspace=used)).considered
-    rest = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
-    yield from (c.plan for c in sorted(rest, key=lambda c: -c.workspace) if c.plan != VENDOR)
+    yield from winning(considered, limits, used)

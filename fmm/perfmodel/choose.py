@@ -9,7 +9,7 @@ from functools import lru_cache
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import Prediction, estimated, estimated_workspace, plans, seconds
+from fmm.perfmodel.predict import Prediction, estimated, estimated_workspace, plans, seconds, vendor
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 
@@ -76,31 +76,23 @@ def _batched() -> list[str]:
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = ranked(problem, calibration)
-    vendor = next(c for c in considered if c.plan == VENDOR)
+    unchanged = next(c for c in considered if c.plan == VENDOR)
     fitting = (c for c in considered if c.time <= 1 - calibration.margin and c.error_growth <= limits.error_growth)
-    best = next((c for c in fitting if c.fits(limits.workspace)), vendor)
+    best = next((c for c in fitting if c.fits(limits.workspace)), unchanged)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
 
 
 def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
     """All candidates, the fastest first; equally fast ones in the order of the list."""
-    base = _predicted(VENDOR, problem, calibration).seconds
+    base = vendor(problem, calibration).seconds
     found = []
     for plan in among or candidates(calibration.batches):
-        if plan.levels and smallest_leaf(plan, problem) < min(calibration.least, *problem.size):
+        work = estimated(plan, problem)
+        if plan.levels and work.smallest < min(calibration.least, *problem.size):
             continue
-        prediction = _predicted(plan, problem, calibration)
+        prediction = seconds(plan, problem, work, calibration)
         found.append(Candidate(plan, prediction, prediction.seconds / base if base else 1.0, expected_growth(plan)))
     return tuple(sorted(found, key=lambda c: c.time))
-
-
-def smallest_leaf(plan: Plan, problem: Problem) -> float:
-    """The shortest side of the leaf products."""
-    return min(min(leaf[:3]) for leaf in estimated(plan, problem).leaves)
-
-
-def _predicted(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    return seconds(plan, problem, estimated(plan, problem), calibration)
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

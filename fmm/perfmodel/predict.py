@@ -39,6 +39,11 @@ class Work:
     overlapped: float = 0.0
     aligned: bool = True
 
+    @property
+    def smallest(self) -> float:
+        """The shortest side of the leaf products."""
+        return min(min(leaf[:3]) for leaf in self.leaves)
+
 
 @dataclass(frozen=True)
 class Prediction:

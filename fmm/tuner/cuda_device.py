@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -105,7 +105,7 @@ class CudaSession:
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
         self.kind = "float32" if problem.dtype == "tf32" else problem.dtype
-        self.backend = CupyBackend(math="tf32" if problem.dtype == "tf32" else "ieee")
+        self.backend = CupyBackend()
         (m, k, n), self.storage = problem.size, {"bfloat16": np.uint16}.get(self.kind) or np.dtype(self.kind).type
         each = (m * k + k * n + m * n) * problem.itemsize
         cupy.random.seed(seed)
@@ -140,13 +140,7 @@ class CudaSession:
         return self._milliseconds(run, self._repeats[run]) / 1000
 
     def _milliseconds(self, run: Run, repeats: int) -> float:
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        for i in range(repeats):
-            self._play(self._tapes[run], i)
-        stop.record()
-        stop.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
+        return milliseconds(lambda i: self._play(self._tapes[run], i), repeats)
 
     def _play(self, tape: Tape, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
@@ -174,6 +168,17 @@ class CudaSession:
         allowed = 20 * expected_growth(plan) * epsilon * (1.0 if name in EPSILON else np.sqrt(self.problem.k))
         if not error <= allowed:
             raise FailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
+
+
+def milliseconds(call: Callable[[int], object], repeats: int) -> float:
+    """Of one of so many calls, each told its number, by events on the current stream."""
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for i in range(repeats):
+        call(i)
+    stop.record()
+    stop.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
 
 
 def normal(shape: tuple[int, int], kind: str) -> Any:
