@@ -18,7 +18,7 @@ from fmm.kernels.plan import Plan
 from fmm.kernels.tape import GRID, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, View, _Recorder, record
 
 PLANS = tuple(
-    Plan.parse(f"{text} > vendor")
+    Plan.parse(text if "vendor" in text else f"{text} > vendor")
     for text in (
         "strassen.batched.pad16",
         "winograd.batched.pad4",
@@ -31,8 +31,11 @@ PLANS = tuple(
         "winograd.sequential",
         "hasa > winograd.pad",
         "adaptive-winograd",
+        "strassen.batched.pad16 > vendor.inner",
+        "winograd.pad4 > vendor.outer",
     )
 )
+CROSSED = PLANS[-2]
 SIDE = st.integers(1, 90)
 
 
@@ -79,6 +82,28 @@ def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: 
     assert 1 <= down <= GRID and 1 <= deep <= GRID
     # Row z * down + y: each number below down * deep once, so that every row is there, and few thread blocks idle.
     assert rows <= down * deep < rows + deep
+
+
+def tile(op: SumOp) -> tuple[Any, Any]:
+    """Row and first column, within its thread block, of each thread of a launch that turns, as cuda/sum.cuh says."""
+    thread = np.arange(THREADS)
+    down = 32 // ELEMENTS[op.kernel.element].itemsize
+    return thread // 32 * down + thread % down, thread % 32 // down * op.kernel.lanes
+
+
+@given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(ELEMENTS)))
+def test_every_element_has_one_thread_where_a_split_turns(rows: int, cols: int, dtype: str) -> None:
+    split = sums(record(CROSSED, Problem.contiguous(64, 64, 64, dtype)))[1]
+    assert split.kernel.tall
+    op = replace(split, rows=rows, cols=cols)
+    (across, down, deep), (height, width) = op.grid, op.kernel.tile
+    taken = np.zeros((down * deep * height, across * width), int)
+    r, c = tile(op)
+    for y, x in product(range(0, down * deep * height, height), range(0, across * width, width)):
+        for lane in range(op.kernel.lanes):
+            taken[y + r, x + c + lane] += 1
+    assert (taken == 1).all()
+    assert 0 <= taken.shape[0] - rows < height * deep and 0 <= taken.shape[1] - cols < width
 
 
 # ---- parameters
@@ -133,6 +158,9 @@ def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> N
         assert size == lanes * item <= 16
         for spot in (*op.kernel.reads, *op.kernel.writes) if op.access == "vector" else ():
             x = op.arrays[spot.array]
+            if spot.array in op.kernel.tall:
+                assert x.row == 1
+                continue
             r, c = np.ogrid[: op.rows, : op.cols : lanes]
             first = x.offset + (spot.i * x.down + spot.j * x.right + r * x.row + c * x.col) * item
             assert x.col == 1 and (first % size == 0).all()

@@ -83,6 +83,10 @@ class Operand:
         return bool((found == self.before).all())
 
 
+def _plan(text: str) -> Plan:
+    return Plan.parse(text if "vendor" in text else f"{text} > vendor" if text else "vendor")
+
+
 def _check(
     cupy: Any,
     backend: Any,
@@ -106,7 +110,7 @@ def _check(
     if not beta:
         values[2].view(np.uint8)[...] = POISON
     a, b, c = (Operand(cupy, x, layout, shift) for x, layout in zip(values, layouts, strict=True))
-    tape = record(Plan.parse(f"{text} > vendor" if text else "vendor"), Problem(m, k, n, dtype, layouts, alpha, beta))  # type: ignore[arg-type]
+    tape = record(_plan(text), Problem(m, k, n, dtype, layouts, alpha, beta))  # type: ignore[arg-type]
     workspace = cupy.full(tape.workspace + GUARD, POISON, np.uint8)
     backend.run(tape, *(x.matrix.data.ptr for x in (a, b, c)), workspace.data.ptr)
     left, right, old = (_wide(x, dtype) for x in values)
@@ -130,6 +134,7 @@ SEQUENTIAL = tuple(
 TABLES = tuple(product(step_table_names(), ("", ".pad")))
 # These keep sums of A and B in C's blocks, so B must not be larger than C, nor A.
 SCRATCH_IN_C = ("li-fig2", "li-fig12", "li-fig16")
+TURNING = ("strassen.batched.pad16", "winograd", "strassen^2.batched.pad16", "winograd.pad16 > strassen.batched")
 PLANS = (
     "",
     *(f"{s}{fringe}" for s, fringe in product(scheme_names(), FRINGES)),
@@ -145,6 +150,7 @@ PLANS = (
     "strassen.batched.pad16 > strassen.batched",
     "balanced(2) > strassen.batched.pad16",
     "hasa > winograd.pad",
+    *(f"{s} > {leaf}" for s in TURNING for leaf in ("vendor.inner", "vendor.outer")),
 )
 SIZES = ((64, 96, 160), (67, 35, 131), (5, 129, 3))
 LARGE_C = ((96, 64, 160), (67, 35, 131), (13, 4, 9))
@@ -167,6 +173,7 @@ TYPED = (
     *FEW,
     *(f"winograd{fringe}" for fringe in FRINGES),
     *(f"winograd.sequential{f}" for f in ("", ".pad", ".peel")),
+    *(f"strassen.batched.pad16 > {leaf}" for leaf in ("vendor.inner", "vendor.outer")),
 )
 
 
@@ -186,21 +193,30 @@ def test_three_levels_in_one_pass(text: str, dtype: str, cupy: Any, backend: Any
 
 
 @pytest.mark.parametrize("orders", list(product("CF", repeat=3)), ids="".join)
-@pytest.mark.parametrize("text", FEW)
+@pytest.mark.parametrize("text", (*FEW, "winograd.batched.pad16 > vendor.inner"))
 def test_memory_orders_with_gaps_and_scalars(text: str, orders: tuple[str, ...], cupy: Any, backend: Any) -> None:
     for dtype, scalars in (("float32", (-2.0, 0.5)), ("float64", (1, 1)), ("complex128", (1 - 2j, 0.5j))):
         _check(cupy, backend, text, (45, 70, 99), dtype, orders, (0, 3, 8), scalars)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
-@pytest.mark.parametrize("text", ["winograd.batched.pad16", "winograd", "strassen^2.batched.pad16", "li-fig3.pad"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "winograd.batched.pad16",
+        "winograd",
+        "strassen^2.batched.pad16",
+        "li-fig3.pad",
+        "strassen.batched > vendor.inner",
+    ],
+)
 def test_few_launches(text: str, dtype: str, cupy: Any, backend: Any) -> None:
     """What `make gpu-check` repeats under sanitizers: arrays are allocated one by one, with nothing around them."""
     rng = np.random.default_rng(2)
     for m, k, n in ((96, 64, 160), (67, 35, 131)):
         with cupy.cuda.using_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)):
             a, b = (cupy.asarray(_numbers(rng, shape, dtype)) for shape in ((m, k), (k, n)))
-            c = backend.multiply(f"{text} > vendor", a, b)
+            c = backend.multiply(_plan(text), a, b)
             found, expected = (_wide(cupy.asnumpy(x), dtype) for x in (c, a @ b))
         assert np.linalg.norm(found - expected) <= LIMITS.get(dtype, 0) * np.linalg.norm(expected)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.kernels.arena import Arena, block
-from fmm.kernels.cuda_source import ELEMENTS, THREADS, Scalar, Spot
+from fmm.kernels.cuda_source import ELEMENTS, Scalar, Spot
 from fmm.kernels.executor import execute
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
@@ -176,13 +176,21 @@ PLANS = (
     "strassen.overlapped",
     "strassen.overlapped.pad4 > winograd.batched.pad4",
     "winograd > strassen.overlapped.pad",
+    "strassen.batched.pad4 > vendor.inner",  # sums of B column by column
+    "winograd > strassen.pad > vendor.outer",  # sums of A, of the last level alone
 )
+
+
+def parsed(text: str) -> Plan:
+    return Plan.parse(text if "vendor" in text else f"{text} > vendor")
+
+
 SIZES = ((32, 48, 64), (33, 18, 75), (7, 41, 5), (2, 1, 3))
 
 
 @pytest.mark.parametrize("text", PLANS)
 def test_a_tape_computes_what_the_executor_does(text: str) -> None:
-    plan = Plan.parse(text if text == "vendor" else f"{text} > vendor")
+    plan = parsed(text)
     for size in SIZES:
         found, expected, _ = _both(plan, Problem.contiguous(*size, "float64"))
         np.testing.assert_array_equal(found, expected, err_msg=str(size))
@@ -220,7 +228,14 @@ def test_tf32_is_float32_but_for_the_products() -> None:
     assert tf32.workspace == ieee.workspace and [repr(op) for op in tf32.ops] == [repr(op) for op in ieee.ops]
 
 
-ORDERED = ("strassen.batched.pad4 > vendor", "strassen > vendor", "li-fig3 > vendor", "strassen.peel > vendor")
+ORDERED = (
+    "strassen.batched.pad4 > vendor",
+    "strassen.batched.pad4 > vendor.inner",
+    "strassen.batched.pad4 > vendor.outer",
+    "strassen > vendor",
+    "li-fig3 > vendor",
+    "strassen.peel > vendor",
+)
 
 
 @pytest.mark.parametrize("orders", list(product("CF", repeat=3)), ids="".join)
@@ -259,7 +274,7 @@ def test_scalars(text: str, alpha: float, beta: float) -> None:
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize("dtype", ["float16", "float64", "complex128"])
 def test_the_workspace_is_what_the_plan_says(text: str, dtype: str) -> None:
-    plan = Plan.parse(text if text == "vendor" else f"{text} > vendor")
+    plan = parsed(text)
     for size in ((40, 56, 72), (33, 18, 75)):
         problem = Problem.contiguous(*size, dtype)
         used, said = record(plan, problem).workspace, _needed(plan, problem)
@@ -278,10 +293,10 @@ def test_any_tape_computes_what_the_executor_does(
 ) -> None:
     problem = Problem.contiguous(*size, dtype, *scalars)
     try:
-        found, expected, _ = _both(Plan.parse(f"{text} > vendor"), problem)
+        found, expected, _ = _both(parsed(text), problem)
     except PlanError:  # a table that keeps sums in C where C is too small for them: neither can run it
         with pytest.raises(PlanError):
-            lower(Plan.parse(f"{text} > vendor"), *size, *scalars)
+            lower(parsed(text), *size, *scalars)
         return
     np.testing.assert_array_equal(found, expected)
 
@@ -324,13 +339,37 @@ def test_wide_accesses_only_where_all_is_aligned(dtype: str, n: int, access: str
     assert {op.access for op in tape.ops if isinstance(op, SumOp)} == {access}
 
 
+@pytest.mark.parametrize(
+    ("leaf", "transposed", "tall"),
+    [
+        ("vendor", (False, False), []),
+        ("vendor.inner", (True, False), ["split B"]),  # BLAS multiplies columns: its left operand is our right one
+        ("lt3.outer", (False, True), ["split A"]),
+    ],
+)
+@pytest.mark.parametrize("order", "CF")
+def test_a_leaf_says_along_what_its_operands_lie(
+    leaf: str, transposed: tuple[bool, bool], tall: list[str], order: Any
+) -> None:
+    """Whatever the order of the caller's arrays, the product is the same one; the split that turns has high tiles."""
+    problem = Problem(64, 96, 160, "float32", tuple(Layout(order, 160) for _ in "ABC"))  # type: ignore[arg-type]
+    tape = record(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
+    sums = [op for op in tape.ops if isinstance(op, SumOp)]
+    (gemm,) = (op for op in tape.ops if isinstance(op, GemmOp))
+    assert gemm.leaf == leaf.partition(".")[0]
+    assert (gemm.left.transposed, gemm.right.transposed) == transposed
+    other = {"split A": "split B", "split B": "split A"}
+    assert [op.label for op in sums if op.kernel.tall] == (tall if order == "C" else [other[label] for label in tall])
+    assert {op.access for op in sums} == {"vector"}
+
+
 def test_every_element_has_a_thread() -> None:
-    for n, dtype in ((1, "float32"), (129, "float64"), (1000, "bfloat16")):
-        tape = record(Plan.parse("strassen.batched > vendor"), Problem.contiguous(3 * n, n, 5 * n, dtype))
+    for n, dtype, leaf in product((1, 129, 1000), ("float64", "bfloat16"), ("vendor", "vendor.outer")):
+        tape = record(Plan.parse(f"strassen.batched > {leaf}"), Problem.contiguous(3 * n, n, 5 * n, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
-            across, down, deep = op.grid
-            assert across * THREADS * op.kernel.lanes >= op.cols > (across - 1) * THREADS * op.kernel.lanes
-            assert down * deep >= op.rows and down <= 65535 and deep <= 65535
+            (across, down, deep), (height, width) = op.grid, op.kernel.tile
+            assert across * width >= op.cols > (across - 1) * width
+            assert down * deep * height >= op.rows and down <= 65535 and deep <= 65535
 
 
 def test_a_very_tall_matrix_is_folded_into_the_grid() -> None:

@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 from fmm.kernels.program import Coefficient, Program, by_demand
 
 Access = Literal["vector", "scalar"]
-THREADS = 128  # side by side in a thread block, as in cuda/sum.cuh
-WIDEST = 16  # bytes of the widest memory access
+THREADS, WARP = 128, 32  # of a thread block, as in cuda/sum.cuh
+SECTOR = 32  # bytes that memory writes at least
+WIDEST, NARROWEST = 16, 4  # bytes of the widest memory access, and of the narrowest that goes through shared memory
 ENTRY = "fmm_sum"
 # Registers that a kernel's live values may take; addresses and what the compiler loads ahead need the rest of the 255.
 # (Three levels in one pass hold 84 values: two lanes of float32, one of float64.)
@@ -89,6 +90,7 @@ class SumKernel:
     arrays: int
     whole: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses to them need no tests
     element: str
+    tall: frozenset[int] = frozenset()  # arrays that lie column by column, where all others lie row by row
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -96,17 +98,29 @@ class SumKernel:
 
     @cached_property
     def lanes(self) -> int:
-        """Elements per thread: as many as one memory access moves, while their sums stay in registers."""
+        """Elements per thread: as many as one memory access moves, while their sums stay in registers.
+
+        With alpha and beta, three levels need more registers than those for values.
+        """
         element = ELEMENTS[self.element]
         lanes, room = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
         while lanes > 1 and lanes * peak(self.events) * element.registers > room:
             lanes //= 2
+        if self.long and self.scalars and lanes * element.itemsize > NARROWEST:
+            lanes = max(lanes // 2, 1)
         return lanes
+
+    @property
+    def long(self) -> bool:
+        """So many statements that they come once only, and lanes that need an address each one after the other."""
+        return len(self.events) > LONG
 
     @cached_property
     def ahead(self) -> bool:
         """Are loads started far ahead of their use, through shared memory?"""
-        return sum(event.kind == "load" for event in self.events) >= max(MANY_LOADS, 2 * peak(self.events))
+        return not self.tall and sum(event.kind == "load" for event in self.events) >= max(
+            MANY_LOADS, 2 * peak(self.events)
+        )
 
     @cached_property
     def batch(self) -> int:
@@ -122,7 +136,16 @@ class SumKernel:
         Left alone it aims at six of the joins of two levels, and spills for that; with four nothing is spilled.
         """
         values = self.lanes * peak(self.events) * ELEMENTS[self.element].registers
-        return f"{THREADS}, 4" if self.ahead and values <= REGISTERS_AHEAD // 2 else f"{THREADS}"
+        four = self.ahead and values <= REGISTERS_AHEAD // 2 and not (self.long and self.scalars)
+        return f"{THREADS}, 4" if four else f"{THREADS}"
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a thread block: all threads side by side, or a high tile where arrays lie crosswise."""
+        if not self.tall:
+            return 1, THREADS * self.lanes
+        down = SECTOR // ELEMENTS[self.element].itemsize
+        return THREADS // WARP * down, WARP // down * self.lanes
 
     @property
     def slots(self) -> int:
@@ -309,9 +332,11 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     lines = [
         _template(),
         "struct Step {",
-        f"    static constexpr bool LONG = {str(len(kernel.events) > LONG).lower()};",
+        f"    static constexpr bool LONG = {str(kernel.long).lower()};",
+        f"    static constexpr bool CROSSED = {str(bool(kernel.tall)).lower()};",
         f"    static constexpr int SLOTS = {kernel.slots};",
         f"    __device__ static constexpr bool whole(int array) {{ return {_any_of(kernel.whole)}; }}",
+        f"    __device__ static constexpr bool tall(int array) {{ return {_any_of(kernel.tall)}; }}",
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",

@@ -13,7 +13,8 @@ padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides 
 core that divides, then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
-product).
+product). With `.inner` after it, the sums of the last level are written so that both operands of a leaf product are
+contiguous along its inner dimension; with `.outer`, along the outer ones.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ Traversal = Literal["stacked", "overlapped", "batched", "sequential"]
 FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "sequential")
-LEAVES = ("vendor", *(f"lt{i}" for i in range(32)))
-_VALID_LEAVES = "vendor, lt0 to lt31"
+LEAVES = tuple(
+    f"{leaf}{order}" for order in ("", ".inner", ".outer") for leaf in ("vendor", *(f"lt{i}" for i in range(32)))
+)
+_VALID_LEAVES = "vendor, lt0 to lt31, each with .inner or .outer after it or without"
 
 
 class PlanError(ValueError):

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
-from fmm.kernels.cuda_source import ELEMENTS, THREADS, Access, Scalar, Spot, SumKernel
+from fmm.kernels.cuda_source import ELEMENTS, Access, Scalar, Spot, SumKernel
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
 from fmm.kernels.plan import Plan, PlanError
@@ -104,7 +104,8 @@ class SumOp:
         size = lanes * ELEMENTS[self.kernel.element].itemsize
         fits = all(
             x.col == 1 and x.offset % size == 0 and not any(step % lanes for step in (x.row, x.down, x.right))
-            for x in self.arrays
+            for i, x in enumerate(self.arrays)
+            if i not in self.kernel.tall
         )
         return "vector" if fits and lanes > 1 else "scalar"
 
@@ -115,9 +116,11 @@ class SumOp:
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
-        """Thread blocks of 128 x 1 threads, `lanes` elements each; a very tall launch is folded into the third axis."""
-        across, deep = -(-self.cols // (THREADS * self.kernel.lanes)), -(-self.rows // GRID)
-        return across, -(-self.rows // deep), deep
+        """Thread blocks side by side and below each other; a very tall launch is folded into the third axis."""
+        height, width = self.kernel.tile
+        down = -(-self.rows // height)
+        deep = -(-down // GRID)
+        return -(-self.cols // width), -(-down // deep), deep
 
 
 def _room(array: Array, spot: Spot) -> tuple[int, int]:
@@ -261,8 +264,10 @@ class _Recorder:
 
     def _run(self, recipe: Recipe, arrays: dict[str, View]) -> None:
         mark = self.used
+        along = _wished(recipe)
         for name, rows, cols in recipe.temporaries:
-            fortran = _fortran(arrays[recipe.layouts[name]])
+            operand = recipe.layouts[name]
+            fortran = along[operand] if operand in along else _fortran(arrays[operand])
             arrays[name] = self._take(rows, cols, fortran)
         for overlapped, steps in groupby(recipe.steps, lambda s: recipe.lanes > 1 and isinstance(s, Product)):
             if overlapped:
@@ -322,7 +327,7 @@ class _Recorder:
             if all(_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
             else [[p] for p in products]
         )
-        scratch = self.used
+        leaf, scratch = leaf.partition(".")[0], self.used
         self.peak = max(self.peak, scratch + LT_SCRATCH if leaf.startswith("lt") else 0)
         self._emit(*(_gemm(leaf, batch, alpha, beta, self.itemsize, scratch) for batch in batches))
 
@@ -333,6 +338,16 @@ class _Recorder:
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)], self.dtype)
         if op is not None and beta != 1:
             self._emit(op)
+
+
+def _wished(recipe: Recipe) -> dict[str, bool]:
+    """Do sums of A, of B lie column by column? Where the leaf of all products says how it wants its operands.
+
+    Along the inner dimension: A's rows, B's columns. Along the outer ones: A's columns, B's rows.
+    """
+    plans = {p.plan for p in recipe.products}
+    wish = "" if any(plan.levels for plan in plans) else {plan.leaf for plan in plans}.pop().partition(".")[2]
+    return {"inner": {"A": False, "B": True}, "outer": {"A": True, "B": False}}.get(wish, {})
 
 
 def _operands(step: Product, arrays: dict[str, View], itemsize: int) -> tuple[View, View, View]:
@@ -407,8 +422,8 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    views = [v for _, v in (*reads, *writes)]
-    if all(_columns(v) for v in views):
+    # Along what is contiguous: in a split whose operands are wanted crosswise, the blocks that it reads say it.
+    if all(_columns(v) for _, v in reads or writes):
         reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     arrays, spots, batches = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
@@ -422,7 +437,7 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     aliases = _aliases(reads, writes)
     whole = frozenset(a for a in batches if all(_holds(arrays[a], s, rows, cols) for s in spots if s.array == a))
     shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
-    kernel = SumKernel(lines, len(scalars), *shape, whole, element)
+    kernel = SumKernel(lines, len(scalars), *shape, whole, element, _tall(arrays, *shape[:2]))
     if cols % kernel.lanes:
         kernel = replace(kernel, whole=frozenset())
     return SumOp(label, _interned(kernel), tuple(arrays), scalars, rows, cols)
@@ -449,6 +464,13 @@ def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
         return program, ()
     lines = tuple(tuple((found.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
     return Program(program.inputs, lines, program.outputs), tuple(found)
+
+
+def _tall(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]) -> frozenset[int]:
+    """The arrays that are written, if they lie column by column and all that is read row by row; else none."""
+    read, written = ({spot.array for spot in side} for side in (reads, writes))
+    crossed = all(arrays[a].col == 1 for a in read) and all(arrays[a].col != 1 == arrays[a].row for a in written)
+    return frozenset(written) if crossed and read else frozenset()
 
 
 def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:

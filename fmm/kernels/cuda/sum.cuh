@@ -164,6 +164,14 @@ enum class Access {
 // written in pieces that are as long as can be. 128 threads leave up to 255 registers each, twice over.
 constexpr int THREADS = 128;
 
+// Where inputs lie row by row and outputs column by column, the threads of a block take a tile that is high and narrow:
+// a warp reads several neighbours in every row, and writes whole sectors of 32 bytes in every column.
+template <int ITEM>
+struct Tile {
+    static constexpr int DOWN = 32 / ITEM, ACROSS = 32 / DOWN;  // threads of a warp
+    static constexpr int HEIGHT = THREADS / 32 * DOWN;          // rows of a block
+};
+
 template <int BYTES>
 struct Word;
 template <>
@@ -254,7 +262,7 @@ struct Io {
     using Values = Value<Number, LANES>;
 
     static constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    static constexpr int STEP = VECTOR ? 1 : THREADS;
+    static constexpr int STEP = VECTOR || Step::CROSSED ? 1 : THREADS;  // columns from one lane to the next
     static constexpr int ITEM = static_cast<int>(sizeof(Stored));
     static constexpr int PIECE = VECTOR ? LANES * ITEM : ITEM;  // bytes of one access
     using Packed = typename Word<VECTOR ? PIECE : 2>::Type;
@@ -294,7 +302,7 @@ struct Io {
     __device__ __forceinline__ Values load() const {
         const Stored* q = at<A, I, J>();
         Stored s[LANES];
-        if constexpr (!tested<A>() && VECTOR) {
+        if constexpr (!tested<A>() && wide<A>()) {
             const Packed w = __ldcs(reinterpret_cast<const Packed*>(q));
             memcpy(s, &w, sizeof w);
         } else {
@@ -352,7 +360,7 @@ struct Io {
         Stored s[LANES];
 #pragma unroll
         for (int e = 0; e < LANES; ++e) s[e] = Convert<Element>::narrow(v.lane[e]);
-        if constexpr (!tested<A>() && VECTOR) {
+        if constexpr (!tested<A>() && wide<A>()) {
             Packed w;
             memcpy(&w, s, sizeof w);
             __stcs(reinterpret_cast<Packed*>(q), w);
@@ -384,21 +392,27 @@ private:
     }
 
     // Must accesses to this array be tested? Not within `inner`; and of layers that are as large as the whole launch only
-    // where lanes lie a warp apart, so that some may be beyond the launch.
+    // where lanes lie apart, so that some may be beyond the launch.
     template <int A>
     __device__ static constexpr bool tested() {
-        return EDGE && !(Step::whole(A) && (VECTOR || LANES == 1));
+        return EDGE && !(Step::whole(A) && (STEP == 1 || LANES == 1));
+    }
+
+    // Do a thread's lanes lie side by side in this array?
+    template <int A>
+    __device__ static constexpr bool wide() {
+        return VECTOR && !Step::tall(A);
     }
 
     template <int A>
     __device__ __forceinline__ long long step() const {
-        return VECTOR ? 1 : THREADS * p.arrays[A].col;
+        return wide<A>() ? 1 : STEP * p.arrays[A].col;
     }
 
     template <int A, int I, int J>
     __device__ __forceinline__ Stored* at() const {
         const Array& x = p.arrays[A];
-        const long long column = VECTOR ? c : c * x.col;
+        const long long column = wide<A>() ? c : c * x.col;
         return static_cast<Stored*>(x.data) + (r * x.row + column) + (I * x.down + J * x.right);
     }
 
@@ -430,17 +444,31 @@ __device__ __forceinline__ void run(const Params& p, int r, int c, Cell* cells) 
 
 template <class Step, class Element, int LANES, Access ACCESS, bool FLAG, class Params>
 __device__ __forceinline__ void sum(const Params& p) {
+    using Stored = typename Traits<Element>::Stored;
+    using Tile = fmm::Tile<static_cast<int>(sizeof(Stored))>;
     constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    __shared__ Cell<typename Traits<Element>::Stored, LANES> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
-    const int r = blockIdx.z * gridDim.y + blockIdx.y;
-    const int c = VECTOR ? (blockIdx.x * THREADS + threadIdx.x) * LANES : blockIdx.x * THREADS * LANES + threadIdx.x;
-    if (r >= p.rows || c >= p.cols) return;
-    const int last = c + (VECTOR ? LANES - 1 : (LANES - 1) * THREADS);
-    // A program of hundreds of lines comes once only: twice would cost compile time and registers.
-    if (!Step::LONG && r < p.inner_rows && last < p.inner_cols)
-        run<Step, Element, LANES, ACCESS, false, FLAG>(p, r, c, cells + threadIdx.x);
-    else
-        run<Step, Element, LANES, ACCESS, true, FLAG>(p, r, c, cells + threadIdx.x);
+    constexpr int STEP = VECTOR || Step::CROSSED ? 1 : THREADS;
+    // A long program with an address for every lane of every access does not fit in registers: one lane after the other.
+    constexpr int PASSES = Step::LONG && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
+    __shared__ Cell<Stored, WIDTH> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
+    int r = blockIdx.z * gridDim.y + blockIdx.y, first;
+    if constexpr (Step::CROSSED) {
+        r = r * Tile::HEIGHT + threadIdx.x / 32 * Tile::DOWN + threadIdx.x % Tile::DOWN;
+        first = (blockIdx.x * Tile::ACROSS + threadIdx.x % 32 / Tile::DOWN) * LANES;
+    } else {
+        first = blockIdx.x * THREADS * LANES + threadIdx.x * (VECTOR ? LANES : 1);
+    }
+    if (r >= p.rows) return;
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; ++pass) {
+        const int c = first + pass * STEP, last = c + (WIDTH - 1) * STEP;
+        if (c >= p.cols) return;
+        // A program of hundreds of lines comes once only: twice would cost compile time and registers.
+        if (!Step::LONG && r < p.inner_rows && last < p.inner_cols)
+            run<Step, Element, WIDTH, ACCESS, false, FLAG>(p, r, c, cells + threadIdx.x);
+        else
+            run<Step, Element, WIDTH, ACCESS, true, FLAG>(p, r, c, cells + threadIdx.x);
+    }
 }
 
 }  // namespace fmm
