@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.cuda_source import ELEMENTS, THREADS
+from fmm.kernels.cuda_source import ELEMENTS, HIGH, THREADS
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import GRID, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, View, _Recorder, record
 
@@ -88,7 +88,8 @@ def tile(op: SumOp) -> tuple[Any, Any]:
     """Row and first column, within its thread block, of each thread of a launch that turns, as cuda/sum.cuh says."""
     thread = np.arange(THREADS)
     down = 32 // ELEMENTS[op.kernel.element].itemsize
-    return thread // 32 * down + thread % down, thread % 32 // down * op.kernel.lanes
+    (warp, lane), across = np.divmod(thread, 32), 32 // down
+    return warp % HIGH * down + lane % down, (warp // HIGH * across + lane // down) * op.kernel.lanes
 
 
 @given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(ELEMENTS)))

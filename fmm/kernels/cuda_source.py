@@ -18,7 +18,8 @@ from fmm.kernels.program import Coefficient, Program, by_demand
 
 Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in cuda/sum.cuh
-SECTOR = 32  # bytes that memory writes at least
+SECTOR = 32  # bytes that memory reads or writes at least
+HIGH = 2  # warps of a block below each other where arrays lie crosswise
 WIDEST, NARROWEST = 16, 4  # bytes of the widest memory access, and of the narrowest that goes through shared memory
 ENTRY = "fmm_sum"
 # Registers that a kernel's live values may take; addresses and what the compiler loads ahead need the rest of the 255.
@@ -141,11 +142,11 @@ class SumKernel:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a thread block: all threads side by side, or a high tile where arrays lie crosswise."""
+        """Rows and columns of a thread block: all threads side by side, or a tile where arrays lie crosswise."""
         if not self.tall:
             return 1, THREADS * self.lanes
         down = SECTOR // ELEMENTS[self.element].itemsize
-        return THREADS // WARP * down, WARP // down * self.lanes
+        return HIGH * down, THREADS // WARP // HIGH * (WARP // down) * self.lanes
 
     @property
     def slots(self) -> int:
@@ -333,7 +334,8 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         _template(),
         "struct Step {",
         f"    static constexpr bool LONG = {str(kernel.long).lower()};",
-        f"    static constexpr bool CROSSED = {str(bool(kernel.tall)).lower()};",
+        f"    static constexpr bool TURNED = {str(bool(kernel.tall)).lower()};",
+        f"    static constexpr int HIGH = {HIGH};",
         f"    static constexpr int SLOTS = {kernel.slots};",
         f"    __device__ static constexpr bool whole(int array) {{ return {_any_of(kernel.whole)}; }}",
         f"    __device__ static constexpr bool tall(int array) {{ return {_any_of(kernel.tall)}; }}",

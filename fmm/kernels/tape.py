@@ -112,7 +112,8 @@ class SumOp:
     @cached_property
     def alignment(self) -> tuple[int, frozenset[str]]:
         """What `vector` asks of the bases: a multiple of so many bytes, of these."""
-        return self.kernel.lanes * ELEMENTS[self.kernel.element].itemsize, frozenset(x.base for x in self.arrays)
+        bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.tall)
+        return self.kernel.lanes * ELEMENTS[self.kernel.element].itemsize, bases
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
@@ -422,8 +423,8 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    # Along what is contiguous: in a split whose operands are wanted crosswise, the blocks that it reads say it.
-    if all(_columns(v) for _, v in reads or writes):
+    # Along what is contiguous; a split that turns its blocks writes more than it reads, so what it writes decides.
+    if all(_columns(v) for _, v in writes):
         reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     arrays, spots, batches = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
@@ -467,10 +468,10 @@ def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
 
 
 def _tall(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]) -> frozenset[int]:
-    """The arrays that are written, if they lie column by column and all that is read row by row; else none."""
+    """The arrays that are read, if they lie column by column and all that is written row by row; else none."""
     read, written = ({spot.array for spot in side} for side in (reads, writes))
-    crossed = all(arrays[a].col == 1 for a in read) and all(arrays[a].col != 1 == arrays[a].row for a in written)
-    return frozenset(written) if crossed and read else frozenset()
+    turned = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
+    return frozenset(read) if turned else frozenset()
 
 
 def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:

@@ -164,12 +164,12 @@ enum class Access {
 // written in pieces that are as long as can be. 128 threads leave up to 255 registers each, twice over.
 constexpr int THREADS = 128;
 
-// Where inputs lie row by row and outputs column by column, the threads of a block take a tile that is high and narrow:
-// a warp reads several neighbours in every row, and writes whole sectors of 32 bytes in every column.
-template <int ITEM>
+// Where inputs lie column by column and outputs row by row, the threads of a block take a tile: a warp reads whole sectors
+// of 32 bytes in every column, and writes a few wide words side by side in every row.
+template <int ITEM, int HIGH>
 struct Tile {
     static constexpr int DOWN = 32 / ITEM, ACROSS = 32 / DOWN;  // threads of a warp
-    static constexpr int HEIGHT = THREADS / 32 * DOWN;          // rows of a block
+    static constexpr int HEIGHT = HIGH * DOWN;                  // rows of a block: its warps stand HIGH below each other
 };
 
 template <int BYTES>
@@ -262,7 +262,7 @@ struct Io {
     using Values = Value<Number, LANES>;
 
     static constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    static constexpr int STEP = VECTOR || Step::CROSSED ? 1 : THREADS;  // columns from one lane to the next
+    static constexpr int STEP = VECTOR || Step::TURNED ? 1 : THREADS;  // columns from one lane to the next
     static constexpr int ITEM = static_cast<int>(sizeof(Stored));
     static constexpr int PIECE = VECTOR ? LANES * ITEM : ITEM;  // bytes of one access
     using Packed = typename Word<VECTOR ? PIECE : 2>::Type;
@@ -445,16 +445,17 @@ __device__ __forceinline__ void run(const Params& p, int r, int c, Cell* cells) 
 template <class Step, class Element, int LANES, Access ACCESS, bool FLAG, class Params>
 __device__ __forceinline__ void sum(const Params& p) {
     using Stored = typename Traits<Element>::Stored;
-    using Tile = fmm::Tile<static_cast<int>(sizeof(Stored))>;
+    using Tile = fmm::Tile<static_cast<int>(sizeof(Stored)), Step::HIGH>;
     constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    constexpr int STEP = VECTOR || Step::CROSSED ? 1 : THREADS;
+    constexpr int STEP = VECTOR || Step::TURNED ? 1 : THREADS;
     // A long program with an address for every lane of every access does not fit in registers: one lane after the other.
     constexpr int PASSES = Step::LONG && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
     __shared__ Cell<Stored, WIDTH> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
     int r = blockIdx.z * gridDim.y + blockIdx.y, first;
-    if constexpr (Step::CROSSED) {
-        r = r * Tile::HEIGHT + threadIdx.x / 32 * Tile::DOWN + threadIdx.x % Tile::DOWN;
-        first = (blockIdx.x * Tile::ACROSS + threadIdx.x % 32 / Tile::DOWN) * LANES;
+    if constexpr (Step::TURNED) {
+        const int warp = threadIdx.x / 32, across = blockIdx.x * (THREADS / 32 / Step::HIGH) + warp / Step::HIGH;
+        r = r * Tile::HEIGHT + warp % Step::HIGH * Tile::DOWN + threadIdx.x % Tile::DOWN;
+        first = (across * Tile::ACROSS + threadIdx.x % 32 / Tile::DOWN) * LANES;
     } else {
         first = blockIdx.x * THREADS * LANES + threadIdx.x * (VECTOR ? LANES : 1);
     }
