@@ -1,5 +1,11 @@
 """The GPU benchmark: `python -m benchmarks.gpu [--quick]` checks, then times plans against cuBLAS on this device.
 
+On a host with two equal GPUs, half of the cases on each, at the same time:
+
+    CUDA_VISIBLE_DEVICES=0 python -m benchmarks.gpu --part 1/2 --output part1 &
+    CUDA_VISIBLE_DEVICES=1 python -m benchmarks.gpu --part 2/2 --output part2 & wait
+    python -m benchmarks.gpu --merge part1 part2
+
 Candidate and vendor are interleaved in shuffled rounds and timed with CUDA events, one after the other on one stream;
 the speedup is the median of the paired ratios. Both go through the same backend. Raw samples are kept.
 """
@@ -11,8 +17,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -21,7 +27,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fmm.kernels.cupy_backend import CupyBackend
+from fmm.kernels.cupy_backend import CupyBackend, prepare
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.tape import Problem, Tape, record
 from fmm.tuner.cuda_device import milliseconds, normal, wide
@@ -59,6 +65,10 @@ class Case:
     quick: bool = False
 
     @property
+    def name(self) -> str:
+        return f"{self.dtype} {' x '.join(map(str, self.size))}"
+
+    @property
     def storage(self) -> Any:
         return {"bfloat16": np.uint16, "tf32": np.float32}.get(self.dtype) or np.dtype(self.dtype).type
 
@@ -75,8 +85,8 @@ CASES = (
     Case("float32", cube(8192), (one(S3), two(S1, S3)), quick=True),
     Case("float64", cube(8192), (one(S3), one(W2)), quick=True),
     Case("bfloat16", cube(16384), tuple(one(S2, leaf) for leaf in ("vendor", "lt1", "lt2", "lt6", "lt7")), quick=True),
-    Case("float32", cube(1536), (one(S1), one(W1)), graph=True, quick=True),
-    Case("float32", cube(2048), (one(S2), one(W2)), graph=True),
+    Case("float32", cube(1536), (one(S1), one(S1, "vendor.outer"), one(W1, "vendor.outer")), graph=True, quick=True),
+    Case("float32", cube(2048), (one(S2), one(S2, "vendor.outer"), one(S2, "lt0")), graph=True),
     Case("float32", cube(4096), (one(S3), one(S2, "lt1")), graph=True, quick=True),
     Case("bfloat16", cube(8191), (one(S1), ALIGNED), quick=True),
     Case("float32", cube(16384), (two(S1, S3), two(S2, S3))),
@@ -86,15 +96,15 @@ CASES = (
     Case("float64", cube(24576), (two(S2, S2), two(S2, W2))),
     Case("bfloat16", cube(8192), (one(S1), "strassen.overlapped.pad16 > vendor")),
     Case("bfloat16", cube(32768), tuple(one(S3, leaf) for leaf in ("vendor", "lt1", "lt2"))),
-    Case("bfloat16", cube(49152), (one(S3), one(S3, "lt2"))),
+    Case("bfloat16", cube(49152), (one(S3), one(S3, "lt1"))),
     Case("bfloat16", cube(10007), (one(S1), ALIGNED)),
     Case("float16", cube(8192), (one(S1),)),
     Case("float16", cube(16384), tuple(one(S2, leaf) for leaf in ("vendor", "lt1", "lt2", "lt6"))),
     Case("float16", cube(32768), tuple(one(S3, leaf) for leaf in ("vendor", "lt1", "lt2"))),
     Case("float16", cube(8191), (one(S1), ALIGNED)),
     Case("float16", cube(10007), (one(S1), ALIGNED)),
-    Case("tf32", cube(16384), ("winograd.overlapped.pad16 > vendor", "winograd.overlapped.pad16 > lt0")),
-    Case("tf32", cube(32768), ("winograd^2.pad16 > vendor", "winograd^2.overlapped.pad16 > vendor")),
+    Case("tf32", cube(16384), (one(S2, "lt2.inner"), one(W2, "lt2.inner"), "winograd^2.overlapped.pad16 > vendor")),
+    Case("tf32", cube(32768), ("winograd^2.pad16 > vendor", one(S2, "lt0.inner"))),
     Case("float64", cube(8191), (one(S3), one(W2))),
     Case("float64", cube(10007), (one(S3), one(W2))),
     Case("float32", (16384, 4096, 16384), (one(S3),)),
@@ -324,35 +334,81 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=8, help="of timing per case, about")
     parser.add_argument("--only", default="", help="cases whose 'type m x k x n' contains this")
     parser.add_argument("--plans", default="", help="these plans instead, separated by commas")
-    parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
+    parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th case, from the I-th on")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="FOLDER", help="join what parts wrote, measure nothing"
+    )
     options = parser.parse_args(arguments)
-    began = time.perf_counter()
-    env = environment()
-    rows: list[Row] = []
-    skipped = []
-    for case in CASES:
-        name = f"{case.dtype} {' x '.join(map(str, case.size))}"
-        if options.only not in name or (options.quick and not case.quick):
-            continue
-        if time.perf_counter() - began > options.time_limit:
-            skipped.append(name)
-            continue
-        if options.plans:
-            case = Case(case.dtype, case.size, tuple(p.strip() for p in options.plans.split(",")), case.graph)
-        start = time.perf_counter()
-        rows += measure(case, 5 if options.quick else options.rounds, options.seconds)
-        cupy.get_default_memory_pool().free_all_blocks()
-        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
-    env["overhead_microseconds"] = overhead()
+    if options.merge:
+        parts = [json.loads((folder / "gpu.json").read_text(encoding="utf-8")) for folder in options.merge]
+        content = merged(parts)
+    else:
+        content = measured(chosen(CASES, options), options)
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"environment": env, "skipped": skipped, "rows": [asdict(row) for row in rows]}
     (folder / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    rows = [Row(**row) for row in content["rows"]]
     print("\n".join(table(rows)))
-    print("host microseconds per call:", {k: round(v, 1) for k, v in env["overhead_microseconds"].items()})
-    if skipped:
-        print("no time for:", ", ".join(skipped))
+    microseconds = content["environment"]["overhead_microseconds"]
+    print("host microseconds per call:", {k: round(v, 1) for k, v in microseconds.items()})
+    if content["skipped"]:
+        print("no time for:", ", ".join(content["skipped"]))
     return int(any(row.failure for row in rows))
+
+
+def chosen(cases: Sequence[Case], options: argparse.Namespace) -> list[Case]:
+    """The cases that the command line asks for, with its plans."""
+    first, _, step = options.part.partition("/")
+    found = [c for c in cases if options.only in c.name and (c.quick or not options.quick)][int(first) - 1 :: int(step)]
+    plans = tuple(p.strip() for p in options.plans.split(",")) if options.plans else ()
+    return [replace(case, plans=plans) if plans else case for case in found]
+
+
+def measured(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
+    """Every case, as long as there is time; kernels are compiled together, before."""
+    began = time.perf_counter()
+    env, rows, skipped = environment(), [], []
+    prepare(tape for case in cases for tape in tapes(case))
+    print(f"kernels: {time.perf_counter() - began:.1f} s", flush=True)
+    for case in cases:
+        start = time.perf_counter()
+        if start - began > options.time_limit:
+            skipped.append(case.name)
+            continue
+        rows += measure(case, 5 if options.quick else options.rounds, options.seconds)
+        cupy.get_default_memory_pool().free_all_blocks()
+        print(f"{case.name}: {time.perf_counter() - start:.1f} s", flush=True)
+    env["overhead_microseconds"] = overhead()
+    env["seconds"] = round(time.perf_counter() - began, 1)
+    return {"environment": env, "skipped": skipped, "rows": [asdict(row) for row in rows]}
+
+
+def tapes(case: Case) -> Iterator[Tape]:
+    for text in case.plans:
+        try:
+            yield record(Plan.parse(text), Problem.contiguous(*case.size, case.dtype))
+        except PlanError:  # becomes a row when it is measured
+            continue
+
+
+def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What one run would have written; all parts must be of one kind of device and one commit."""
+    environments = [part["environment"] for part in parts]
+    for key in ("device", "driver", "cublas", "commit"):
+        if len({env[key] for env in environments}) > 1:
+            raise SystemExit(
+                f"parts that do not belong together: {key} is {', '.join(str(e[key]) for e in environments)}"
+            )
+    commands = "; ".join(env["command"] for env in environments)
+    order = {case.name: i for i, case in enumerate(CASES)}
+    rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: order.get(_name(row), len(order)))
+    skipped = [name for part in parts for name in part["skipped"]]
+    return {"environment": {**environments[0], "command": commands}, "skipped": skipped, "rows": rows}
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['dtype']} {' x '.join(map(str, row['size']))}"
 
 
 if __name__ == "__main__":

@@ -8,18 +8,23 @@ FMM_COMMIT names it where there is no git).
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu")
+# Tests that measure: they have the device to themselves.
+TIMED = "tests/test_gpu_tuner.py"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
 FEW = (*PYTEST, "-k", "few_launches", "tests/test_gpu_kernels.py")
 SANITIZER = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck")
+WORKERS = 14  # processes that test at the same time, each with a context on the device
 
 
 class Step(NamedTuple):
@@ -28,8 +33,18 @@ class Step(NamedTuple):
     missing: str = ""  # what it needs and is not there
 
 
-def steps(arguments: list[str], sanitizer: str | None) -> Iterator[Step]:
-    yield Step("tests", (*PYTEST, "tests"))
+def side_by_side(installed: Callable[[str], object] = find_spec, cores: int = os.cpu_count() or 1) -> tuple[str, ...]:
+    """pytest's options for many processes, if pytest-xdist is there: most of the time goes to compiling kernels."""
+    if not installed("xdist"):
+        return ()
+    # Beside xdist, pytest-benchmark warns that it is off, and warnings are errors.
+    quiet = ("-p", "no:benchmark") if installed("pytest_benchmark") else ()
+    return ("-n", str(max(min(cores - 2, WORKERS), 1)), *quiet)
+
+
+def steps(arguments: list[str], sanitizer: str | None, together: tuple[str, ...] = ()) -> Iterator[Step]:
+    yield Step("tests", (*PYTEST, *together, f"--ignore={TIMED}", "tests"))
+    yield Step("timed tests", (*PYTEST, TIMED))
     missing = "" if sanitizer else f"{SANITIZER} is not on PATH"
     for tool in TOOLS:
         yield Step(tool, (sanitizer or SANITIZER, "--tool", tool, "--error-exitcode", "1", *FEW), missing)
@@ -52,7 +67,8 @@ def outcome(step: Step, run: Callable[[tuple[str, ...]], int]) -> dict[str, Any]
 def main(arguments: list[str]) -> int:
     from benchmarks.gpu import environment, results_folder
 
-    found = [outcome(step, subprocess.call) for step in steps(arguments, shutil.which(SANITIZER))]
+    wanted = steps(arguments, shutil.which(SANITIZER), side_by_side())
+    found = [outcome(step, subprocess.call) for step in wanted]
     folder = results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"environment": environment(), "checks": found}, indent=1)

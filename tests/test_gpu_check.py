@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import argparse
+from typing import Any
+
 import pytest
 
-from benchmarks.gpu_check import FEW, Step, outcome, steps
+from benchmarks.gpu_check import FEW, TIMED, Step, outcome, side_by_side, steps
 
 
 def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> None:
     found = list(steps(["--quick"], "/opt/compute-sanitizer"))
-    assert [step.name for step in found] == ["tests", "memcheck", "racecheck", "benchmark"]
-    assert found[1].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW)
-    assert found[3].command[1:] == ("-m", "benchmarks.gpu", "--quick")
+    assert [step.name for step in found] == ["tests", "timed tests", "memcheck", "racecheck", "benchmark"]
+    assert found[2].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW)
+    assert found[4].command[1:] == ("-m", "benchmarks.gpu", "--quick")
     assert not any(step.missing for step in found)
+
+
+@pytest.mark.parametrize(
+    ("packages", "cores", "options"),
+    [
+        ((), 16, ()),
+        (("xdist",), 16, ("-n", "14")),
+        (("xdist",), 1, ("-n", "1")),
+        (("xdist", "pytest_benchmark"), 64, ("-n", "14", "-p", "no:benchmark")),
+    ],
+)
+def test_tests_run_side_by_side_but_for_those_that_measure(
+    packages: tuple[str, ...], cores: int, options: tuple[str, ...]
+) -> None:
+    together = side_by_side(lambda name: name in packages, cores)
+    assert together == options
+    many, alone, *_ = steps([], None, together)
+    assert many.command[-len(options) - 2 :] == (*options, f"--ignore={TIMED}", "tests")
+    assert alone.command[-1] == TIMED and "-n" not in alone.command
 
 
 def test_a_sanitizer_that_is_absent_is_named_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     def run(command: tuple[str, ...]) -> int:
         raise AssertionError(command)
 
-    step = list(steps([], None))[2]
+    step = list(steps([], None))[3]
     assert outcome(step, run) == {"step": "racecheck", "outcome": "left out: compute-sanitizer is not on PATH"}
     assert "racecheck: left out: compute-sanitizer is not on PATH" in capsys.readouterr().out
 
@@ -29,3 +51,28 @@ def test_a_step_says_how_it_ended(status: int, text: str, capsys: pytest.Capture
     found = outcome(Step("tests", ("python", "-m", "pytest")), lambda command: status)
     assert (found["outcome"], found["command"]) == (text, "-m pytest")
     assert f"tests: {text}" in capsys.readouterr().out
+
+
+# ---- the benchmark's parts
+
+
+def part(*rows: str, **changed: str) -> dict[str, Any]:
+    """What a run wrote, as far as joining looks at it; a row is 'type side'."""
+    environment = {"device": "X", "driver": 1, "cublas": 2, "commit": "c", "command": "run"} | changed
+    sizes = [(dtype, [int(side)] * 3) for dtype, side in (row.split() for row in rows)]
+    return {"environment": environment, "skipped": [], "rows": [{"dtype": d, "size": s} for d, s in sizes]}
+
+
+def test_parts_of_the_benchmark_are_all_of_it_and_join_in_order() -> None:
+    gpu = pytest.importorskip("benchmarks.gpu", exc_type=ImportError)
+    options = argparse.Namespace(only="", quick=False, plans="", part="1/1")
+    halves = [gpu.chosen(gpu.CASES, argparse.Namespace(**{**vars(options), "part": f"{i}/2"})) for i in (1, 2)]
+    assert sorted(case.name for half in halves for case in half) == sorted(case.name for case in gpu.CASES)
+    assert abs(len(halves[0]) - len(halves[1])) <= 1
+    first, second = gpu.CASES[0], gpu.CASES[1]
+    texts = [f"{case.dtype} {case.size[0]}" for case in (first, second)]
+    joined = gpu.merged([part(texts[1]), part(texts[0])])
+    assert [row["dtype"] for row in joined["rows"]] == [first.dtype, second.dtype]
+    assert joined["environment"]["command"] == "run; run"
+    with pytest.raises(SystemExit, match="commit"):
+        gpu.merged([part(), part(commit="d")])

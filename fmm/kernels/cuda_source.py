@@ -19,7 +19,7 @@ from fmm.kernels.program import Coefficient, Program, by_demand
 Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in cuda/sum.cuh
 SECTOR = 32  # bytes that memory reads or writes at least
-HIGH = 2  # warps of a block below each other where arrays lie crosswise
+HIGH = 4  # warps of a block below each other where arrays lie crosswise
 WIDEST, NARROWEST = 16, 4  # bytes of the widest memory access, and of the narrowest that goes through shared memory
 ENTRY = "fmm_sum"
 # Registers that a kernel's live values may take; addresses and what the compiler loads ahead need the rest of the 255.

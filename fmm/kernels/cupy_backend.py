@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -53,6 +54,12 @@ def _compiled(device: int, wanted: set[tuple[SumKernel, Access, bool]]) -> None:
     elif wanted:
         with ThreadPoolExecutor(min(len(wanted), 8)) as pool:
             list(pool.map(compile_, wanted))
+
+
+def prepare(tapes: Iterable[Tape]) -> None:
+    """Compile what these tapes launch on aligned arrays of the current device, all at once."""
+    sums = (op for tape in tapes for op in tape.ops if isinstance(op, SumOp))
+    _compiled(cupy.cuda.runtime.getDevice(), {(op.kernel, op.access, False) for op in sums})
 
 
 # ---- replaying

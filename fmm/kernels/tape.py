@@ -438,10 +438,10 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     aliases = _aliases(reads, writes)
     whole = frozenset(a for a in batches if all(_holds(arrays[a], s, rows, cols) for s in spots if s.array == a))
     shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
-    kernel = SumKernel(lines, len(scalars), *shape, whole, element, _tall(arrays, *shape[:2]))
+    kernel = _interned(SumKernel(lines, len(scalars), *shape, whole, element, _tall(arrays, *shape[:2])))
     if cols % kernel.lanes:
-        kernel = replace(kernel, whole=frozenset())
-    return SumOp(label, _interned(kernel), tuple(arrays), scalars, rows, cols)
+        kernel = _interned(replace(kernel, whole=frozenset()))
+    return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
 @lru_cache(maxsize=4096)
