@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.arena import Arena, Array, block
+from fmm.kernels.flow import lanes
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
@@ -78,7 +79,10 @@ def _product(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sums(threads: int) -> float:
-    """Bytes a second that the sums of a split move, right after a product, as they do within a plan."""
+    """Bytes a second that the sums of a split move, right after a product, as they do within a plan.
+
+    Where two products run at a time, a sum has one thread, and the processor is as good as summing on all of them.
+    """
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
     recipe = lower(plan, SUMMED, SUMMED, SUMMED)
     assert recipe is not None
@@ -91,14 +95,16 @@ def _sums(threads: int) -> float:
         [places[p.name][p.row : p.row + p.rows, p.col : p.col + p.cols] for p in side]
         for side in (split.reads, split.writes)
     )
-    backend, small = NumpyBackend(Threads(threads)), np.ones((SMALL, SMALL))
+    small = np.ones((SMALL, SMALL))
+    with lanes(threads) as (count, each):
+        backend = NumpyBackend(Threads(each))
 
-    def once() -> float:
-        small @ small  # BLAS's threads are awake now, as in the middle of a plan
-        return _seconds(lambda: backend.sum(split, reads, writes))
+        def once() -> float:
+            small @ small  # BLAS's threads are awake now, as in the middle of a plan
+            return _seconds(lambda: backend.sum(split, reads, writes))
 
-    once()  # fresh pages
-    return sum(x.nbytes for x in (*reads, *writes)) / median(once() for _ in range(ROUNDS))
+        once()  # fresh pages
+        return count * sum(x.nbytes for x in (*reads, *writes)) / median(once() for _ in range(ROUNDS))
 
 
 def _seconds(call: Callable[[], object]) -> float:
