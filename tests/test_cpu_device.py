@@ -91,7 +91,7 @@ def test_a_real_tuning_is_obeyed(
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out
     key = found["device"]
-    assert main(["predict", "3000", "3000", "3000", "--device", key, "--json"]) == 0
+    assert main(["predict", "3000", "3000", "3000", "--dtype", "float32", "--device", key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] == key
 
 

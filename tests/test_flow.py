@@ -142,20 +142,26 @@ def test_the_window_is_bounded_and_in_order() -> None:
     assert done == [*range(flow.WINDOW), -1]
 
 
-def test_products_wait_for_the_check() -> None:
-    flowing, log = Flow(), []
+@pytest.mark.parametrize(("share", "order"), [(8, ["sum", "check", "product"]), (64, ["sum", "product", "check"])])
+def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None:
+    flowing, log = Flow(share * 128), list[str]()
     backend = SideBySide(Threads(1), flowing)
     x, y = np.ones((2, 4, 4))
-    backend.first([x], lambda: (time.sleep(0.1), log.append("check")))
+
+    def check() -> None:
+        time.sleep(0.1)
+        log.append("check")
+
+    backend.first([x], check)
     flowing.add(Task([y], [y], lambda: log.append("sum")))
-    flowing.add(Task((x, y), (np.empty((4, 4)),), lambda: log.append("product"), product=True))
+    flowing.add(Task((x, y), (np.empty((4, 4)),), lambda: log.append("product"), flops=128))
     flowing.close()
     workers = [threading.Thread(target=flowing.work) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(10)
-    assert log == ["sum", "check", "product"]
+    assert log == order
 
 
 def test_a_product_that_is_alone_is_shared() -> None:

@@ -25,8 +25,9 @@ from fmm.kernels.threads import Threads, side_by_side
 LANES = 2  # measured with two; with more, a plan would have too few products to share
 LEAST = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
 WINDOW = 32  # tasks looked ahead: the products of a level, and the sums of the next that can begin beside them
+SHARE = 32  # products below this part of the whole begin before the check is done: little is lost should it fail
 BANDS = 4  # of rows, that a sum is cut into, so that it can begin where the rows that it needs are there
-ROWS = 512  # a product is not cut into fewer rows: the other operand is packed for each part ...
+ROWS = 384  # a product is not cut into fewer rows: the other operand is packed for each part ...
 WHOLE = 192  # ... nor elsewhere than between whole tiles of any BLAS's: the last digits would depend on the cut
 
 
@@ -37,21 +38,22 @@ class Task:
     reads: Sequence[Array]
     writes: Sequence[Array]
     work: Callable[[], object]
-    product: bool = False
+    flops: int = 0  # of a product; a sum has none that count
     after: set[Task] = field(default_factory=set)
 
     @staticmethod
     def multiplying(left: Array, right: Array, dest: Array) -> Task:
-        return Task((left, right), (dest,), partial(np.matmul, left, right, out=dest), product=True)
+        work = partial(np.matmul, left, right, out=dest)
+        return Task((left, right), (dest,), work, flops=2 * dest.size * left.shape[1])
 
     def must_follow(self, other: Task) -> bool:
         return _meet(self.writes, (*other.writes, *other.reads)) or _meet(self.reads, other.writes)
 
     def halves(self) -> list[Task]:
-        """Two products of half the rows each; none if those would be too few."""
+        """Two products of about half the rows each; none if those would be too few."""
         (left, right), (dest,) = self.reads, self.writes
-        middle = len(left) // 2 // WHOLE * WHOLE
-        parts = (slice(0, middle), slice(middle, None)) if middle >= ROWS else ()
+        middle = round(len(left) / 2 / WHOLE) * WHOLE
+        parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= ROWS else ()
         return [Task.multiplying(left[part], right, dest[part]) for part in parts]
 
 
@@ -62,7 +64,7 @@ def _meet(some: Sequence[Array], others: Sequence[Array]) -> bool:
 def _share(x: Array, y: Array) -> bool:
     """Have two arrays an element in common? In doubt, yes: the question can be hard."""
     try:
-        return np.shares_memory(x, y, max_work=10_000)
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # NumPy's stubs know 0 and -1
     except RuntimeError:  # numpy.exceptions.TooHardError
         return True
 
@@ -70,11 +72,12 @@ def _share(x: Array, y: Array) -> bool:
 class Flow:
     """Tasks that wait or run, in the order in which they were added."""
 
-    def __init__(self) -> None:
+    def __init__(self, flops: int = 0) -> None:
+        self.flops = flops  # of the whole product
         self.changed = threading.Condition()
         self.waiting: list[Task] = []
         self.running: set[Task] = set()
-        self.gate: Task | None = None  # products wait for it
+        self.gate: Task | None = None  # large products wait for it
         self.closed = False
         self.error: BaseException | None = None
 
@@ -86,7 +89,7 @@ class Flow:
                 raise self.error
             before = [*self.running, *self.waiting]
             task.after = {other for other in before if task.must_follow(other)}
-            if task.product and self.gate in before:
+            if self.gate in before and task.flops * SHARE > self.flops:
                 task.after.add(self.gate)
             self.waiting.append(task)
             self.changed.notify()
@@ -128,9 +131,9 @@ class Flow:
         ready = [task for task in self.waiting if not task.after]
         if not ready:
             return None
-        summing = any(not task.product for task in self.running)
-        task = next((task for task in ready if task.product), ready[0]) if summing else ready[0]
-        parts = task.halves() if task.product and len(ready) == 1 else []
+        summing = any(not task.flops for task in self.running)
+        task = next((task for task in ready if task.flops), ready[0]) if summing else ready[0]
+        parts = task.halves() if task.flops and len(ready) == 1 else []
         if parts:
             self._replace(task, parts)
             task = parts[0]
@@ -160,7 +163,7 @@ class SideBySide(NumpyBackend):
     flow: Flow
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Done before the first product, beside the sums."""
+        """Done before the first large product, beside the sums."""
         gate = Task(reads, (), check)
         self.flow.add(gate)
         self.flow.gate = gate
@@ -193,13 +196,12 @@ def backend(count: int, flops: int) -> Iterator[NumpyBackend]:
         if at_a_time == 1:
             yield NumpyBackend(Threads(count))
             return
-        with _flow(at_a_time, each) as found:
+        with _flow(Flow(flops), at_a_time, each) as found:
             yield found
 
 
 @contextmanager
-def _flow(count: int, each: int) -> Iterator[NumpyBackend]:
-    flow = Flow()
+def _flow(flow: Flow, count: int, each: int) -> Iterator[NumpyBackend]:
     workers = side_by_side(count, flow.work)
     if not workers:
         yield NumpyBackend(Threads(each))
