@@ -30,13 +30,13 @@ from fmm.perfmodel.calibration import Calibration, Rate, cpu
 
 SMALL, LARGE = 256, 4096  # sides of the products that are timed, doubled from one to the other ...
 LONGEST = 0.02  # ... until the next would take longer than this many seconds
-REPEATS, ROUNDS = 3, 7  # of products, of sums (which other threads disturb more)
+REPEATS, ROUNDS = 7, 7  # of products, of sums
 # Products of 1000 or 2000 a side run 10 to 20 % below the rate of endless ones, which is as much as a level saves. That
 # cannot be measured in so short a time; two cores with AVX-512 show 200 to 250 (float64), 200 to 400 (float32). Where
 # two products run at a time, each on one thread, they lose less.
-PIPE, SIDE_BY_SIDE = 200.0, 100.0
+PIPE, SIDE_BY_SIDE = 200.0, 150.0
 SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, about 40 MB, more than a core's own caches
-MARGIN = 0.7  # of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product
+MARGIN = 0.8  # of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product
 
 MEASURED = "measured in this process"
 
@@ -60,20 +60,22 @@ def measured(threads: int, dtype: str) -> Calibration:
 
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     built_in, stream = cpu(threads), _sums(threads) * MARGIN
-    rate = _products(np.dtype(dtypes[0]))
+    rate = _products(np.dtype(dtypes[0]), PIPE)
     with lanes(threads) as (at_a_time, _):
-        rate = rate if at_a_time == 1 else replace(rate, pipe=SIDE_BY_SIDE)
+        if at_a_time > 1:  # what disturbs products on all threads disturbs those on one less
+            alone = _products(np.dtype(dtypes[0]), SIDE_BY_SIDE)
+            rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
     rates = MappingProxyType(dict.fromkeys(dtypes, rate))
     return Calibration(built_in.name, MEASURED, rates, stream, built_in.small, built_in.launch)
 
 
-def _products(dtype: np.dtype[Any]) -> Rate:
-    """Flops of products without end, by the largest that there is time for: time = flops / rate (1 + PIPE / side)."""
+def _products(dtype: np.dtype[Any], pipe: float) -> Rate:
+    """Flops of products without end, by the largest that there is time for: time = flops / rate (1 + pipe / side)."""
     side, seconds = SMALL, _product(SMALL, dtype)
     while side < LARGE and seconds * 8 < LONGEST:
         side *= 2
         seconds = _product(side, dtype)
-    return Rate(2 * side**3 / seconds * (1 + PIPE / side), 0.0, PIPE)
+    return Rate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe)
 
 
 def _product(side: int, dtype: np.dtype[Any]) -> float:

@@ -239,6 +239,32 @@ def test_a_library_that_is_limited_is_left_alone(eager: None) -> None:
         library.limit(2)
 
 
+AT_EXIT = """
+import atexit, sys, threading
+import numpy as np
+import fmm
+from fmm.kernels import blas, flow
+flow.LEAST = 0
+blas.openblas().limit(2)
+a = np.arange(4096.0).reshape(64, 64)
+
+def last():
+    assert (fmm.matmul(a, a, plan="winograd > vendor") == a @ a).all()
+    print("done", blas.openblas().count())
+
+threading._register_atexit(last) if "late" in sys.argv else atexit.register(last)
+"""
+
+
+@pytest.mark.parametrize("when", ["usual", "late"])
+def test_without_threads_to_be_had_the_caller_does_it_all(when: str) -> None:
+    """While the interpreter exits, no thread can be started any more."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code = [sys.executable, "-c", AT_EXIT, when]
+    out = subprocess.run(code, env=env, check=True, timeout=30, capture_output=True, text=True).stdout
+    assert out == "done 2\n"
+
+
 AFTER_FORK = """
 import os, warnings
 warnings.simplefilter("ignore")

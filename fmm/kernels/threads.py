@@ -116,12 +116,15 @@ def _hired(count: int) -> list[Helper]:
 
 def side_by_side(count: int, task: Task) -> list[Future[None]]:
     """The task on `count` helpers at a time, each on a processor of its own; none once the interpreter is exiting."""
+    begun: list[Future[None]] = []
     try:
         helpers = _hired(count)
         _spread(helpers)
-        return [helper.executor.submit(_work, deque([task])) for helper in helpers]
+        for helper in helpers:
+            begun.append(helper.executor.submit(_work, deque([task])))
     except RuntimeError:
-        return []
+        pass
+    return begun
 
 
 def _keep_off(helpers: Sequence[Helper]) -> None:
