@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,9 +15,9 @@ from fmm.device_arrays import ANYTHING, Wanted, arrays_of
 from fmm.guard import may_overflow
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
-from fmm.kernels.needs import temporary_bytes
+from fmm.kernels.flow import backend
+from fmm.kernels.needs import check_depth, temporary_bytes
 from fmm.kernels.needs import workspace as plan_workspace
-from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.kernels.threads import Threads, blas_threads
 from fmm.memory import borrowed, default_limit
@@ -51,12 +52,14 @@ def matmul(
     plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
+    **more: Any,
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
 
-    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions. CuPy arrays and
-    torch tensors (and other arrays on a CUDA device, through CuPy) are multiplied where they are, on the current
-    stream, with the results and exceptions of cupy.matmul and torch.matmul.
+    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions; where any of
+    its other options is given (subok, axes, signature, ...), the library answers itself. CuPy arrays and torch tensors
+    (and other arrays on a CUDA device, through CuPy) are multiplied where they are, on the current stream, with the
+    results and exceptions of cupy.matmul and torch.matmul.
 
     plan
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
@@ -73,9 +76,11 @@ def matmul(
             wanted = ANYTHING
             if plan is not None or max_error_growth is not None or workspace is not None:
                 wanted = _wanted(plan, max_error_growth, workspace)
-            if dtype is None and order == "K" and casting == "same_kind":
+            if dtype is None and order == "K" and casting == "same_kind" and not more:
                 return arrays.matmul(a, b, out, NO_OPTIONS, wanted)
-            return arrays.matmul(a, b, out, _options(casting, order, dtype), wanted)
+            return arrays.matmul(a, b, out, _options(casting, order, dtype) | more, wanted)
+    if more:
+        return np.matmul(a, b, out=out, **_options(casting, order, dtype), **more)
     if plan is None and max_error_growth is None and workspace is None and _hopeless(a, b):
         if dtype is None and order == "K" and casting == "same_kind":
             return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
@@ -87,14 +92,27 @@ def matmul(
     except NotOursError as reason:
         why = reason
     else:
-        if given is not None and given.leaf != "vendor":
-            raise PlanError(f"the plan {given} cannot run here: {given.leaf} is a product of cuBLASLt's, on a GPU")
+        _check_plan(given, call.size)
         return _matmul(call, options, given, limits)
-    if given not in (None, VENDOR) and not isinstance(why, NumPyAnswersError):
-        if not _numpy_accepts(a, b, options):
-            replace(options, out=None).vendor(a, b)  # its own exception, with the shapes
-        raise PlanError(f"the plan {given} cannot run here: {why}")
+    _refuse(given, why, a, b, options)
     return options.vendor(a, b)
+
+
+def _check_plan(given: Plan | None, size: tuple[int, int, int]) -> None:
+    if given is None:
+        return
+    if given.leaf != "vendor":
+        raise PlanError(f"the plan {given} cannot run here: {given.leaf} is a product of cuBLASLt's, on a GPU")
+    check_depth(given, *size)
+
+
+def _refuse(given: Plan | None, why: NotOursError, a: Any, b: Any, options: Options) -> None:
+    """PlanError for a plan that was given and cannot run, or NumPy's own exception for what it would not multiply."""
+    if given in (None, VENDOR) or isinstance(why, NumPyAnswersError):
+        return
+    if not _numpy_accepts(a, b, options):
+        replace(options, out=None).vendor(a, b)  # its own exception, with the shapes
+    raise PlanError(f"the plan {given} cannot run here: {why}")
 
 
 def explain(
@@ -106,20 +124,28 @@ def explain(
     casting: Any = "same_kind",
     order: Any = "K",
     dtype: Any = None,
+    plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
+    **more: Any,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
     out = _single(out)
     if (arrays := arrays_of(a, b, out)) is not None:
-        wanted = _wanted(None, max_error_growth, workspace)
-        return arrays.explain(a, b, out, _options(casting, order, dtype), wanted)
-    limits = _limits(max_error_growth, workspace)
+        wanted = _wanted(plan, max_error_growth, workspace)
+        return arrays.explain(a, b, out, _options(casting, order, dtype) | more, wanted)
+    limits, given, options = _limits(max_error_growth, workspace), _given(plan), Options(out, casting, order, dtype)
+    if more:
+        return Decision(VENDOR, None, f"NumPy answers: {', '.join(more)} was given")
     try:
-        call = operands(a, b, Options(out, casting, order, dtype))
+        call = operands(a, b, options)
     except NotOursError as reason:
+        _refuse(given, reason, a, b, options)
         return Decision(VENDOR, None, f"NumPy answers: {reason}")
-    return _decide(call, limits)
+    if given is None:
+        return _decide(call, limits)
+    _check_plan(given, call.size)
+    return Decision(given, _problem(call.size, call.dtype), "this plan was given")
 
 
 def plan(
@@ -238,6 +264,10 @@ def _copied(call: Operands) -> int:
     return sum(temporary_bytes(rows, cols, call.dtype.itemsize) for rows, cols in shapes)
 
 
+class _MayOverflowError(Exception):
+    """The vendor must multiply; what a plan has done so far is written over."""
+
+
 class _Multiplier:
     """Multiplies pairs of matrices by one plan, or by leaner ones once memory has run out."""
 
@@ -245,16 +275,16 @@ class _Multiplier:
         self.plan, self.limits, self.threads = plan, limits, Threads(threads)
 
     def multiply(self, a: Array, b: Array, c: Array) -> bool:
-        """c = a b; False (and c untouched) if the vendor must do it because numbers may overflow."""
+        """c = a b; False if the vendor must do it, because numbers may overflow or nothing fits into the memory."""
         (m, k), n = a.shape, b.shape[1]
-        if may_overflow(self.plan, a, b, self.threads):
-            return False
         problem = _problem((m, k, n), a.dtype)
         for plan in (self.plan, *leaner(problem, self.plan, self.limits, self.threads.count)):
             try:
                 self._run(plan, a, b, c)
             except MemoryError:
                 continue
+            except _MayOverflowError:
+                return False
             self.plan = plan
             return True
         return False
@@ -269,7 +299,13 @@ class _Multiplier:
         with borrowed(plan_workspace(plan, m, k, n, a.itemsize) + extra) as memory, quiet:
             arena = Arena(memory, a.dtype)
             a, b = (self._packed(x, arena) if any(x is y for y in copies) else x for x in (a, b))
-            execute(plan, a, b, c, NumpyBackend(self.threads), arena)
+            with backend(self.threads.count, 2 * m * k * n if plan != VENDOR else 0) as chosen:
+                chosen.first((a, b), partial(self._check, plan, a, b, chosen.threads))
+                execute(plan, a, b, c, chosen, arena)
+
+    def _check(self, plan: Plan, a: Array, b: Array, threads: Threads) -> None:
+        if may_overflow(plan, a, b, threads):
+            raise _MayOverflowError
 
     def _packed(self, x: Array, arena: Arena) -> Array:
         """A copy that BLAS can read, of a view that it cannot (negative strides, or gaps along both axes)."""

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.arena import Arena, Array, block
+from fmm.kernels.flow import lanes
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
@@ -28,12 +30,13 @@ from fmm.perfmodel.calibration import Calibration, Rate, cpu
 
 SMALL, LARGE = 256, 4096  # sides of the products that are timed, doubled from one to the other ...
 LONGEST = 0.02  # ... until the next would take longer than this many seconds
-REPEATS, ROUNDS = 3, 7  # of products, of sums (which other threads disturb more)
+REPEATS, ROUNDS = 7, 7  # of products, of sums
 # Products of 1000 or 2000 a side run 10 to 20 % below the rate of endless ones, which is as much as a level saves. That
-# cannot be measured in so short a time; two cores with AVX-512 show 200 to 250 (float64), 200 to 400 (float32).
-PIPE = 200.0
+# cannot be measured in so short a time; two cores with AVX-512 show 200 to 250 (float64), 200 to 400 (float32). Where
+# two products run at a time, each on one thread, they lose less.
+PIPE, SIDE_BY_SIDE = 200.0, 150.0
 SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, about 40 MB, more than a core's own caches
-MARGIN = 0.65  # of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product
+MARGIN = 0.8  # of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product
 
 MEASURED = "measured in this process"
 
@@ -57,18 +60,22 @@ def measured(threads: int, dtype: str) -> Calibration:
 
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     built_in, stream = cpu(threads), _sums(threads) * MARGIN
-    rate = _products(np.dtype(dtypes[0]))
+    rate = _products(np.dtype(dtypes[0]), PIPE)
+    with lanes(threads) as (at_a_time, _):
+        if at_a_time > 1:  # what disturbs products on all threads disturbs those on one less
+            alone = _products(np.dtype(dtypes[0]), SIDE_BY_SIDE)
+            rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
     rates = MappingProxyType(dict.fromkeys(dtypes, rate))
     return Calibration(built_in.name, MEASURED, rates, stream, built_in.small, built_in.launch)
 
 
-def _products(dtype: np.dtype[Any]) -> Rate:
-    """Flops of products without end, by the largest that there is time for: time = flops / rate (1 + PIPE / side)."""
+def _products(dtype: np.dtype[Any], pipe: float) -> Rate:
+    """Flops of products without end, by the largest that there is time for: time = flops / rate (1 + pipe / side)."""
     side, seconds = SMALL, _product(SMALL, dtype)
     while side < LARGE and seconds * 8 < LONGEST:
         side *= 2
         seconds = _product(side, dtype)
-    return Rate(2 * side**3 / seconds * (1 + PIPE / side), 0.0, PIPE)
+    return Rate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe)
 
 
 def _product(side: int, dtype: np.dtype[Any]) -> float:
@@ -78,7 +85,10 @@ def _product(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sums(threads: int) -> float:
-    """Bytes a second that the sums of a split move, right after a product, as they do within a plan."""
+    """Bytes a second that the sums of a split move, right after a product, as they do within a plan.
+
+    Where two products run at a time, a sum has one thread, and the processor is as good as summing on all of them.
+    """
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
     recipe = lower(plan, SUMMED, SUMMED, SUMMED)
     assert recipe is not None
@@ -91,14 +101,16 @@ def _sums(threads: int) -> float:
         [places[p.name][p.row : p.row + p.rows, p.col : p.col + p.cols] for p in side]
         for side in (split.reads, split.writes)
     )
-    backend, small = NumpyBackend(Threads(threads)), np.ones((SMALL, SMALL))
+    small = np.ones((SMALL, SMALL))
+    with lanes(threads) as (count, each):
+        backend = NumpyBackend(Threads(each))
 
-    def once() -> float:
-        small @ small  # BLAS's threads are awake now, as in the middle of a plan
-        return _seconds(lambda: backend.sum(split, reads, writes))
+        def once() -> float:
+            small @ small  # BLAS's threads are awake now, as in the middle of a plan
+            return _seconds(lambda: backend.sum(split, reads, writes))
 
-    once()  # fresh pages
-    return sum(x.nbytes for x in (*reads, *writes)) / median(once() for _ in range(ROUNDS))
+        once()  # fresh pages
+        return count * sum(x.nbytes for x in (*reads, *writes)) / median(once() for _ in range(ROUNDS))
 
 
 def _seconds(call: Callable[[], object]) -> float:

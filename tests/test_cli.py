@@ -132,6 +132,12 @@ def test_predict_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "vendor" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["predict", "bench"])
+def test_every_command_has_the_types_of_fmm_plan(command: str) -> None:
+    usual = fmm.plan(8, 8, 8).problem
+    assert usual and cli._parser().parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
+
+
 # ---- measuring
 
 

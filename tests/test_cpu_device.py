@@ -88,10 +88,10 @@ def test_a_real_tuning_is_obeyed(
     config._now.cache_clear()
     decided = decision.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), blas_threads())
     assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
-    assert main(["predict", "3000", "3000", "3000"]) == 0
+    assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out
     key = found["device"]
-    assert main(["predict", "3000", "3000", "3000", "--device", key, "--json"]) == 0
+    assert main(["predict", "3000", "3000", "3000", "--dtype", "float32", "--device", key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] == key
 
 

@@ -47,6 +47,17 @@ def nursery(kind: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
+    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--effort", "quick", "--dtype", "float32,float32", "--output", str(tmp_path), "--quiet"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == ""
+    assert main([*arguments, "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["dtype"] == "float32"
+
+
 # ---- kills
 
 

@@ -503,6 +503,28 @@ FOREIGN: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subok": False},
+        {"subok": True},
+        {"axes": [(0, 1), (1, 0), (1, 0)]},
+        {"axes": [(0, 1)]},  # too few
+        {"signature": "ff->f", "casting": "unsafe"},
+        {"signature": "xx->x"},
+        {"signature": "ff->f", "dtype": "f8"},  # one or the other
+        {"keepdims": True},  # of other functions
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("plan", [None, "winograd > vendor"])
+@pytest.mark.usefixtures("eager")
+def test_numpys_other_options_are_numpys(options: dict[str, Any], plan: str | None) -> None:
+    agree(lambda: ((draw((8, 8)), draw((8, 8))), options), {"plan": plan})
+    agree(lambda: ((draw((8, 8)).view(Tagged), draw((8, 8))), options), {"plan": plan})
+    assert fmm.explain(draw((8, 8)), draw((8, 8)), **options).plan == VENDOR
+
+
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("out", [False, True])
 @pytest.mark.usefixtures("eager")
@@ -542,7 +564,7 @@ def test_what_numpy_refuses_is_refused_as_numpy_does_even_with_a_plan(kind: str)
 def test_the_signature() -> None:
     expected = (
         "(a, b, /, out=None, *, casting='same_kind', order='K', dtype=None, plan=None, max_error_growth=None, "
-        "workspace=None)"
+        "workspace=None, **more)"
     )
     bare = [p.replace(annotation=p.empty) for p in inspect.signature(fmm.matmul).parameters.values()]
     assert str(inspect.Signature(bare)) == expected
@@ -555,7 +577,8 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((X,), {"b": X}),  # a and b have no names
     ((), {"a": X, "b": X}),
     ((X, X), {"where": True}),
-    ((X, X), {"subok": False}),
+    ((X, X), {"axes": 3}),
+    ((X, X), {"no_such_option": 1}),
     ((X, X, X), {"out": X}),  # out given twice
 ]
 
@@ -717,6 +740,29 @@ def test_explain_reads_the_options_as_matmul_does() -> None:
         found = fmm.explain(a, a, **option)
         assert found.plan == VENDOR and found.reason.startswith("NumPy answers: ")
     assert "max_error_growth" in inspect.signature(fmm.explain).parameters
+
+
+def test_a_plan_too_deep_for_the_product_is_refused() -> None:
+    """It would take 7 times as long for each level more, for ever in the end."""
+    a = draw((8, 8))
+    deep = " > ".join(["winograd"] * 30 + ["vendor"])
+    for call in (fmm.matmul, fmm.explain):
+        with pytest.raises(PlanError, match="products of a 8 x 8 x 8 one; take fewer levels"):
+            call(a, a, plan=deep)
+    np.testing.assert_allclose(fmm.matmul(a, a, plan=" > ".join(["winograd"] * 4 + ["vendor"])), a @ a)
+
+
+def test_explain_a_given_plan() -> None:
+    a, b = draw((64, 48)), draw((48, 80))
+    found = fmm.explain(a, b, plan="winograd > li-fig23 > vendor", workspace=1)
+    assert (str(found.plan), found.problem and found.problem.size) == ("winograd > li-fig23 > vendor", (64, 48, 80))
+    assert found.workspace > 0 and found.error_growth > 1
+    assert "this plan was given" in str(found) and "li-fig23" in str(found)
+    assert fmm.explain(a, b, plan=found).plan == found.plan
+    assert fmm.explain(a, b, plan="vendor").plan == VENDOR
+    for x, plan in ((a.astype("g"), "winograd > vendor"), (a, "lt0"), (a, "no-such > vendor")):
+        with pytest.raises(PlanError):
+            fmm.explain(x, b, plan=plan)
 
 
 # ---- everything at random

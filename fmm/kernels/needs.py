@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import prod
 
 from fmm.kernels.lowering import lower
-from fmm.kernels.plan import Plan
+from fmm.kernels.plan import Level, Plan, PlanError
 from fmm.kernels.program import Coefficient
 
 ALIGN = 64  # bytes: every temporary starts on a cache line, and its rows do
@@ -61,6 +61,17 @@ def _leaves(plan: Plan, m: int, k: int, n: int, beta: int) -> tuple[tuple[tuple[
         for size, count in _leaves(p.plan, *p.size, int(p.accumulate)):
             found[size] = found.get(size, 0) + count
     return tuple(found.items())
+
+
+FEW = 4096  # products that any plan may make
+
+
+def check_depth(plan: Plan, m: int, k: int, n: int) -> None:
+    """PlanError for a plan so deep that it makes more products than there are numbers to multiply: each level makes at
+    least seven times as many, and what is below one number is nothing but time."""
+    count = prod(level.products for level in plan.levels if isinstance(level, Level))
+    if count > max(m * k * n, FEW):
+        raise PlanError(f"{plan} makes {count} products of a {m} x {k} x {n} one; take fewer levels")
 
 
 def flops(plan: Plan, m: int, k: int, n: int) -> int:

@@ -28,6 +28,10 @@ Window = tuple[slice, slice]
 class NumpyBackend:
     threads: Threads
 
+    def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+        """Done before any product."""
+        check()
+
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         np.matmul(left, right, out=dest)
 

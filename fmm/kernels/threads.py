@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fmm.kernels import blas
+
 # Where BLAS libraries look for their number of threads, in the order in which OpenBLAS does.
 VARIABLES = (
     "OPENBLAS_NUM_THREADS",
@@ -95,16 +97,34 @@ def _started(count: int, queue: deque[Task]) -> list[Future[None]]:
     if count < 1:
         return others
     try:
-        with _lock:
-            while len(_helpers) < count:
-                _helpers.append(Helper.hired(len(_helpers)))
-            helpers = _helpers[:count]
+        helpers = _hired(count)
         _keep_off(helpers)
         for helper in helpers:
             others.append(helper.executor.submit(_work, queue))
     except RuntimeError:
         pass
     return others
+
+
+def _hired(count: int) -> list[Helper]:
+    """The first `count` helpers; RuntimeError once the interpreter is exiting."""
+    with _lock:
+        while len(_helpers) < count:
+            _helpers.append(Helper.hired(len(_helpers)))
+        return _helpers[:count]
+
+
+def side_by_side(count: int, task: Task) -> list[Future[None]]:
+    """The task on `count` helpers at a time, each on a processor of its own; none once the interpreter is exiting."""
+    begun: list[Future[None]] = []
+    try:
+        helpers = _hired(count)
+        _spread(helpers)
+        for helper in helpers:
+            begun.append(helper.executor.submit(_work, deque([task])))
+    except RuntimeError:
+        pass
+    return begun
 
 
 def _keep_off(helpers: Sequence[Helper]) -> None:
@@ -118,6 +138,18 @@ def _keep_off(helpers: Sequence[Helper]) -> None:
             os.sched_setaffinity(helper.number, elsewhere)
     except (OSError, ValueError, IndexError):
         pass  # a system that does not let us: the helpers run where they like
+
+
+def _spread(helpers: Sequence[Helper]) -> None:
+    """Give each helper one of the processors that there are just enough of: Linux takes its time to spread them."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        allowed = sorted(os.sched_getaffinity(0))
+        for helper, own in zip(helpers, allowed, strict=False):
+            os.sched_setaffinity(helper.number, {own} if len(allowed) == len(helpers) else allowed)
+    except OSError:
+        pass
 
 
 def _current_processor() -> int:
@@ -139,6 +171,8 @@ if hasattr(os, "register_at_fork"):
 def blas_threads() -> int:
     """How many threads numpy's BLAS would use now: asked of threadpoolctl if it is installed, else guessed as the
     libraries do, from the environment and the processors that this process may use."""
+    if (count := blas.held()) > 0:
+        return count
     if (controller := _controller()) is not None:
         counts = [lib.num_threads or 1 for lib in controller.lib_controllers if lib.user_api == "blas"]
         if counts:

@@ -33,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for side in ("m", "k", "n"):
         bench.add_argument(side, type=int, metavar=side.upper())
     bench.add_argument("--plan", action="append", default=[], help="this plan too (may be repeated)")
-    bench.add_argument("--dtype", default="float32", help=", ".join(ELEMENTS))
+    bench.add_argument("--dtype", default="float64", help=", ".join(ELEMENTS))
     bench.add_argument("--device", default=argparse.SUPPRESS)
     bench.add_argument("--rounds", type=int, default=9)
     bench.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")

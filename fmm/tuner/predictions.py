@@ -28,7 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("predict", help="predict the best plan for an M x K by K x N product")
     for side in ("m", "k", "n"):
         parser.add_argument(side, type=int, metavar=side.upper())
-    parser.add_argument("--dtype", default="float32", help=", ".join(ELEMENTS))
+    parser.add_argument("--dtype", default="float64", help=", ".join(ELEMENTS))
     parser.add_argument("--device", default=argparse.SUPPRESS, help=", ".join(DEVICES))
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
     parser.add_argument("--max-error-growth", type=float, default=10.0, metavar="X", help="default 10")

@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--fresh", action="store_true", help="measure all anew (what happens without --resume)")
     add("--output", type=Path, metavar="PATH", help="the config to write (the one that fmm reads)")
     add("--json", action="store_true", help="print JSON")
-    add("--quiet", action="store_true", help="no progress, no summary")
+    add("--quiet", action="store_true", help="no progress, no summary but that of --json")
     add("--dry-run", action="store_true", help="say what would be measured, and measure nothing")
 
 
@@ -108,7 +108,7 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
     if options.time_limit is not None and not options.time_limit > 0:
         raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
     for device in chosen(options.device):
-        names = options.dtype.split(",") if options.dtype else device.dtypes[: device.usual]
+        names = dict.fromkeys(options.dtype.split(",") if options.dtype else device.dtypes[: device.usual])
         for name in names:
             if name not in device.dtypes:
                 raise BadChoiceError(f"unknown dtype {name!r}; valid: {', '.join(device.dtypes)}")
@@ -175,7 +175,7 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
         finally:
             trials.close()
     code = _write(job, path, header, outcome)
-    if not options.quiet:
+    if options.json or not options.quiet:
         print(_reported(job, path, outcome, options))
     if outcome.stopped:
         print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {_kept(code, outcome, path)}", file=sys.stderr)
