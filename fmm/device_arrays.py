@@ -43,10 +43,13 @@ class Setting(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the caller asks of a plan; a workspace of None is a share of what is free."""
+    """What the caller asks of a plan; a workspace of None is a share of what is free.
+
+    Three levels of a 16-bit type are expected to have 14 times the vendor's error, which rounds each result only once.
+    """
 
     plan: Plan | None = None
-    error_growth: float = 10.0
+    error_growth: float = 16.0
     workspace: int | None = None
 
 

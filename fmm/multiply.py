@@ -61,7 +61,8 @@ def matmul(
     plan
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
     max_error_growth
-        Choose only plans whose expected error is at most this multiple of the vendor's own (10 unless given).
+        Choose only plans whose expected error is at most this multiple of the vendor's own (10 unless given; 16 on
+        CUDA devices).
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     """
@@ -155,7 +156,8 @@ def _options(casting: Any, order: Any, dtype: Any) -> dict[str, Any]:
 
 def _wanted(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wanted:
     """The same wishes for a product on a device, whose free memory is asked for only when it is needed."""
-    checked = _limits(max_error_growth, 0 if workspace is None else workspace)
+    growth = ANYTHING.error_growth if max_error_growth is None else max_error_growth
+    checked = _limits(growth, 0 if workspace is None else workspace)
     return Wanted(_given(plan), checked.error_growth, None if workspace is None else checked.workspace)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm import device_arrays, device_call, device_multiply
+from fmm import config, device_arrays, device_call, device_multiply
 from fmm.device_arrays import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
 from fmm.device_call import Call, NotOursError, Question, answer, fresh
 from fmm.device_decision import Gpu, calibration_of_device, decide_on, leaner_on
@@ -24,6 +24,7 @@ from fmm.kernels import rescue
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.problem import Problem
+from tests import tuned
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
 H200 = Gpu(0, "NVIDIA H200", "9.0", 132)
@@ -347,6 +348,39 @@ def test_leaner_plans_need_ever_less() -> None:
     needs = [decide_on(H200, problem, PLENTY).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and len(set(needs)) > 1
+
+
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decision]:
+    """A config whose one entry for an H200 is a plan with much workspace; its calibration is the datasheet's."""
+    section = tuned.section(tuned.entry((16384, 16384, 16384), "strassen^3.batched.pad16 > vendor"), calibration=None)
+    path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    for cached in (config._now, config._read):
+        cached.cache_clear()
+    yield decide_on(H200, Problem(16384, 16384, 16384, "float32"), PLENTY)
+    for cached in (config._now, config._read):
+        cached.cache_clear()
+
+
+def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
+    assert entry.problem is not None
+    assert (entry.step, entry.considered) == ("certified entry", ())
+    plans = list(leaner_on(H200, entry.problem, entry.plan, PLENTY))
+    needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
+    assert len(plans) > 1 and VENDOR not in plans
+    assert needs == sorted(needs, reverse=True) and needs[0] < entry.workspace
+
+
+def test_the_types_own_error_limits_the_choice() -> None:
+    """Three levels of bfloat16: within the limit that holds unless another is given, and beyond the hosts' 10."""
+    problem = Problem(49152, 49152, 49152, "bfloat16")
+    usual, strict = (
+        decide_on(H200, problem, Limits(1 << 40, growth)) for growth in (device_arrays.ANYTHING.error_growth, 10.0)
+    )
+    assert strict.error_growth <= 10 < usual.error_growth <= device_arrays.ANYTHING.error_growth
+    assert "expected error: 13.8 times" in str(usual)
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
