@@ -338,11 +338,14 @@ def passes(schemes: Sequence[str], a: Array, b: Array, stored: Callable[[Array],
         for y, rows, cols in ((a, x.m, x.k), (b, x.k, x.n))
     ]
     sums = [
-        [stored(sum(float(c) * y for c, y in zip(column, part, strict=True))) for column in zip(*u, strict=True)]
+        [
+            stored(np.asarray(sum(float(c) * y for c, y in zip(column, part, strict=True))))
+            for column in zip(*u, strict=True)
+        ]
         for u, part in zip((x.u, x.v), blocks, strict=True)
     ]
     products = [passes(schemes[1:], left, right, stored) for left, right in zip(*sums, strict=True)]
-    out = [stored(sum(float(c) * p for c, p in zip(row, products, strict=True))) for row in x.w]
+    out = [stored(np.asarray(sum(float(c) * p for c, p in zip(row, products, strict=True)))) for row in x.w]
     return np.block([out[i * x.n : (i + 1) * x.n] for i in range(x.m)])
 
 

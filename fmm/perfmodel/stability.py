@@ -352,8 +352,8 @@ def _shares(scheme: Scheme) -> _Shares:
     terms = [_nonzeros(zip(*x, strict=True)) for x in (scheme.u, scheme.v)]
     uses = [sum(float(c) ** 2 for c in column) for column in zip(*scheme.w, strict=True)]
     weights = [w * x * y / (len(scheme.w) * scheme.k) for w, x, y in zip(uses, *sizes, strict=True)]
-    plain = [sum(w for w, count in zip(weights, counts, strict=True) if count == 1) for counts in terms]
-    return _Shares(sum(weights), *plain, sum(count > 1 for count in _nonzeros(scheme.w)) / len(scheme.w))
+    left, right = (sum(w for w, count in zip(weights, counts, strict=True) if count == 1) for counts in terms)
+    return _Shares(sum(weights), left, right, sum(count > 1 for count in _nonzeros(scheme.w)) / len(scheme.w))
 
 
 def frobenius_growth(scheme: Scheme) -> float:
