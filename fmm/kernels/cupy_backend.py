@@ -86,7 +86,7 @@ class _Buffer(threading.local):
     def __init__(self, blocks: list[bytes]) -> None:
         starts = np.cumsum([0, *(len(b) for b in blocks)])
         self.words: Any = np.frombuffer(b"".join(blocks), np.int64).copy() if blocks else np.empty(0, np.int64)
-        self.view = memoryview(self.words)
+        self.view: Any = self.words.data
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
         self.bases: tuple[int, ...] | None = None
