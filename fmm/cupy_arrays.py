@@ -15,7 +15,7 @@ from fmm.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.decision import Decision
 from fmm.device_arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless, kind_of, two_devices
 from fmm.device_call import Call
-from fmm.device_multiply import explained, product
+from fmm.device_multiply import explained, lost, product
 from fmm.kernels.plan import VENDOR, PlanError
 
 ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
@@ -36,7 +36,7 @@ class CupyArrays:
     def plain(self, a: Any, b: Any) -> Any:
         if a.ndim == b.ndim == 2:
             (m, k), (_, n) = a.shape, b.shape
-            if hopeless(m, k, n, a.itemsize):
+            if hopeless(m, k, n, a.itemsize) or lost(self, self.short(a, b)):
                 return self.mm(a, b)
         return product(self, a, b, None, ANYTHING)
 
@@ -80,6 +80,10 @@ class CupyArrays:
         if options or out is not None:
             return cupy.matmul(a, b, out=out, **options)
         return self.mm(a, b) if type(a) is type(b) is ndarray else cupy.matmul(a, b)
+
+    def short(self, a: Any, b: Any) -> Hashable:
+        dtype = a.dtype
+        return a.shape, b.shape, dtype, get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
 
     def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         dtype = a.dtype

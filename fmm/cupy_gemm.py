@@ -66,14 +66,17 @@ def product(a: Any, b: Any) -> Any:
     mode = get_compute_type(dtype)
     compute = kind.computes.get(mode)
     (m, k), (inner, n) = a.shape, b.shape
+    if m == n == 1 and not (kind.wide and mode == USUAL):
+        return None
     if compute is None or k != inner or not 0 < m <= LARGEST or not 0 < n <= LARGEST or not 0 < k <= LARGEST:
         return None
     left, right = a.data, b.data
-    plain = a._c_contiguous and b._c_contiguous and left.device_id == right.device_id == current_device()
-    if not plain or (m == n == 1 and not (kind.wide and mode == USUAL)):
+    if not (a._c_contiguous and b._c_contiguous and left.device_id == right.device_id == current_device()):
         return None
     c, number = ndarray((m, n), dtype), kind.number
-    # cuBLAS counts in columns: C^T = B^T A^T, in the same memory.
+    # cuBLAS counts in columns: C^T = B^T A^T, in the same memory. A single row or column of B is as CuPy sees it.
+    turned, step = (1, k) if n == 1 or k == 1 else (0, n)
     x, y, z = right.ptr, left.ptr, c.data.ptr
-    gemm(handle(), 0, 0, n, m, k, kind.one, x, number, n, y, number, k, kind.zero, z, number, n, compute, ALGORITHM)
+    head = handle(), turned, 0, n, m, k, kind.one
+    gemm(*head, x, number, step, y, number, k, kind.zero, z, number, n, compute, ALGORITHM)
     return c

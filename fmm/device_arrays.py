@@ -101,6 +101,10 @@ class Arrays(Protocol):
         """Everything that a prepared call depends on, cheaply."""
         ...
 
+    def short(self, a: Any, b: Any) -> Hashable:
+        """The little of `key` by which a product of two matrices is known again that no plan makes faster."""
+        ...
+
     def device(self, x: Any) -> int:
         """The number of the device that an array is on."""
         ...

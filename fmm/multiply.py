@@ -37,6 +37,7 @@ from fmm.perfmodel.problem import Problem
 # Below this many rows, columns or inner products nothing is ever gained: the check that a small call pays.
 SIDE = smallest_side()
 NO_OPTIONS: dict[str, Any] = {}
+ndarray = np.ndarray  # asked for at each call
 
 
 def matmul(
@@ -66,11 +67,12 @@ def matmul(
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     """
-    if not (type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray)):
-        library = EXACT.get(type(a))
+    kind = type(a)
+    if kind is not ndarray or type(b) is not ndarray or (out is not None and type(out) is not ndarray):
+        library = EXACT.get(kind)
         if (
             library is not None
-            and type(b) is type(a)
+            and type(b) is kind
             and out is None
             and plan is None
             and max_error_growth is None

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from fmm.decision import Decision
 from fmm.device_arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless
 from fmm.device_call import Call
-from fmm.device_multiply import explained, prepared, product
+from fmm.device_multiply import explained, lost, prepared, product
 from fmm.kernels.plan import VENDOR, PlanError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -74,7 +74,7 @@ class TorchArrays:
 
     def plain(self, a: Any, b: Any) -> Any:
         x, y = a.shape, b.shape
-        if len(x) == 2 and len(y) == 2 and hopeless(x[0], x[1], y[1], a.itemsize):
+        if len(x) == 2 and len(y) == 2 and (hopeless(x[0], x[1], y[1], a.itemsize) or lost(self, self.short(a, b))):
             return self.mm(a, b)
         return self._judged(a, b, None, ANYTHING)
 
@@ -135,6 +135,10 @@ class TorchArrays:
 
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+
+    def short(self, a: Any, b: Any) -> Hashable:
+        dtype = a.dtype
+        return a.shape, b.shape, dtype, _precision() if dtype is torch.float32 else ""
 
     def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         dtype = a.dtype

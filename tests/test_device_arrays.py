@@ -452,6 +452,9 @@ class HostArrays:
         target = None if out is None else (out.shape, out.strides)
         return wanted, a.shape, a.strides, b.shape, b.strides, self.math, target
 
+    def short(self, a: Any, b: Any) -> Any:
+        return "short", a.shape, b.shape
+
     def device(self, x: Any) -> int:
         return 0
 
@@ -558,6 +561,22 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
         now[0] += 2
     assert needs[0] == needs[1] > 1 << 29
     assert library.vendors == 1 and kept[0].call.tape is None  # nothing fits any more
+
+
+def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, library, a = [100.0], HostArrays(), draw((8, 8))
+    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
+    arrays: Arrays = library  # type: ignore[assignment]
+    assert not device_multiply.lost(arrays, library.short(a, a))
+    multiply(library, a, a, np.empty((8, 8)))
+    multiply(library, a, a, wanted=Wanted(VENDOR))
+    assert not device_multiply.lost(arrays, library.short(a, a))  # wishes say nothing of calls without
+    multiply(library, a, a)
+    assert device_multiply.lost(arrays, library.short(a, a))
+    now[0] += device_multiply.LIFETIME + 0.01
+    assert not device_multiply.lost(arrays, library.short(a, a))
+    multiply(library, a, a, wanted=Wanted(LEVEL))
+    assert not device_multiply.lost(arrays, library.short(a, a))
 
 
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
@@ -815,6 +834,15 @@ def test_one_call_of_cublas_as_cupy_makes_it(gemm: Any, dtype: str, mode: int, n
     scalar = np.dtype("float32" if dtype == "float16" else dtype)
     values = [np.frombuffer(ctypes.string_at(p, scalar.itemsize), scalar)[0] for p in (one, zero)]
     assert values == [1, 0] and c.shape == (5, 3) and c.dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize(("k", "n", "turned", "step"), [(7, 3, 0, 3), (7, 1, 1, 7), (1, 3, 1, 1)])
+def test_one_row_or_column_is_read_as_cupy_reads_it(gemm: Any, k: int, n: int, turned: int, step: int) -> None:
+    """Another kernel, so that other bits would come out, though the memory is the same."""
+    module, calls, _ = gemm
+    module.product(Matrix((5, k), "float32"), Matrix((k, n), "float32"))
+    (call,) = calls
+    assert (call[1], call[9], call[12]) == (turned, step, k)
 
 
 def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
