@@ -11,18 +11,13 @@ import numpy as np
 from cupy_backends.cuda.api import runtime
 
 from fmm import cupy_gemm
+from fmm.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.decision import Decision
-from fmm.device_arrays import ANYTHING, Operand, Setting, Wanted, hopeless, kind_of, two_devices
+from fmm.device_arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless, kind_of, two_devices
 from fmm.device_call import Call
-from fmm.device_multiply import explained, product
+from fmm.device_multiply import explained, lost, product
 from fmm.kernels.plan import VENDOR, PlanError
 
-try:  # what cupy.matmul computes in, set by the environment or by set_compute_type
-    from cupy._core._routines_linalg import get_compute_type
-except ImportError:  # a CuPy without it
-    get_compute_type = None
-
-USUAL, PEDANTIC, FP16, BF16, TF32 = 1, 2, 3, 6, 7  # compute types of CuPy
 ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
 getDevice = runtime.getDevice  # noqa: N816
 FAST = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -38,14 +33,25 @@ class CupyArrays:
     def __init__(self) -> None:
         self.calls: dict[Hashable, Any] = {}
 
+    def plain(self, a: Any, b: Any) -> Any:
+        if a.ndim == b.ndim == 2:
+            (m, k), (_, n) = a.shape, b.shape
+            if hopeless(m, k, n, a.itemsize) or lost(self, self.short(a, b)):
+                return self.mm(a, b)
+        return product(self, a, b, None, ANYTHING)
+
+    def mm(self, a: Any, b: Any) -> Any:
+        found = cupy_gemm.product(a, b)
+        if found is not None:
+            return found
+        if a.data.device_id != b.data.device_id:
+            raise two_devices(a, b)
+        return cupy.matmul(a, b)
+
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray) and not options:
-            if out is None and wanted is ANYTHING and a.ndim == b.ndim == 2:
-                (m, k), (_, n) = a.shape, b.shape
-                if hopeless(m, k, n, a.itemsize):
-                    if a.data.device_id != b.data.device_id:
-                        raise two_devices(a, b)
-                    return self.vendor(a, b)
+            if out is None and wanted is ANYTHING:
+                return self.plain(a, b)
             return product(self, a, b, out, wanted)
         return self._unusual(a, b, out, options, wanted)
 
@@ -73,11 +79,11 @@ class CupyArrays:
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         if options or out is not None:
             return cupy.matmul(a, b, out=out, **options)
-        if type(a) is type(b) is ndarray and get_compute_type is not None and a.dtype.kind == "f":
-            found = cupy_gemm.product(a, b) if get_compute_type(a.dtype) == USUAL else None
-            if found is not None:
-                return found
-        return cupy.matmul(a, b)
+        return self.mm(a, b) if type(a) is type(b) is ndarray else cupy.matmul(a, b)
+
+    def short(self, a: Any, b: Any) -> Hashable:
+        dtype = a.dtype
+        return a.shape, b.shape, dtype, get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
 
     def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         dtype = a.dtype
@@ -148,6 +154,7 @@ class CupyArrays:
 
 
 CUPY = CupyArrays()
+EXACT[ndarray] = CUPY
 
 
 # ---- arrays of other libraries

@@ -1,46 +1,82 @@
 """The vendor's product of plain CuPy matrices by one call of cuBLAS: what cupy.matmul computes, on half its way there.
 
-Small products take less time on the device than cupy.matmul takes on the host, so this is what makes them faster.
+Small products take less time on the device than cupy.matmul takes on the host, so this is what makes them faster. The
+call is the very one that CuPy makes in the end, so the results are its own, to the last bit.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.libs import cublas
 
+try:
+    from cupy._core import _routines_linalg as _linalg
+except ImportError:  # a CuPy without it
+    _linalg = None
+
+USUAL, PEDANTIC, FP16, BF16, TF32 = 1, 2, 3, 6, 7  # compute types of CuPy
 LARGEST = (1 << 31) - 1  # a side that fits into cuBLAS's arguments
-ndarray, handle, current_device = cupy.ndarray, cupy.cuda.device.get_cublas_handle, runtime.getDevice
+ALGORITHM = 99  # CUBLAS_GEMM_DEFAULT_TENSOR_OP, as CuPy has it
+# What cupy.matmul computes in, set by the environment or by set_compute_type.
+get_compute_type: Callable[[Any], int] | None = getattr(_linalg, "get_compute_type", None)
+ndarray, handle, current_device, gemm = (
+    cupy.ndarray,
+    cupy.cuda.device.get_cublas_handle,
+    runtime.getDevice,
+    cublas.gemmEx,
+)
 
 
-def _scalars(kind: type) -> tuple[Any, int, int]:
-    """One and zero, which must live as long as their addresses."""
-    kept: Any = np.array([1, 0], kind)
-    return kept, kept.ctypes.data, kept.ctypes.data + kept.itemsize
+class _Kind(NamedTuple):
+    """What cuBLAS is told of a type: its number, by CuPy's compute type how to compute, and where one and zero are."""
+
+    number: int
+    computes: dict[int, int]
+    one: int
+    zero: int
+    kept: Any  # the scalars, which must live as long as their addresses
+    wide: bool  # as wide as its sums: then cuBLAS may form inner products too, which CuPy sums up itself
 
 
-_GEMMS = {
-    np.dtype(np.float32): (cublas.sgemm, *_scalars(np.float32)),
-    np.dtype(np.float64): (cublas.dgemm, *_scalars(np.float64)),
+def _kind(number: int, computes: dict[int, int], scalar: type, wide: bool = False) -> _Kind:
+    kept: Any = np.array([1, 0], scalar)
+    return _Kind(number, computes, kept.ctypes.data, kept.ctypes.data + kept.itemsize, kept, wide)
+
+
+_KINDS = {  # cudaDataType; CUBLAS_COMPUTE_32F, _32F_FAST_TF32, _64F
+    np.dtype(np.float16): _kind(2, {USUAL: 68}, np.float32),
+    np.dtype(np.float32): _kind(0, {USUAL: 68, TF32: 77}, np.float32, wide=True),
+    np.dtype(np.float64): _kind(1, {USUAL: 70}, np.float64, wide=True),
+    np.dtype(np.complex64): _kind(4, {USUAL: 68, TF32: 77}, np.complex64),
+    np.dtype(np.complex128): _kind(5, {USUAL: 70}, np.complex128),
 }
 
 
 def product(a: Any, b: Any) -> Any:
-    """a b of two plain CuPy arrays in CuPy's usual arithmetic; None where cupy.matmul itself must see them."""
-    found = _GEMMS.get(a.dtype)
-    if found is None or a.dtype != b.dtype or a.ndim != 2 or b.ndim != 2:
+    """a b of two plain CuPy arrays; None where cupy.matmul itself must see them."""
+    dtype = a.dtype
+    kind = _KINDS.get(dtype)
+    if kind is None or get_compute_type is None or b.dtype != dtype or a.ndim != 2 or b.ndim != 2:
         return None
+    mode = get_compute_type(dtype)
+    compute = kind.computes.get(mode)
     (m, k), (inner, n) = a.shape, b.shape
-    if k != inner or not 0 < m <= LARGEST or not 0 < n <= LARGEST or not 0 < k <= LARGEST:
+    if m == n == 1 and not (kind.wide and mode == USUAL):
+        return None
+    if compute is None or k != inner or not 0 < m <= LARGEST or not 0 < n <= LARGEST or not 0 < k <= LARGEST:
         return None
     left, right = a.data, b.data
-    if not (a.flags.c_contiguous and b.flags.c_contiguous and left.device_id == right.device_id == current_device()):
+    if not (a._c_contiguous and b._c_contiguous and left.device_id == right.device_id == current_device()):
         return None
-    gemm, _, one, zero = found
-    c = ndarray((m, n), a.dtype)
-    # cuBLAS counts in columns: C^T = B^T A^T, in the same memory.
-    gemm(handle(), 0, 0, n, m, k, one, right.ptr, n, left.ptr, k, zero, c.data.ptr, n)
+    c, number = ndarray((m, n), dtype), kind.number
+    # cuBLAS counts in columns: C^T = B^T A^T, in the same memory. A single row or column of B is as CuPy sees it.
+    turned, step = (1, k) if n == 1 or k == 1 else (0, n)
+    x, y, z = right.ptr, left.ptr, c.data.ptr
+    head = handle(), turned, 0, n, m, k, kind.one
+    gemm(*head, x, number, step, y, number, k, kind.zero, z, number, n, compute, ALGORITHM)
     return c

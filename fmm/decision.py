@@ -43,7 +43,7 @@ class Decision:
     @property
     def error_growth(self) -> float:
         """Expected error as a multiple of the vendor's own."""
-        return expected_growth(self.plan)
+        return expected_growth(self.plan, self.problem.dtype if self.problem else "float64")
 
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
@@ -84,7 +84,7 @@ def _certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | Non
     if found is None:
         return None
     entry, plan = found
-    if expected_growth(plan) > limits.error_growth or _workspace(plan, problem) > limits.workspace:
+    if expected_growth(plan, problem.dtype) > limits.error_growth or _workspace(plan, problem) > limits.workspace:
         return None
     return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
 

@@ -6,7 +6,7 @@ the two protocols for exchanging arrays. What a library does with its arrays is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -43,10 +43,13 @@ class Setting(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the caller asks of a plan; a workspace of None is a share of what is free."""
+    """What the caller asks of a plan; a workspace of None is a share of what is free.
+
+    Three levels of a 16-bit type are expected to have 14 times the vendor's error, which rounds each result only once.
+    """
 
     plan: Plan | None = None
-    error_growth: float = 10.0
+    error_growth: float = 16.0
     workspace: int | None = None
 
 
@@ -54,6 +57,13 @@ ANYTHING = Wanted()
 # Multiply-adds that take less time on any device than the launches of a plan, or that no plan makes faster: of 16-bit
 # types (in tensor cores), and of those whose rows are not aligned, which vendors multiply several times slower.
 TINY, TINY_HALF, TINY_RAGGED = 1 << 29, 1 << 33, 1 << 31
+
+
+# The same without a look at the sides: the bytes of A times those of B are the multiply-adds times the inner side times
+# the square of an item's bytes. Where the inner side is under SHORT, a product waits for its result to be written, so
+# that no plan makes it faster; where it is not, there are fewer than TINY (of 2 bytes: TINY_RAGGED) multiply-adds.
+SHORT = 32
+TINY_BYTES = SHORT * min(TINY * 4**2, TINY_RAGGED * 2**2)
 
 
 def hopeless(m: int, k: int, n: int, itemsize: int) -> bool:
@@ -72,6 +82,14 @@ class Arrays(Protocol):
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         """The product, whatever the arrays are; `options` are those of numpy.matmul that were given."""
 
+    def plain(self, a: Any, b: Any) -> Any:
+        """`matmul` of two arrays whose types stand in EXACT, without `out`, options or wishes."""
+
+    @property
+    def mm(self) -> Callable[[Any, Any], Any]:
+        """The library's own product of two such matrices, on its shortest way."""
+        ...
+
     def explain(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Decision:
         """What `matmul` would do, and why."""
         ...
@@ -81,6 +99,10 @@ class Arrays(Protocol):
 
     def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         """Everything that a prepared call depends on, cheaply."""
+        ...
+
+    def short(self, a: Any, b: Any) -> Hashable:
+        """The little of `key` by which a product of two matrices is known again that no plan makes faster."""
         ...
 
     def device(self, x: Any) -> int:
@@ -111,11 +133,14 @@ class Arrays(Protocol):
         ...
 
     def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
-        """The library's current stream on the device; what makes both CuPy's current ones too, None if they are."""
+        """The library's current stream on the device; what makes the device the current one, None if it is."""
         ...
 
     def written(self, out: Any) -> None:
         """To be told that `out` was written behind the library's back."""
+
+
+EXACT: dict[type, Arrays] = {}  # the plain types of libraries that have been used, which no subclass stands for
 
 
 # ---- whose array is it

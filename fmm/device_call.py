@@ -16,12 +16,14 @@ import numpy as np
 from fmm.decision import Decision
 from fmm.device_arrays import Operand, Setting
 from fmm.device_decision import decide_on, gpu
+from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.kernels.tape import Layout, Tape, record
 from fmm.kernels.tape import Problem as TapeProblem
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.problem import ELEMENTS, Problem
 
+RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # launches, multiply-adds
 Span = tuple[int, int]  # bytes from an array's first element to its lowest byte and beyond its highest one
 
 
@@ -45,6 +47,7 @@ class Call:
     spans: tuple[Span, Span, Span] = ((0, 0), (0, 0), (0, 0))
     copies: bool = False  # is anything packed?
     workspace: int = 0  # bytes
+    recurs: bool = False  # worth capturing as a graph, once it has come again and again
 
     def overlap(self, a: int, b: int, c: int) -> bool:
         """With these pointers, does C share memory with an operand?"""
@@ -82,10 +85,36 @@ def answer(asked: Question) -> Call:
     limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied * work.problem(dtype).itemsize, 0))
     decision, tape = _decided(asked, work, dtype, limits)
     spans = _span(left), _span(right), _span(result)
-    needed = tape.workspace if tape else 0
+    needed, recurs = 0, False
+    if tape:
+        recurs = _recurs(tape, work) and scratch(tape) + GRAPH_SCRATCH <= limits.workspace
+        needed = scratch(tape) + GRAPH_SCRATCH if recurs else tape.workspace
     return Call(
-        decision, asked.setting, limits, tape, shape, dtype, packs, direct, work.offsets, spans, any(packs), needed
+        decision,
+        asked.setting,
+        limits,
+        tape,
+        shape,
+        dtype,
+        packs,
+        direct,
+        work.offsets,
+        spans,
+        any(packs),
+        needed,
+        recurs,
     )
+
+
+def _recurs(tape: Tape, work: Work) -> bool:
+    """Would a graph start noticeably earlier than its launches? Few of them, of about 3 milliseconds at most."""
+    count = len(work.offsets)
+    return tape.lanes_used == 1 and len(tape.ops) * count <= RECURRING_OPS and prod(work.size) * count <= RECURRING_WORK
+
+
+def scratch(tape: Tape) -> int:
+    """Where cuBLAS's own memory begins in the workspace of a call that may be captured."""
+    return -(-tape.workspace // 256) * 256
 
 
 def product_shape(a: Operand, b: Operand) -> tuple[int, ...]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from fmm import config
 from fmm.decision import Decision, answer, winning
 from fmm.identity import Identity, gpu_key
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import Plan
 from fmm.perfmodel import devices
 from fmm.perfmodel.calibration import Calibration, datasheet
-from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.problem import Problem
 
 
@@ -72,7 +73,17 @@ def decide_on(device: Gpu, problem: Problem, limits: Limits) -> Decision:
 
 
 def leaner_on(device: Gpu, problem: Problem, than: Plan, limits: Limits) -> Iterator[Plan]:
-    """What to try when memory ran out: plans with ever less workspace that still win; none at last."""
-    used = workspace(than, *problem.size, problem.itemsize)
-    considered = decide_on(device, problem, replace(limits, workspace=used)).considered
-    yield from winning(considered, limits, used)
+    """What to try when memory ran out: plans with ever less workspace that still win; none at last.
+
+    By the model, whoever chose the plan: an entry of a config names no others.
+    """
+    known = _known(device, problem)
+    if known is not None and problem.dtype in known.rates:
+        used = workspace(than, *problem.size, problem.itemsize)
+        yield from winning(choose(problem, known, limits).considered, limits, used)
+
+
+def _known(device: Gpu, problem: Problem) -> Calibration | None:
+    """The calibration by which this device's plans are compared: its config's, else its datasheet's."""
+    tuned = None if config.mode() == "off" else config.configs().tuned(device.identity, problem.dtype)
+    return tuned.calibration if tuned and tuned.calibration else calibration_of_device(device)

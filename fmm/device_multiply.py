@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fmm.config import token
 from fmm.decision import Decision
-from fmm.device_arrays import Arrays, Wanted
+from fmm.device_arrays import ANYTHING, Arrays, Wanted
 from fmm.device_call import Call, NotOursError, Question, answer, product_shape
 from fmm.device_decision import gpu, leaner_on
 from fmm.kernels.plan import VENDOR, PlanError
@@ -43,6 +43,8 @@ def product(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
     if call.decision.trial is not None:
         return _runner().measured(arrays, call, lambda p: product(arrays, a, b, out, wanted._replace(plan=p)))
     if call.tape is None:
+        if wanted is ANYTHING and out is None:
+            arrays.calls[arrays.short(a, b)] = monotonic() + LIFETIME
         return arrays.vendor(a, b, out)
     if out is not None and not (call.direct and not call.overlap(*(arrays.pointer(x) for x in (a, b, out)))):
         arrays.copy(product(arrays, a, b, None, wanted), out)
@@ -52,6 +54,13 @@ def product(arrays: Arrays, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
     except arrays.out_of_memory:
         pass  # what the failed attempt had allocated is given back when the exception is gone
     return _leaner(arrays, call, a, b, out, wanted)
+
+
+def lost(arrays: Arrays, short: Hashable) -> bool:
+    """Was a product like this one left to the library a moment ago? A quick no, good for as long as the free memory
+    is known."""
+    until: float = arrays.calls.get(short, 0.0)
+    return until > monotonic()
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,8 @@
-"""Running a prepared call: memory from the library's pool, the plan on its stream, and the rescue behind it."""
+"""Running a prepared call: memory from the library's pool, the plan on its stream, and the rescue behind it.
+
+A call that recurs with the same pointers is captured as a CUDA graph and replayed: one launch instead of five, and the
+device waits less between its kernels. Graphs hold no memory: the workspace and C are the call's own, as ever.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,25 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import cupy
 from cupy_backends.cuda.api import runtime
 
 from fmm.device_arrays import Arrays
-from fmm.device_call import Call
+from fmm.device_call import Call, scratch
 from fmm.kernels import cupy_rescue
-from fmm.kernels.cupy_backend import CupyBackend
-from fmm.kernels.cupy_rescue import Rescue, slot
+from fmm.kernels.cublas import Lane, Pointers, set_stream
+from fmm.kernels.cupy_backend import CupyBackend, cublas_handle
+from fmm.kernels.cupy_rescue import Rescue, Slot, slot
 from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.replays import Replays, Shelf
 from fmm.kernels.tape import Tape
+from fmm.memory import also_released
 
 BACKEND = CupyBackend()
+GRAPHS = Shelf()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
+ROUTES = 256  # of one stream and thread
+also_released(GRAPHS.clear)
 
 
 def run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
@@ -34,21 +45,68 @@ def _run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool, d
     """Everything that may run out of memory is allocated before the first launch."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         return arrays.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
-    place, tape = slot(device, stream), call.tape
+    place = slot(device, stream)
     if not (whatever or place.trusted()):
         return arrays.vendor(a, b, out)
-    assert tape is not None
+    way = place.routes.get(id(call))
+    if way is None:
+        way = _way(call, place, device)
     p, q, r, workspace, c, kept = arrays.places(call, a, b, out)
-    rescue = _rescue(tape, device)
-    flag = place.flag if rescue is not None else 0
-    for x, y, z in call.offsets:
-        BACKEND.run(tape, p + x, q + y, r + z, workspace, None, flag)
-        if rescue is not None:
-            place.follow(rescue, p + x, q + y, r + z)
+    way.run((p, q, r, workspace))
     del kept  # given back in the stream's order: what is launched next may have it
     if out is not None:
         arrays.written(out)
     return c
+
+
+def _way(call: Call, place: Slot, device: int) -> _Way:
+    if len(place.routes) >= ROUTES:
+        place.routes.clear()
+    found = place.routes[id(call)] = _Way(call, place, device)
+    return found
+
+
+class _Way:
+    """How one thread runs a call on one stream: all that its launches need besides the pointers."""
+
+    def __init__(self, call: Call, place: Slot, device: int) -> None:
+        assert call.tape is not None
+        self.call, self.place = call, place  # the call lives as long as its number is in use
+        self.rescue = _rescue(call.tape, device)
+        self.flag = place.flag if self.rescue is not None else 0
+        self.route = BACKEND.route(call.tape, self.flag != 0)
+        self.scratch = scratch(call.tape)
+        self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
+
+    def run(self, bases: Pointers) -> None:
+        graph = self.replays.find(bases) if self.replays is not None else None
+        if graph is not None:
+            runtime.graphLaunch(graph.graphExec, self.place.stream)
+        else:
+            self._launch(bases, self.place.stream)
+
+    def _launch(self, bases: Pointers, stream: int, own: int = 0) -> None:
+        """`own`: memory for cuBLAS, while a graph is captured."""
+        p, q, r, workspace = bases
+        for x, y, z in self.call.offsets:
+            self.route.run((p + x, q + y, r + z, workspace), stream, self.flag, own)
+            if self.rescue is not None:
+                self.place.follow(self.rescue, p + x, q + y, r + z, stream)
+
+    def _captured(self, bases: Pointers) -> Any:
+        """The launches as a graph, captured on a stream of its own; None if the driver would not."""
+        stream = cupy.cuda.Stream(non_blocking=True)
+        try:
+            stream.begin_capture()
+            try:
+                self._launch(bases, stream.ptr, bases[3] + self.scratch)
+            finally:
+                graph = stream.end_capture()
+        except RuntimeError:
+            return None
+        finally:
+            set_stream(Lane(cublas_handle(), self.place.stream, 0))  # the other one goes, and so may that memory
+        return graph
 
 
 def measured(arrays: Arrays, call: Call, multiply: Callable[[Plan], Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -127,9 +127,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+_releases: list[Callable[[], object]] = []
+
+
+def also_released(release: Callable[[], object]) -> None:
+    """To be called by release_workspace too."""
+    _releases.append(release)
+
+
 def release_workspace() -> int:
-    """Free the block of memory that fmm keeps between calls; returns how many bytes it had."""
+    """Free the block of memory that fmm keeps between calls; returns how many bytes it had.
+
+    On devices only the graphs of calls that came again and again are kept; they go too.
+    """
     with _lock:
         freed = sum(memory.nbytes for memory in _idle)
         _idle.clear()
+    for release in _releases:
+        release()
     return freed

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fmm.decision import Decision, decide, leaner, smallest_side
-from fmm.device_arrays import ANYTHING, Wanted, arrays_of
+from fmm.device_arrays import ANYTHING, EXACT, TINY_BYTES, Wanted, arrays_of
 from fmm.guard import may_overflow
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
@@ -38,6 +38,7 @@ from fmm.perfmodel.problem import Problem
 # Below this many rows, columns or inner products nothing is ever gained: the check that a small call pays.
 SIDE = smallest_side()
 NO_OPTIONS: dict[str, Any] = {}
+ndarray = np.ndarray  # asked for at each call
 
 
 def matmul(
@@ -64,11 +65,30 @@ def matmul(
     plan
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
     max_error_growth
-        Choose only plans whose expected error is at most this multiple of the vendor's own (10 unless given).
+        Choose only plans whose expected error is at most this multiple of the vendor's own (10 unless given; 16 on
+        CUDA devices).
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     """
-    if not (type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray)):
+    kind = type(a)
+    if kind is not ndarray or type(b) is not ndarray or (out is not None and type(out) is not ndarray):
+        library = EXACT.get(kind)
+        if (
+            library is not None
+            and type(b) is kind
+            and out is None
+            and plan is None
+            and max_error_growth is None
+            and workspace is None
+            and dtype is None
+            and order == "K"
+            and casting == "same_kind"
+        ):
+            try:  # products of small matrices take ten microseconds or less: an answer in a fraction of one
+                tiny = a.nbytes * b.nbytes < TINY_BYTES
+            except RuntimeError:  # sparse tensors have no such numbers
+                tiny = False
+            return library.mm(a, b) if tiny and a.ndim == b.ndim == 2 else library.plain(a, b)
         if out is not None:
             out = _single(out)
         arrays = arrays_of(a, b, out)
@@ -181,7 +201,8 @@ def _options(casting: Any, order: Any, dtype: Any) -> dict[str, Any]:
 
 def _wanted(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wanted:
     """The same wishes for a product on a device, whose free memory is asked for only when it is needed."""
-    checked = _limits(max_error_growth, 0 if workspace is None else workspace)
+    growth = ANYTHING.error_growth if max_error_growth is None else max_error_growth
+    checked = _limits(growth, 0 if workspace is None else workspace)
     return Wanted(_given(plan), checked.error_growth, None if workspace is None else checked.workspace)
 
 

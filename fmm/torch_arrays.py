@@ -7,7 +7,7 @@ know. Inputs that require gradients get them: forward and backward are products 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from torch.autograd import forward_ad
 
 from fmm.decision import Decision
-from fmm.device_arrays import ANYTHING, Operand, Setting, Wanted, hopeless
+from fmm.device_arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless
 from fmm.device_call import Call
-from fmm.device_multiply import explained, prepared, product
+from fmm.device_multiply import explained, lost, prepared, product
 from fmm.kernels.plan import VENDOR, PlanError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -63,14 +63,22 @@ class TorchArrays:
 
     def __init__(self) -> None:
         self.calls: dict[Hashable, Any] = {}
+        self.mm = torch.mm  # which torch.matmul calls, after some thought
 
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         if options:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
         if wanted is ANYTHING and out is None and type(a) in PLAIN and type(b) in PLAIN:
-            x, y = a.shape, b.shape
-            if len(x) == 2 and len(y) == 2 and hopeless(x[0], x[1], y[1], a.itemsize):
-                return torch.mm(a, b)  # which torch.matmul calls, after some thought
+            return self.plain(a, b)
+        return self._judged(a, b, out, wanted)
+
+    def plain(self, a: Any, b: Any) -> Any:
+        x, y = a.shape, b.shape
+        if len(x) == 2 and len(y) == 2 and (hopeless(x[0], x[1], y[1], a.itemsize) or lost(self, self.short(a, b))):
+            return self.mm(a, b)
+        return self._judged(a, b, None, ANYTHING)
+
+    def _judged(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
         if not self._ours(a, b, out):
             return self._refused(a, b, out, wanted)
         if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
@@ -128,6 +136,10 @@ class TorchArrays:
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
         return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
 
+    def short(self, a: Any, b: Any) -> Hashable:
+        dtype = a.dtype
+        return a.shape, b.shape, dtype, _precision() if dtype is torch.float32 else ""
+
     def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
         dtype = a.dtype
         math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
@@ -174,14 +186,14 @@ class TorchArrays:
         return int(torch.cuda.mem_get_info(device)[0] + kept)
 
     def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        return stream, _cupy_on(device, stream)
+        return torch._C._cuda_getCurrentRawStream(device), _cupy_on(device)
 
     def written(self, out: Any) -> None:
         torch.autograd.graph.increment_version(out)  # what was saved of it for a backward pass is no longer there
 
 
 TORCH = TorchArrays()
+EXACT.update(dict.fromkeys(PLAIN, TORCH))
 
 
 # ---- gradients
@@ -259,19 +271,12 @@ def _host_decision(a: Any, b: Any, out: Any, wanted: Wanted) -> Decision:
     return explain(a.detach().numpy(), b.detach().numpy(), **limits)
 
 
-# ---- CuPy's current device and stream, while the kernels are launched
+# ---- CuPy's current device, while the kernels are launched
 
 
-def _cupy_on(device: int, stream: int) -> AbstractContextManager[Any] | None:
-    cupy = _cupy()
-    same_device = cupy.cuda.runtime.getDevice() == device
-    if same_device and cupy.cuda.get_current_stream().ptr == stream:
-        return None
-    stack = ExitStack()
-    if not same_device:
-        stack.enter_context(cupy.cuda.Device(device))
-    stack.enter_context(_cupy_stream(device, stream))
-    return stack
+def _cupy_on(device: int) -> AbstractContextManager[Any] | None:
+    cuda = _cupy().cuda
+    return None if cuda.runtime.getDevice() == device else cuda.Device(device)
 
 
 @lru_cache(maxsize=1)
@@ -279,22 +284,3 @@ def _cupy() -> Any:
     import cupy
 
     return cupy
-
-
-class _Stream:
-    """A stream of torch's as CuPy asks for one."""
-
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.pointer
-
-
-@lru_cache(maxsize=256)
-def _cupy_stream(device: int, pointer: int) -> Any:
-    import cupy
-
-    if hasattr(cupy.cuda.Stream, "from_external"):
-        return cupy.cuda.Stream.from_external(_Stream(pointer))
-    return cupy.cuda.ExternalStream(pointer, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,15 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm import device_arrays, device_call, device_multiply
+from fmm import config, device_arrays, device_call, device_multiply
 from fmm.device_arrays import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
 from fmm.device_call import Call, NotOursError, Question, answer, fresh
 from fmm.device_decision import Gpu, calibration_of_device, decide_on, leaner_on
 from fmm.device_plan import device_index, type_name
 from fmm.kernels import rescue
+from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.problem import Problem
+from tests import tuned
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
 H200 = Gpu(0, "NVIDIA H200", "9.0", 132)
@@ -349,6 +352,39 @@ def test_leaner_plans_need_ever_less() -> None:
     assert needs == sorted(needs, reverse=True) and len(set(needs)) > 1
 
 
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decision]:
+    """A config whose one entry for an H200 is a plan with much workspace; its calibration is the datasheet's."""
+    section = tuned.section(tuned.entry((16384, 16384, 16384), "strassen^3.batched.pad16 > vendor"), calibration=None)
+    path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    for cached in (config._now, config._read):
+        cached.cache_clear()
+    yield decide_on(H200, Problem(16384, 16384, 16384, "float32"), PLENTY)
+    for cached in (config._now, config._read):
+        cached.cache_clear()
+
+
+def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
+    assert entry.problem is not None
+    assert (entry.step, entry.considered) == ("certified entry", ())
+    plans = list(leaner_on(H200, entry.problem, entry.plan, PLENTY))
+    needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
+    assert len(plans) > 1 and VENDOR not in plans
+    assert needs == sorted(needs, reverse=True) and needs[0] < entry.workspace
+
+
+def test_the_types_own_error_limits_the_choice() -> None:
+    """Three levels of bfloat16: within the limit that holds unless another is given, and beyond the hosts' 10."""
+    problem = Problem(49152, 49152, 49152, "bfloat16")
+    usual, strict = (
+        decide_on(H200, problem, Limits(1 << 40, growth)) for growth in (device_arrays.ANYTHING.error_growth, 10.0)
+    )
+    assert strict.error_growth <= 10 < usual.error_growth <= device_arrays.ANYTHING.error_growth
+    assert "expected error: 13.8 times" in str(usual)
+
+
 @pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
 def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
     big = fresh((8192, 8192), "float32")
@@ -415,6 +451,9 @@ class HostArrays:
     def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
         target = None if out is None else (out.shape, out.strides)
         return wanted, a.shape, a.strides, b.shape, b.strides, self.math, target
+
+    def short(self, a: Any, b: Any) -> Any:
+        return "short", a.shape, b.shape
 
     def device(self, x: Any) -> int:
         return 0
@@ -522,6 +561,22 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
         now[0] += 2
     assert needs[0] == needs[1] > 1 << 29
     assert library.vendors == 1 and kept[0].call.tape is None  # nothing fits any more
+
+
+def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, library, a = [100.0], HostArrays(), draw((8, 8))
+    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
+    arrays: Arrays = library  # type: ignore[assignment]
+    assert not device_multiply.lost(arrays, library.short(a, a))
+    multiply(library, a, a, np.empty((8, 8)))
+    multiply(library, a, a, wanted=Wanted(VENDOR))
+    assert not device_multiply.lost(arrays, library.short(a, a))  # wishes say nothing of calls without
+    multiply(library, a, a)
+    assert device_multiply.lost(arrays, library.short(a, a))
+    now[0] += device_multiply.LIFETIME + 0.01
+    assert not device_multiply.lost(arrays, library.short(a, a))
+    multiply(library, a, a, wanted=Wanted(LEVEL))
+    assert not device_multiply.lost(arrays, library.short(a, a))
 
 
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
@@ -637,3 +692,195 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
 )
 def test_a_quick_no(size: tuple[int, int, int], itemsize: int, no: bool) -> None:
     assert device_arrays.hopeless(*size, itemsize) is no
+
+
+SIDES = st.integers(1, 20000)
+
+
+@given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
+def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n: int, itemsize: int) -> None:
+    """Either the product is hopeless anyway, or its inner side is short."""
+    if (m * k * itemsize) * (k * n * itemsize) < device_arrays.TINY_BYTES:
+        work = m * k * n
+        assert k < device_arrays.SHORT or work < (device_arrays.TINY_RAGGED if itemsize == 2 else device_arrays.TINY)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "tf32", "complex64", "complex128"])
+@pytest.mark.parametrize("outer", [(16384, 16384), (16383, 16384), (16384, 16383), (20001, 313), (4096, 4096)])
+def test_with_a_short_inner_side_no_plan_wins(dtype: str, outer: tuple[int, int]) -> None:
+    for k in (1, 7, 16, device_arrays.SHORT - 1):
+        assert decide_on(H200, Problem(outer[0], k, outer[1], dtype), PLENTY).plan == VENDOR
+
+
+# ---- the shortest way
+
+
+class Exact:
+    """An array of a library whose type fmm.matmul knows."""
+
+    def __init__(self, *shape: int, itemsize: int = 4) -> None:
+        self.shape, self.ndim, self.size = shape, len(shape), int(np.prod(shape))
+        self.itemsize = itemsize
+
+    @property
+    def nbytes(self) -> int:
+        if not self.itemsize:
+            raise RuntimeError("nbytes is not defined for sparse tensors")
+        return self.size * self.itemsize
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which way each call took."""
+    taken: list[str] = []
+
+    class Library:
+        def mm(self, a: Any, b: Any) -> None:
+            taken.append("mm")
+
+        def plain(self, a: Any, b: Any) -> None:
+            taken.append("plain")
+
+        def matmul(self, a: Any, b: Any, out: Any, options: Any, wanted: Any) -> None:
+            taken.append("matmul")
+
+    library: Any = Library()
+    monkeypatch.setitem(device_arrays.EXACT, Exact, library)
+    monkeypatch.setitem(device_arrays._plain, Exact, library)
+    return taken
+
+
+def test_small_matrices_take_the_shortest_way_and_nothing_else_does(ways: list[str]) -> None:
+    small, large, out = Exact(300, 300), Exact(2000, 2000), Exact(300, 300)
+    fmm.matmul(small, small)
+    assert ways == ["mm"]
+    for a, b in ((large, large), (Exact(3, 20, 20), Exact(20, 20)), (Exact(20), Exact(20, 20))):
+        fmm.matmul(a, b)
+    fmm.matmul(Exact(9, 9, itemsize=0), small)  # sparse
+    assert ways == ["mm", *["plain"] * 4]
+    for wishes in ({"out": out}, {"plan": "vendor"}, {"workspace": 0}, {"max_error_growth": 2.0}):
+        fmm.matmul(small, small, **wishes)
+    for options in ({"dtype": "float64"}, {"order": "F"}, {"casting": "unsafe"}):
+        fmm.matmul(small, small, **options)  # type: ignore[arg-type]
+    assert ways == ["mm", *["plain"] * 4, *["matmul"] * 7]
+
+
+def test_host_tensors_take_the_shortest_way_too() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.ones((4, 4), requires_grad=True)
+    assert type(fmm.matmul(a, a).grad_fn).__name__ == "MmBackward0"
+    assert fmm.matmul(torch.eye(4).to_sparse(), a).shape == (4, 4)
+    torch.testing.assert_close(fmm.matmul(torch.ones(3, 4, 4), a), torch.ones(3, 4, 4) @ a)
+
+
+# ---- the vendor's product by one call
+
+
+class Block:
+    """Device memory, as CuPy's arrays have it."""
+
+    def __init__(self, ptr: int, device: int = 0) -> None:
+        self.ptr, self.device_id = ptr, device
+
+
+class Matrix:
+    """As much of a CuPy array as the call reads."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: Any, ptr: int = 3 << 20, device: int = 0, plain: bool = True
+    ) -> None:
+        self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
+        self.data, self._c_contiguous = Block(ptr, device), plain
+
+
+@pytest.fixture
+def gemm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that calls cuBLAS, with a handle and a function that only note the call; no device."""
+    pytest.importorskip("cupy")
+    from fmm import cupy_gemm
+
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(cupy_gemm, "gemm", lambda *values: calls.append(values))
+    monkeypatch.setattr(cupy_gemm, "handle", lambda: 42)
+    monkeypatch.setattr(cupy_gemm, "current_device", lambda: 0)
+    monkeypatch.setattr(cupy_gemm, "ndarray", lambda shape, dtype: Matrix(shape, dtype, 7 << 20))
+    modes: dict[Any, int] = {}
+    monkeypatch.setattr(cupy_gemm, "get_compute_type", lambda dtype: modes.get(dtype, cupy_gemm.USUAL))
+    return cupy_gemm, calls, modes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mode", "number", "compute"),
+    [
+        ("float16", 1, 2, 68),
+        ("float32", 1, 0, 68),
+        ("float32", 7, 0, 77),
+        ("float64", 1, 1, 70),
+        ("complex64", 1, 4, 68),
+        ("complex64", 7, 4, 77),
+        ("complex128", 1, 5, 70),
+    ],
+)
+def test_one_call_of_cublas_as_cupy_makes_it(gemm: Any, dtype: str, mode: int, number: int, compute: int) -> None:
+    """C^T = B^T A^T in columns, the numbers of cublas_api.h, one and zero in the type of the sums."""
+    module, calls, modes = gemm
+    modes[np.dtype(dtype)] = mode
+    a, b = Matrix((5, 7), dtype, 1 << 20), Matrix((7, 3), dtype, 2 << 20)
+    c = module.product(a, b)
+    (call,) = calls
+    one, zero = call[6], call[13]
+    operands = (2 << 20, number, 3, 1 << 20, number, 7), (c.data.ptr, number, 3)
+    assert call == (42, 0, 0, 3, 5, 7, one, *operands[0], zero, *operands[1], compute, 99)
+    scalar = np.dtype("float32" if dtype == "float16" else dtype)
+    values = [np.frombuffer(ctypes.string_at(p, scalar.itemsize), scalar)[0] for p in (one, zero)]
+    assert values == [1, 0] and c.shape == (5, 3) and c.dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize(("k", "n", "turned", "step"), [(7, 3, 0, 3), (7, 1, 1, 7), (1, 3, 1, 1)])
+def test_one_row_or_column_is_read_as_cupy_reads_it(gemm: Any, k: int, n: int, turned: int, step: int) -> None:
+    """Another kernel, so that other bits would come out, though the memory is the same."""
+    module, calls, _ = gemm
+    module.product(Matrix((5, k), "float32"), Matrix((k, n), "float32"))
+    (call,) = calls
+    assert (call[1], call[9], call[12]) == (turned, step, k)
+
+
+def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
+    module, calls, modes = gemm
+    x = Matrix((6, 6), "float32")
+    row, column = Matrix((1, 6), "float16"), Matrix((6, 1), "float16")
+    refused = [
+        (x, Matrix((6, 6), "float64")),
+        (x, Matrix((5, 6), "float32")),
+        (x, Matrix((6,), "float32")),
+        (x, Matrix((6, 0), "float32")),
+        (x, Matrix((6, 6), "float32", plain=False)),
+        (x, Matrix((6, 6), "float32", device=1)),
+        (Matrix((6, 6), "int32"), Matrix((6, 6), "int32")),
+        (row, column),  # an inner product, which CuPy sums up in 16 bits
+    ]
+    assert all(module.product(a, b) is None for a, b in refused)
+    for mode in (module.PEDANTIC, module.FP16, module.BF16):
+        modes[np.dtype("float32")] = mode
+        assert module.product(x, x) is None
+    assert not calls
+
+
+# ---- calls that recur
+
+
+@pytest.mark.parametrize(
+    ("n", "limit", "recurs"),
+    [(1536, 1 << 40, True), (4096, 1 << 40, True), (8192, 1 << 40, False), (1536, 1 << 26, False)],
+)
+def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, recurs: bool) -> None:
+    x = fresh((n, n), "float32")
+    call = answer(Question(x, x, None, "float32", Setting(0), Limits(limit), LEVEL))
+    assert call.tape is not None and call.recurs is recurs
+    assert call.workspace - call.tape.workspace == (GRAPH_SCRATCH if recurs else 0)
+
+
+def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
+    for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
+        x = fresh(shape, "float32")
+        assert not answer(Question(x, x, None, "float32", Setting(0), PLENTY, plan)).recurs

@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +18,7 @@ import fmm
 from fmm import device_call, device_multiply
 from fmm.decision import Decision
 from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.replays import REPEATS
 
 pytestmark = pytest.mark.gpu
 
@@ -123,6 +125,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     for module in ("fmm.cupy_arrays", "fmm.torch_arrays"):
         if find_spec(module.removeprefix("fmm.").removesuffix("_arrays")):
             monkeypatch.setattr(import_module(module), "hopeless", lambda m, k, n, itemsize: m * k * n < 256**3)
+    monkeypatch.setattr("fmm.multiply.TINY_BYTES", 0)
     forget()
     yield decided
     forget()
@@ -488,18 +491,40 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
 
 
 SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
+extern "C" __global__ void spin(const volatile int* opened, long long cycles) {
     const long long start = clock64();
-    while (clock64() - start < cycles) {}
+    while (!*opened && clock64() - start < cycles) {}
 }
 """
+PATIENCE = 20.0  # seconds, about, after which a gate opens by itself: who waits for it fails, and does not hang
 
 
-def spin(seconds: float = 0.2) -> None:
-    """Keeps CuPy's current stream busy."""
-    import cupy
+class Gate:
+    """Keeps streams busy until it is opened, however long the host takes."""
 
-    cupy.RawKernel(SPIN, "spin")((1,), (1,), (int(seconds * 1.5e9),))
+    def __init__(self) -> None:
+        import cupy
+
+        self.memory = cupy.cuda.alloc_pinned_memory(4)  # which the device reads in place
+        self.opened: Any = np.frombuffer(self.memory, np.int32, 1)
+        self.kernel = cupy.RawKernel(SPIN, "spin")
+        self.open()
+        self.close_current()  # compiles and loads
+        cupy.cuda.get_current_stream().synchronize()
+
+    def open(self) -> None:
+        self.opened[0] = 1
+
+    def close(self, library: Any, stream: Any) -> None:
+        """The stream goes on when the gate is opened."""
+        import cupy
+
+        self.opened[0] = 0
+        with stream if library.name == "cupy" else cupy.cuda.Stream.from_external(stream):
+            self.close_current()
+
+    def close_current(self) -> None:
+        self.kernel((1,), (1,), (np.uint64(self.memory.ptr), np.int64(PATIENCE * 1.5e9)))
 
 
 def streams_of(library: Any) -> tuple[Any, Callable[[], Any]]:
@@ -517,32 +542,35 @@ def busy(library: Any, stream: Any) -> bool:
     return not (stream.done if library.name == "cupy" else stream.query())
 
 
-def spin_on(library: Any, stream: Any) -> None:
-    import cupy
-
-    if library.name == "cupy":
-        spin()
-        return
-    with cupy.cuda.Stream.from_external(stream):
-        spin()
-
-
-def test_nothing_waits_for_the_device_and_the_current_stream_is_used(library: Any, eager: list[Plan]) -> None:
+@pytest.mark.parametrize("what", ["launches", "a replay", "a capture"])
+def test_nothing_waits_for_the_device_and_the_current_stream_is_used(
+    library: Any, what: str, eager: list[Plan]
+) -> None:
     x, y = draw((320, 310)), draw((310, 330))
     stream, use = streams_of(library)
+    gate = Gate()
     with use():
         a, b = library.array(x, "float32"), library.array(y, "float32")
-        fmm.matmul(a, b)  # compiles
-        spin_on(library, stream)  # compiles too
+        late, out = library.array(np.zeros_like(x), "float32"), library.empty((320, 330), "float32")
+        late[...] = a
+        for _ in range(REPEATS + 1):  # compiles and loads all that will be launched: loading may wait
+            fmm.matmul(a, b, out)
+        for _ in range({"launches": 0, "a replay": REPEATS, "a capture": REPEATS - 1}[what]):
+            fmm.matmul(late, b, out)
+        found = fmm.matmul(late, b)
+        late[...] = 0
         stream.synchronize()
-        spin_on(library, stream)
-        late = library.array(np.zeros_like(x), "float32") if library.name == "cupy" else library.xp.zeros_like(a)
-        late[...] = a  # only after the spin
-        assert busy(library, stream)
-        found = [fmm.matmul(late, b), fmm.matmul(late, b, library.xp.empty_like(fmm.matmul(late, b)))]
-        assert busy(library, stream), "a call waited for the device"
+        try:
+            gate.close(library, stream)
+            late[...] = a  # only after the gate
+            assert busy(library, stream)
+            fmm.matmul(late, b, out)
+            found = fmm.matmul(late, b)
+            assert busy(library, stream), "a call waited for the device"
+        finally:
+            gate.open()
         stream.synchronize()
-    for c in found:
+    for c in (found, out):
         close(library, c, a, b, "float32")
     assert eager
 
@@ -574,6 +602,80 @@ def test_threads_and_streams_at_once(library: Any, eager: list[Plan]) -> None:
     for thread in threads:
         thread.join()
     assert not failures, failures
+
+
+# ---- calls that recur
+
+
+@pytest.fixture
+def graphs(eager: list[Plan]) -> Iterator[Any]:
+    """The graphs that calls are replayed as; none are left of other tests."""
+    from fmm.device_run import GRAPHS
+    from fmm.kernels import cupy_rescue
+
+    GRAPHS.clear()
+    cupy_rescue._slots.clear()  # no plan rests because of what other tests multiplied
+    yield GRAPHS
+    GRAPHS.clear()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
+@pytest.mark.parametrize("stream", ["its own", "default"])
+def test_recurring_calls_are_replayed_on_whatever_is_there(library: Any, dtype: str, stream: str, graphs: Any) -> None:
+    """Each call sees the numbers that are in its operands then; inf and NaN are rescued in a replay too."""
+    _, use = streams_of(library)
+    with use() if stream == "its own" else nullcontext():
+        a, b = library.array(draw((300, 260), dtype), dtype), library.array(draw((260, 280), dtype), dtype)
+        out = library.empty((300, 280), dtype)
+        for i in range(2 * REPEATS):
+            a[...] = library.array(draw((300, 260), dtype, seed=i), dtype)
+            fmm.matmul(a, b, out)
+            close(library, out, a, b, dtype)
+        assert graphs.clear() == 1
+        for _ in range(REPEATS):
+            fmm.matmul(a, b, out)
+        a[7, 9] = np.inf
+        fmm.matmul(a, b, out)
+        same_places(library, out, library.matmul(a, b))
+        assert graphs.clear() == 1
+
+
+def test_what_the_caller_frees_is_not_remembered(library: Any, graphs: Any) -> None:
+    """Arrays come and go, in other sizes and at the same addresses; every result is that of its own operands."""
+    sizes = [(256, 260, 300), (300, 256, 260), (256, 260, 304)]
+    for i in range(12 * REPEATS):
+        m, k, n = sizes[i % 7 % 3]
+        a, b = library.array(draw((m, k), seed=i), "float32"), library.array(draw((k, n), seed=i), "float32")
+        c = fmm.matmul(a, b)
+        if i % 3:
+            close(library, c, a, b, "float32")
+        if i % 5 == 0:
+            library.spoil(1 << 22)
+        del a, b, c
+    assert graphs.clear() > 0
+
+
+def test_releasing_the_workspace_drops_the_graphs(library: Any, graphs: Any) -> None:
+    a, out = library.array(draw((300, 300)), "float32"), library.empty((300, 300), "float32")
+    for _ in range(REPEATS):
+        fmm.matmul(a, a, out)
+    fmm.release_workspace()
+    assert graphs.clear() == 0
+    fmm.matmul(a, a, out)
+    close(library, out, a, a, "float32")
+
+
+def test_streams_have_graphs_of_their_own(library: Any, graphs: Any) -> None:
+    a, out = library.array(draw((300, 300)), "float32"), library.empty((300, 300), "float32")
+    library.xp.cuda.Device().synchronize() if library.name == "cupy" else library.xp.cuda.synchronize()
+    for _ in range(3):
+        stream, use = streams_of(library)
+        with use():
+            for _ in range(REPEATS + 1):
+                fmm.matmul(a, a, out)
+            stream.synchronize()
+        close(library, out, a, a, "float32")
+    assert graphs.clear() >= 1
 
 
 def test_a_workspace_is_a_limit_and_an_allocation_that_fails_is_answered(eager: list[Plan]) -> None:
@@ -802,18 +904,32 @@ def test_a_large_product_is_right(library: Any) -> None:
 # ---- the vendor's product by one call
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("size", [(1, 1, 1), (8, 8, 8), (5, 3, 7), (64, 64, 64), (300, 17, 1), (1, 400, 33)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "tf32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("size", [(2, 1, 1), (8, 8, 8), (5, 3, 7), (64, 64, 64), (300, 17, 1), (1, 400, 33)])
 def test_small_products_are_cupys_own(dtype: str, size: tuple[int, int, int]) -> None:
+    """To the last bit, whatever CuPy's compute type says."""
     cupy = pytest.importorskip("cupy")
     from fmm import cupy_gemm
 
-    m, k, n = size
-    a, b = cupy.random.standard_normal((m, k)).astype(dtype), cupy.random.standard_normal((k, n)).astype(dtype)
-    found = cupy_gemm.product(a, b)
-    assert type(found) is cupy.ndarray and found.dtype == dtype and found.flags.c_contiguous
-    cupy.testing.assert_allclose(found, cupy.matmul(a, b), rtol=1e-5, atol=1e-5)
-    cupy.testing.assert_allclose(fmm.matmul(a, b), found, rtol=0, atol=0)
+    (m, k, n), kind = size, "float32" if dtype == "tf32" else dtype
+    a, b = (cupy.asarray(draw(shape, dtype)).astype(kind) for shape in ((m, k), (k, n)))
+    assert cupy_gemm.get_compute_type is not None
+    before = cupy_gemm.get_compute_type(np.dtype("f4"))
+    try:
+        cupy._core.set_compute_type("f4", cupy_gemm.TF32 if dtype == "tf32" else cupy_gemm.USUAL)
+        found, theirs = cupy_gemm.product(a, b), cupy.matmul(a, b)
+        cupy.testing.assert_array_equal(fmm.matmul(a, b), theirs)
+    finally:
+        cupy._core.set_compute_type("f4", before)
+    assert type(found) is cupy.ndarray and found.dtype == kind and found.flags.c_contiguous
+    cupy.testing.assert_array_equal(found, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex128"])
+def test_inner_products_are_as_cupys(dtype: str) -> None:
+    cupy = pytest.importorskip("cupy")
+    a = cupy.full((1, 300), 300, dtype)  # 300 x 300 x 300 and even 300 x 300 are more than float16 holds
+    cupy.testing.assert_allclose(fmm.matmul(a, a.T.copy()), cupy.matmul(a, a.T.copy()), rtol=1e-6)
 
 
 def test_what_one_call_does_not_do_is_left_to_cupy() -> None:

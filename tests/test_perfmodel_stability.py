@@ -1,8 +1,10 @@
 """Error bounds and expected growth: the papers' formulas, the schemes behind the step tables, measured errors."""
 
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import log2
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,8 @@ from fmm.perfmodel.stability import (
     same_algorithm,
     table_scheme,
 )
+
+Array = np.ndarray[Any, Any]
 
 
 def repeated(algorithm: str, levels: int) -> Plan:
@@ -296,6 +300,69 @@ def test_frobenius_growth_as_published(name: str, growth: float) -> None:
 )
 def test_expected_growth_is_the_product_of_the_levels(text: str, growth: float) -> None:
     assert expected_growth(Plan.parse(text)) == pytest.approx(growth, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "measured"),
+    [
+        ("vendor", "bfloat16", 1.0),
+        ("aligned.pad16 > vendor", "bfloat16", 1.0),  # copies round nothing
+        ("strassen.batched.pad16 > vendor", "bfloat16", 3.48),
+        ("strassen.batched.pad16 > vendor", "float16", 3.48),
+        ("strassen^2.batched.pad16 > vendor", "bfloat16", 7.05),
+        ("strassen^2.batched.pad16 > vendor", "float16", 7.02),
+        ("strassen^3.batched.pad16 > vendor", "bfloat16", 13.98),
+        ("strassen^3.batched.pad16 > vendor", "float16", 13.76),
+        ("winograd.overlapped.pad16 > vendor", "tf32", 2.62),
+        ("winograd^2.pad16 > vendor", "tf32", 6.74),
+    ],
+)
+def test_expected_growth_in_tensor_cores_as_measured(text: str, dtype: str, measured: float) -> None:
+    """Relative Frobenius errors over the vendor's on an H200 (results/nvidia-h200/), aligned sizes."""
+    assert expected_growth(Plan.parse(text), dtype) == pytest.approx(measured, rel=0.06)
+
+
+def to_bfloat16(x: Array) -> Array:
+    """The nearest numbers of 8 bits, as float64."""
+    mantissa, exponent = np.frexp(x)
+    return np.asarray(np.ldexp(np.rint(mantissa * 2**8), exponent - 8))
+
+
+def passes(schemes: Sequence[str], a: Array, b: Array, stored: Callable[[Array], Array]) -> Array:
+    """A product whose every pass rounds what it stores, and nothing else."""
+    if not schemes:
+        return stored(a @ b)
+    x = scheme(schemes[0])
+    blocks = [
+        [r for band in np.vsplit(y, rows) for r in np.hsplit(band, cols)]
+        for y, rows, cols in ((a, x.m, x.k), (b, x.k, x.n))
+    ]
+    sums = [
+        [
+            stored(np.asarray(sum(float(c) * y for c, y in zip(column, part, strict=True))))
+            for column in zip(*u, strict=True)
+        ]
+        for u, part in zip((x.u, x.v), blocks, strict=True)
+    ]
+    products = [passes(schemes[1:], left, right, stored) for left, right in zip(*sums, strict=True)]
+    out = [stored(np.asarray(sum(float(c) * p for c, p in zip(row, products, strict=True)))) for row in x.w]
+    return np.block([out[i * x.n : (i + 1) * x.n] for i in range(x.m)])
+
+
+@pytest.mark.parametrize("schemes", [("strassen",), ("winograd",), ("dps",), ("strassen^2",), ("strassen", "winograd")])
+def test_growth_of_what_is_stored_in_16_bits_by_simulation(schemes: tuple[str, ...], rng: np.random.Generator) -> None:
+    a, b = (to_bfloat16(rng.standard_normal((96, 96))) for _ in range(2))
+    exact = a @ b
+    errors = [np.linalg.norm(passes(names, a, b, to_bfloat16) - exact) for names in ((), schemes)]
+    plan = Plan.parse(" > ".join([*schemes, "vendor"]))
+    assert errors[1] / errors[0] == pytest.approx(expected_growth(plan, "bfloat16"), rel=0.08)
+
+
+def test_types_grow_differently() -> None:
+    """By three levels: a limit of 10 is one for float32, and no longer one for bfloat16."""
+    plan = Plan.parse("strassen^3.batched.pad16 > vendor")
+    growths = [expected_growth(plan, dtype) for dtype in ("float32", "float64", "complex64", "tf32", "bfloat16")]
+    assert growths == sorted(growths) and growths[0] == growths[2] < 6 < 10 < growths[-1]
 
 
 def test_measured_errors_grow_in_the_expected_order(rng: np.random.Generator) -> None:

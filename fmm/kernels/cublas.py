@@ -1,6 +1,7 @@
 """GEMM calls on the device: cuBLAS (the leaf `vendor`), and candidates of cuBLASLt one by one (`lt0`, `lt1`, ...).
 
-The libraries are called through ctypes: CuPy's own wrappers refuse to be captured into a graph, and are not faster.
+The libraries are called through ctypes: CuPy's own wrappers refuse to be captured into a graph, and are not faster if
+ctypes is given arguments that are made ready.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from math import gcd
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-from cupy_backends.cuda.libs import cublas as _cublas  # noqa: F401  loads the library that CuPy uses
+from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
 
 from fmm.kernels.needs import LT_SCRATCH
 from fmm.kernels.tape import BASES, Factor, GemmOp, Problem
 
 Math = Literal["ieee", "tf32"]
 Pointers = tuple[int, int, int, int]  # of A, B, C and the workspace
+_Pointer = ctypes.c_void_p
 
 
 class Lane(NamedTuple):
@@ -101,25 +103,27 @@ def _library() -> Any:
         getattr(library, call.batched).argtypes = [*head, *strided, *strided, p, *strided, i, *tail]
     library.cublasSetStream_v2.argtypes = [p, p]
     library.cublasSetWorkspace_v2.argtypes = [p, p, ctypes.c_size_t]
-    library.cublasSetMathMode.argtypes = [p, i]
-    library.cublasGetMathMode.argtypes = [p, p]
     return library
 
 
 def begin(lane: Lane, math: Math) -> int:
     """Set a lane's handle to its stream and to this mode; returns the mode that it had."""
-    library, before = _library(), ctypes.c_int()
-    _checked(library.cublasGetMathMode(lane.handle, ctypes.byref(before)))
-    _checked(library.cublasSetStream_v2(lane.handle, lane.stream))
-    if before.value != _MATH[math]:
-        _checked(library.cublasSetMathMode(lane.handle, _MATH[math]))
-    return before.value
+    before = int(_cublas.getMathMode(lane.handle))
+    set_stream(lane)
+    if before != _MATH[math]:
+        _cublas.setMathMode(lane.handle, _MATH[math])
+    return before
 
 
 def end(lane: Lane, math: Math, before: int) -> None:
     """Give the handle back in the mode that it had."""
     if before != _MATH[math]:
-        _checked(_library().cublasSetMathMode(lane.handle, before))
+        _cublas.setMathMode(lane.handle, before)
+
+
+def set_stream(lane: Lane) -> None:
+    """What the handle is used for next goes to the lane's stream; cuBLAS forgets what memory it was given."""
+    _checked(_library().cublasSetStream_v2(lane.handle, lane.stream))
 
 
 def new_handle() -> int:
@@ -137,22 +141,26 @@ def own_memory(lane: Lane, pointer: int, size: int) -> None:
 class _Gemm:
     def __init__(self, op: GemmOp, dtype: str) -> None:
         call = _GEMMS[dtype]
-        self.function: Callable[..., int] = getattr(_library(), call.plain if op.count == 1 else call.batched)
+        name = call.plain if op.count == 1 else call.batched
+        self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
         self.scalars = np.array([op.alpha, op.beta]).astype(call.scalar)  # the host's copies, read at the call
         alpha = self.scalars.ctypes.data
         kind = (call.kind,) if call.kind >= 0 else ()
-        self.head = int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha
         factors = (op.left, op.right, op.dest)
-        strides = [(x.stride,) if op.count > 1 else () for x in factors]
-        self.rest = [(*kind, x.leading, *s) for x, s in zip(factors, strides, strict=True)]
-        self.beta = alpha + self.scalars.itemsize
-        self.tail = (*((op.count,) if op.count > 1 else ()), *((_COMPUTE_32F, _DEFAULT_ALGORITHM) if kind else ()))
-        self.where = [(BASES.index(x.base), x.offset) for x in factors]
+        x, y, z = ((*kind, f.leading, *((f.stride,) if op.count > 1 else ())) for f in factors)
+        tail = (*((op.count,) if op.count > 1 else ()), *((_COMPUTE_32F, _DEFAULT_ALGORITHM) if kind else ()))
+        head = 0, int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha
+        values = *head, 0, *x, 0, *y, alpha + self.scalars.itemsize, 0, *z, *tail
+        made = [make(value) for make, value in zip(getattr(_library(), name).argtypes, values, strict=True)]
+        a, b, c = len(head), len(head) + 1 + len(x), len(head) + 3 + len(x) + len(y)  # where the pointers stand
+        self.parts = made[1:a], made[a + 1 : b], made[b + 1 : c], made[c + 1 :]
+        self.where = [(BASES.index(f.base), f.offset) for f in factors]
 
     def __call__(self, lane: Lane, bases: Pointers) -> None:
-        left, right, dest = (bases[base] + offset for base, offset in self.where)
-        x, y, z = self.rest
-        _checked(self.function(lane.handle, *self.head, left, *x, right, *y, self.beta, dest, *z, *self.tail))
+        (i, x), (j, y), (k, z) = self.where
+        head, left, right, dest = self.parts
+        a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
+        _checked(self.function(_Pointer(lane.handle), *head, a, *left, b, *right, c, *dest))
 
 
 # ---- cuBLASLt

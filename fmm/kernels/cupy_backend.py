@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -22,13 +22,15 @@ from cupy_backends.cuda.api import driver
 from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
+from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
 
 LAUNCH = driver.launchKernel
+cublas_handle = cupy.cuda.device.get_cublas_handle
 OPTIONS = ("--std=c++17",)
 GRAPHS = 16  # graphs kept by a backend
-GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
+SLOTS = 32  # pointers of parameter blocks up to which a loop is faster than NumPy
 
 
 # ---- kernels
@@ -66,10 +68,10 @@ def prepare(tapes: Iterable[Tape]) -> None:
 
 
 class _Launch(NamedTuple):
-    """A sum kernel: on which lane, and what the driver wants before the stream."""
+    """A sum kernel: on which lane, and the driver's call, which wants the stream and the parameters."""
 
     lane: int
-    arguments: tuple[int, ...]
+    call: Callable[[int, int, int], None]
 
 
 class _Product(NamedTuple):
@@ -89,7 +91,8 @@ class _Buffer(threading.local):
 
     def __init__(self, blocks: list[bytes]) -> None:
         starts = np.cumsum([0, *(len(b) for b in blocks)])
-        self.words = np.frombuffer(b"".join(blocks), np.int64).copy() if blocks else np.empty(0, np.int64)
+        self.words: Any = np.frombuffer(b"".join(blocks), np.int64).copy() if blocks else np.empty(0, np.int64)
+        self.view: Any = self.words.data
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
         self.bases: tuple[int, ...] | None = None
@@ -113,6 +116,7 @@ class _Player:
         self.slots = np.array([slot for slot, _ in slots] + ends, np.intp)
         self.which = np.array([BASES.index(x.base) for _, x in slots] + [len(BASES)] * len(ends), np.intp)
         self.offsets = np.array([x.offset for _, x in slots] + [0] * len(ends), np.int64)
+        self.few = list(zip(*(x.tolist() for x in (self.slots, self.which, self.offsets)), strict=True))[: SLOTS + 1]
         self.buffer = _Buffer(blocks)
         self.calls: dict[tuple[int, ...], _Calls] = {}
 
@@ -124,10 +128,15 @@ class _Player:
         buffer, ready = self.buffer, self.ready(bases)
         known = (*bases, flag)
         if buffer.bases != known:
-            buffer.words[self.slots] = np.array(known, np.int64)[self.which] + self.offsets
+            if len(self.few) <= SLOTS:
+                for slot, which, offset in self.few:
+                    buffer.view[slot] = known[which] + offset
+            else:
+                buffer.words[self.slots] = np.array(known, np.int64)[self.which] + self.offsets
             buffer.bases = known
+        stream = lanes[0].stream
         for launch, address in zip(ready.first, buffer.addresses, strict=False):
-            LAUNCH(*launch.arguments, lanes[0].stream, address, 0)
+            launch.call(stream, address, 0)
         before = [begin(lane, self.math) for lane in lanes]
         try:
             for i, lane in enumerate(lanes if scratch else ()):
@@ -135,7 +144,7 @@ class _Player:
             addresses = iter(buffer.addresses[len(ready.first) :])
             for call in ready.rest:
                 if isinstance(call, _Launch):
-                    LAUNCH(*call.arguments, lanes[call.lane].stream, next(addresses), 0)
+                    call.call(lanes[call.lane].stream, next(addresses), 0)
                 elif isinstance(call, _Product):
                     call.call(lanes[call.lane], bases)
                 else:
@@ -146,7 +155,8 @@ class _Player:
 
     def ready(self, bases: Pointers) -> _Calls:
         """The calls for pointers that are aligned as these are."""
-        grain = (_grain(bases[0]), _grain(bases[1]), _grain(bases[2]), _grain(bases[3]))
+        a, b, c, w = bases
+        grain = ALIGNED if not (a | b | c | w) & 255 else (_grain(a), _grain(b), _grain(c), _grain(w))
         if grain not in self.calls:
             calls = self._calls(dict(zip(BASES, grain, strict=True)))
             first = list(takewhile(lambda call: isinstance(call, _Launch), calls))
@@ -159,7 +169,8 @@ class _Player:
         calls: list[_Launch | _Product | Turn] = []
         for i, (op, lane) in enumerate(zip(self.tape.ops, self.tape.lanes, strict=True)):
             if isinstance(op, SumOp):
-                calls.append(_Launch(lane, (_function(self.device, *keys[i])[0], *op.grid, THREADS, 1, 1, 0)))
+                function, _ = _function(self.device, *keys[i])
+                calls.append(_Launch(lane, partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)))
             elif isinstance(op, GemmOp):
                 calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, grain)))
             else:
@@ -170,6 +181,9 @@ class _Player:
         size, bases = op.alignment
         fits = all(grain[base] % size == 0 for base in bases)
         return op.kernel, op.access if fits else "scalar", self.flagged and op.writes_result
+
+
+ALIGNED = (256, 256, 256, 256)  # how libraries allocate
 
 
 def _grain(address: int) -> int:
@@ -209,6 +223,18 @@ def _player(tape: Tape, device: int, math: Math, flagged: bool) -> _Player:
     return _Player(tape, device, math, flagged)
 
 
+class Route(NamedTuple):
+    """A tape made ready for a device, which is the current one when it runs."""
+
+    player: _Player
+
+    def run(self, bases: Pointers, stream: int, flag: int = 0, scratch: int = 0) -> None:
+        """`flag`: an int that becomes 1 if a sum gives C inf or NaN; `scratch`: memory for cuBLAS, GRAPH_SCRATCH bytes
+        for each lane, if the stream is captured."""
+        player, handle = self.player, cublas_handle()  # a thread's own, which dies with it
+        player.play(bases, flag, _side.lanes(player.device, stream, handle, player.tape.lanes_used), scratch)
+
+
 class Graph(NamedTuple):
     """A captured tape: its memory must stay where it is."""
 
@@ -233,14 +259,11 @@ class CupyBackend:
             with stream:
                 self.run(tape, a, b, c, workspace, None, flag)
             return
-        self._play(tape, (a, b, c, workspace), flag, cupy.cuda.get_current_stream().ptr)
+        self.route(tape, bool(flag)).run((a, b, c, workspace), cupy.cuda.get_current_stream().ptr, flag)
 
-    def _play(self, tape: Tape, bases: Pointers, flag: int, stream: int, scratch: int = 0) -> None:
-        """On this stream; `scratch`: memory for cuBLAS, GRAPH_SCRATCH bytes for each lane."""
-        device = cupy.cuda.runtime.getDevice()
-        player = _player(tape, device, self.math, bool(flag))
-        lanes = _side.lanes(device, stream, cupy.cuda.device.get_cublas_handle(), tape.lanes_used)
-        player.play(bases, flag, lanes, scratch)
+    def route(self, tape: Tape, flagged: bool) -> Route:
+        """`flagged`: to be run with a flag for inf and NaN."""
+        return Route(_player(tape, cupy.cuda.runtime.getDevice(), self.math, flagged))
 
     def graph(self, tape: Tape, a: int, b: int, c: int, workspace: int) -> Graph:
         """The tape on these pointers as a CUDA graph; one launch replays it all. The newest few are kept."""
@@ -262,7 +285,7 @@ class CupyBackend:
         with stream:
             stream.begin_capture()
             try:
-                self._play(tape, bases, 0, stream.ptr, scratch.data.ptr)
+                self.route(tape, False).run(bases, stream.ptr, 0, scratch.data.ptr)
             finally:
                 captured = stream.end_capture()
         return Graph(captured, scratch)

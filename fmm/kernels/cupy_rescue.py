@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -52,6 +52,7 @@ class Slot:
         self._argument = int(self._address.ctypes.data)
         self._trust = rescue.Trust()
         self._filled: tuple[Any, int, int, int] = (None, 0, 0, 0)
+        self.routes: dict[int, Any] = {}  # the user's: what stands ready for this stream and thread
         runtime.memsetAsync(self.flag, 0, SLOT_BYTES, stream)
 
     @property
@@ -63,14 +64,17 @@ class Slot:
         """May the next product be a fast one?"""
         return self._trust.holds(self._counts[self._number])
 
-    def follow(self, call: Rescue, a: int, b: int, c: int) -> None:
-        """To be called after a plan that was given this slot's flag, on the same stream."""
+    def follow(self, call: Rescue, a: int, b: int, c: int, stream: int | None = None) -> None:
+        """To be called after a plan that was given this slot's flag, on the same stream.
+
+        `stream`: another one, that captures what will be launched on the slot's own.
+        """
+        stream = self.stream if stream is None else stream
         if self._filled != (call, a, b, c):
             _pack(self._words, 0, a, *call.a, b, *call.b, c, *call.c, *call.size, self.flag, self._count_pointer)
             self._filled = call, a, b, c
-        if call.scan:
-            LAUNCH(call.scan, call.blocks, 1, 1, rescue.THREADS, 1, 1, 0, self.stream, self._argument, 0)
-        LAUNCH(call.again, call.blocks, 1, 1, rescue.THREADS, 1, 1, 0, self.stream, self._argument, 0)
+        for launch in call.launches:
+            launch(stream, self._argument, 0)
 
 
 class Rescue:
@@ -80,8 +84,9 @@ class Rescue:
         problem = tape.problem
         self.a, self.b, self.c = (_strides(x) for x in problem.layouts)
         self.size = problem.m, problem.k, problem.n
-        self.again, scan, self.blocks = _functions(device, problem.stored)
-        self.scan = scan if unseen(tape) else 0
+        again, scan, blocks = _functions(device, problem.stored)
+        kernels = (scan, again) if unseen(tape) else (again,)
+        self.launches = [partial(LAUNCH, kernel, blocks, 1, 1, rescue.THREADS, 1, 1, 0) for kernel in kernels]
 
 
 def needed(tape: Tape) -> bool:

@@ -30,6 +30,7 @@ def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
 
 
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
+GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
 
 
 @lru_cache(maxsize=65536)

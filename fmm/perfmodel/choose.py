@@ -91,7 +91,11 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
         if plan.levels and work.smallest < min(calibration.least, *problem.size):
             continue
         prediction = seconds(plan, problem, work, calibration)
-        found.append(Candidate(plan, prediction, prediction.seconds / base if base else 1.0, expected_growth(plan)))
+        found.append(
+            Candidate(
+                plan, prediction, prediction.seconds / base if base else 1.0, expected_growth(plan, problem.dtype)
+            )
+        )
     return tuple(sorted(found, key=lambda c: c.time))
 
 

@@ -9,12 +9,13 @@ data (1.47 a level against 1.73) and in the Frobenius norm (12.2 against 14.8), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import product
 from math import frexp, log2, prod, sqrt
+from typing import NamedTuple
 
 from fmm.kernels.lowering import lower
 from fmm.kernels.plan import Balanced, Level, Plan
@@ -292,14 +293,67 @@ def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
 # ---- what to expect
 
 
-@lru_cache(maxsize=4096)
-def expected_growth(plan: Plan) -> float:
-    """Expected (root mean square) error as a multiple of the classical product's: the product of the levels' growths.
+NARROW = ("float16", "bfloat16")  # stored in 16 bits, summed up in 32
 
-    Random data of one size, errors of products taken as independent (Scheme.error_growth); no sizes, so the fringe's
-    thin strips count as if they grew too.
+
+@lru_cache(maxsize=4096)
+def expected_growth(plan: Plan, dtype: str = "float64") -> float:
+    """Expected (root mean square) error as a multiple of the vendor's product of this type.
+
+    Random data of one size, errors taken as independent; no sizes, so the fringe's thin strips count as if they grew
+    too. In the types that are summed up as they are stored, it is the product of the levels' growths, which count what
+    happens inside the products (Scheme.error_growth). Elsewhere that is little beside the rounding of what is stored.
     """
+    if dtype in NARROW:
+        return sqrt(_growth(plan, _rounded_in_memory))
+    if dtype == "tf32":
+        return sqrt(_growth(plan, _rounded_in_products))
     return float(prod(s.error_growth for s in plan_schemes(plan)))
+
+
+def _growth(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
+    """The error's variance as a multiple of the vendor's, from the leaves up; `level` adds a pass to what is below."""
+    found = 1.0
+    for x in reversed(plan.levels):
+        if not isinstance(x, Balanced):
+            found = level(_shares(level_scheme(x)), found)
+    return max(found, 1.0)
+
+
+def _rounded_in_products(pass_: _Shares, inner: float) -> float:
+    """TF32: each product rounds its operands, which are large sums; a result that is stored is as good as exact."""
+    return pass_.all * inner
+
+
+def _rounded_in_memory(pass_: _Shares, inner: float) -> float:
+    """16 bits: the vendor rounds once, at the end. A pass rounds both operands of a product (where they are sums, once,
+    whatever the number of terms), and, after what its products have rounded, C."""
+    return pass_.sums + pass_.all * (inner + 2) - pass_.plain_left - pass_.plain_right
+
+
+class _Shares(NamedTuple):
+    """What a relative rounding error of variance 1 in every product of a scheme makes of C, on average over its blocks,
+    relative to C; and the part of it in products whose left (right) operand is a single block, which is copied."""
+
+    all: float
+    plain_left: float
+    plain_right: float
+    sums: float  # the share of C's blocks that are sums
+
+
+@lru_cache(maxsize=256)
+def _shares(scheme: Scheme) -> _Shares:
+    """A composition's are products of its factors', since its products and their terms are."""
+    if scheme.factors:
+        parts = [_shares(f) for f in scheme.factors]
+        every, left, right, _ = (prod(column) for column in zip(*parts, strict=True))
+        return _Shares(every, left, right, 1 - prod(1 - p.sums for p in parts))
+    sizes = [[sum(float(c) ** 2 for c in column) for column in zip(*x, strict=True)] for x in (scheme.u, scheme.v)]
+    terms = [_nonzeros(zip(*x, strict=True)) for x in (scheme.u, scheme.v)]
+    uses = [sum(float(c) ** 2 for c in column) for column in zip(*scheme.w, strict=True)]
+    weights = [w * x * y / (len(scheme.w) * scheme.k) for w, x, y in zip(uses, *sizes, strict=True)]
+    left, right = (sum(w for w, count in zip(weights, counts, strict=True) if count == 1) for counts in terms)
+    return _Shares(sum(weights), left, right, sum(count > 1 for count in _nonzeros(scheme.w)) / len(scheme.w))
 
 
 def frobenius_growth(scheme: Scheme) -> float:

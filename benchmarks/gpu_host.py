@@ -1,0 +1,265 @@
+"""What a call costs the host, on a GPU: `python -m benchmarks.gpu_host` times the way from Python to the last launch.
+
+Three tables: microseconds of a one-level plan's call while the device is kept busy (launched one by one, and replayed
+as a graph), whole small products against the library's own, and replays against launches where plans pay. Calls are
+interleaved in shuffled rounds; raw samples are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+from unittest.mock import patch
+
+import cupy
+import numpy as np
+import torch
+
+import fmm
+from benchmarks.gpu import environment, results_folder
+from fmm import device_call, device_run
+from fmm.cupy_arrays import CUPY
+from fmm.decision import Decision
+from fmm.kernels.plan import Plan
+from fmm.kernels.replays import REPEATS
+from fmm.torch_arrays import TORCH
+
+ONE_LEVEL = "strassen.batched.pad16 > vendor"
+SMALL = (1, 16, 127, 128, 256, 512, 1024)
+TYPES = ("float16", "bfloat16", "float32", "tf32", "float64")
+REPLAYED = {1536: ONE_LEVEL, 2048: "strassen^2.batched.pad16 > vendor"}
+REPLAYED |= {3072: "strassen^2.batched.pad16 > vendor", 4096: "strassen^2.batched.pad16 > vendor"}
+NEVER = 1 << 60
+SPIN = r"""
+extern "C" __global__ void spin(long long cycles) {
+    const long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+"""
+
+
+def torch_type(dtype: str) -> Any:
+    return torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+
+
+def operands(library: str, n: int, dtype: str) -> tuple[Any, Any]:
+    """Two random n x n matrices."""
+    if library == "torch":
+        a, b = (torch.randn(n, n, device="cuda", dtype=torch.float64).to(torch_type(dtype)) for _ in range(2))
+        return a, b
+    kind = "float32" if dtype == "tf32" else dtype
+    return cupy.random.standard_normal((n, n)).astype(kind), cupy.random.standard_normal((n, n)).astype(kind)
+
+
+@contextmanager
+def arithmetic(dtype: str) -> Iterator[None]:
+    """TF32 in both libraries, where that is asked for."""
+    tf32 = dtype == "tf32"
+    cupy._core.set_compute_type("f4", 7 if tf32 else 1)
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+    try:
+        yield
+    finally:
+        cupy._core.set_compute_type("f4", 1)
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+@contextmanager
+def decided(plan: str) -> Iterator[None]:
+    """Calls that name no plan get this one."""
+
+    def decide(device: Any, problem: Any, limits: Any) -> Decision:
+        return Decision(Plan.parse(plan), problem, "for the benchmark")
+
+    forget()
+    with patch.object(device_call, "decide_on", decide):
+        yield
+    forget()
+
+
+def forget() -> None:
+    CUPY.calls.clear()
+    TORCH.calls.clear()
+
+
+@contextmanager
+def replays(wanted: bool) -> Iterator[None]:
+    """Calls that recur as graphs, or never."""
+    device_run.GRAPHS.clear()
+    device_run.GRAPHS.repeats = REPEATS if wanted else NEVER
+    try:
+        yield
+    finally:
+        device_run.GRAPHS.clear()
+
+
+# ---- the host's time up to the last launch
+
+
+def microseconds(call: Callable[[], Any], count: int, rounds: int) -> list[float]:
+    """Of each call, while the device is kept from ending before the host does."""
+    spin, found = cupy.RawKernel(SPIN, "spin"), []
+    for _ in range(REPEATS + 1):
+        call()
+    for _ in range(rounds):
+        cupy.cuda.Device().synchronize()
+        spin((1,), (1,), (4_000_000,))
+        for _ in range(count):
+            began = time.perf_counter_ns()
+            call()
+            found.append((time.perf_counter_ns() - began) / 1000)
+    cupy.cuda.Device().synchronize()
+    return found
+
+
+def host(rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for library in ("cupy", "torch"):
+        for n in (2048, 4096):
+            a, b = operands(library, n, "float32")
+            ours, vendor = partial(fmm.matmul, a, b), partial(product(library), a, b)
+            for name, call in {"launches": ours, "replay": ours, "vendor": vendor}.items():
+                with decided(ONE_LEVEL), replays(name == "replay"):
+                    samples = microseconds(call, 12, rounds)
+                rows.append({"table": "host", "library": library, "n": n, "way": name, "microseconds": samples})
+    return rows
+
+
+def product(library: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = torch.matmul if library == "torch" else cupy.matmul
+    return found
+
+
+# ---- small products, whole calls one after the other
+
+
+def run(call: Callable[[], Any], repeats: int) -> float:
+    """Microseconds a call of so many, one after the other, by events around them."""
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for _ in range(repeats):
+        call()
+    stop.record()
+    stop.synchronize()
+    return 1000 * float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
+
+
+def paired(calls: Mapping[str, Callable[[], Any]], rounds: int, repeats: int) -> dict[str, list[float]]:
+    """Of runs of each, in shuffled rounds."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        run(call, 2 * REPEATS)
+    for _ in range(rounds):
+        for name in random.sample(list(calls), len(calls)):
+            samples[name].append(run(calls[name], repeats))
+    return samples
+
+
+def small(rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for library in ("cupy", "torch"):
+        for dtype in TYPES:
+            if library == "cupy" and dtype == "bfloat16":
+                continue
+            for n in SMALL:
+                a, b = operands(library, n, dtype)
+                calls = {"vendor": partial(product(library), a, b), "fmm": partial(fmm.matmul, a, b)}
+                with arithmetic(dtype):
+                    samples = paired(calls, rounds, 60)
+                rows.append({"table": "small", "library": library, "dtype": dtype, "n": n, **samples})
+    return rows
+
+
+# ---- replays against launches
+
+
+def replayed(rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for n, plan in REPLAYED.items():
+        a, b = operands("cupy", n, "float32")
+        ours, vendor = partial(fmm.matmul, a, b), partial(cupy.matmul, a, b)
+        ways = {"launches": ours, "replay": ours, "vendor": vendor}
+        queued: dict[str, list[float]] = {name: [] for name in ways}
+        alone: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name in random.sample(list(ways), len(ways)):
+                with decided(plan), replays(name == "replay"):
+                    run(ways[name], 2 * REPEATS)
+                    queued[name].append(run(ways[name], max(int(1e11 / n**3), 4)))
+                    alone[name] += [latency(ways[name]) for _ in range(5)]
+        rows.append({"table": "replayed", "n": n, "plan": plan, "queued": queued, "alone": alone})
+    return rows
+
+
+def latency(call: Callable[[], Any]) -> float:
+    """Microseconds until the result of a single call is there."""
+    device = cupy.cuda.Device()
+    device.synchronize()
+    began = time.perf_counter_ns()
+    call()
+    device.synchronize()
+    return (time.perf_counter_ns() - began) / 1000
+
+
+# ---- what is printed
+
+
+def spread(samples: list[float]) -> str:
+    low, *_, high = quantiles(samples, n=10)
+    return f"{median(samples):7.1f} us ({low:.1f} to {high:.1f})"
+
+
+def ratio(x: list[float], y: list[float]) -> float:
+    return median(a / b for a, b in zip(x, y, strict=True))
+
+
+def shown(row: dict[str, Any]) -> str:
+    if row["table"] == "host":
+        return f"{row['library']:6}{row['n']:6}  {row['way']:9} {spread(row['microseconds'])}"
+    if row["table"] == "small":
+        name = f"{row['library']:6}{row['dtype']:9}{row['n']:6}"
+        return (
+            f"{name} {ratio(row['vendor'], row['fmm']):6.3f}  vendor {spread(row['vendor'])}, fmm {spread(row['fmm'])}"
+        )
+    ways = [
+        f"{what}: {name} {ratio(x['vendor'], x[name]):.3f}" for what, x in timed(row) for name in ("launches", "replay")
+    ]
+    gains = [f"replay over launches, {what}: {ratio(x['launches'], x['replay']):.3f}" for what, x in timed(row)]
+    return f"{row['n']:6} {row['plan']}: {'; '.join([*ways, *gains])}"
+
+
+def timed(row: dict[str, Any]) -> list[tuple[str, dict[str, list[float]]]]:
+    return [(name, row[name]) for name in ("queued", "alone")]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
+    options = parser.parse_args(arguments)
+    env = {**environment(), "torch": torch.__version__}
+    env["command"] = " ".join(["python -m benchmarks.gpu_host", *arguments])
+    random.seed(1)
+    np.random.seed(1)
+    rows = [*host(options.rounds), *small(options.rounds), *replayed(options.rounds)]
+    folder = options.output or results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "host.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
+    print(*map(shown, rows), sep="\n")
+    for library in ("cupy", "torch"):
+        found = [ratio(r["vendor"], r["fmm"]) for r in rows if r["table"] == "small" and r["library"] == library]
+        print(f"{library}: small products, median {median(found):.3f}, worst {min(found):.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

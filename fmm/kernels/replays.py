@@ -1,0 +1,72 @@
+"""Replays: calls that recur with the same pointers are captured, and from then on replayed as a whole.
+
+Knows nothing of graphs: `make` captures a call, and whatever it returns is kept and handed out. What is kept holds no
+memory of the call's: its pointers are compared at each call, so it does not matter what became of them in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+REPEATS = 3  # the call at which capturing pays: twice could be a chance, and it takes as long as some calls
+MADE = 64  # captured calls that are kept in all
+COUNTED = 64  # pointers that one call is counted for
+
+
+class Shelf:
+    """Keeps so many captured calls, of all threads; the oldest goes first."""
+
+    def __init__(self, limit: int = MADE) -> None:
+        self.limit, self.repeats = limit, REPEATS
+        self._made: deque[tuple[Replays, Hashable]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, owner: Replays, key: Hashable, made: Any) -> None:
+        with self._lock:
+            owner.known[key] = made
+            self._made.append((owner, key))
+            if len(self._made) > self.limit:
+                old, gone = self._made.popleft()
+                old.known.pop(gone, None)
+                self.repeats *= 2  # a program with so many calls should not capture them in turns
+
+    def clear(self) -> int:
+        """Forget all; returns how many there were."""
+        with self._lock:
+            count = len(self._made)
+            for owner, key in self._made:
+                owner.known.pop(key, None)
+            self._made.clear()
+            self.repeats = REPEATS
+        return count
+
+
+class Replays:
+    """What one call, on one stream and in one thread, has made of the pointers that recurred."""
+
+    def __init__(self, make: Callable[[Any], Any], shelf: Shelf) -> None:
+        """`make` returns None where it cannot, and is not asked again."""
+        self.make, self.shelf = make, shelf
+        self.known: dict[Hashable, Any] = {}  # pointers -> how often they came, or what was made of them
+
+    def find(self, key: Hashable) -> Any:
+        """What was made for these pointers; None if the call must be made as any other."""
+        known = self.known.get(key, 0)
+        return known if type(known) is not int else self._counted(key, known + 1)
+
+    def _counted(self, key: Hashable, count: int) -> Any:
+        if count < self.shelf.repeats:
+            if len(self.known) >= COUNTED and key not in self.known:
+                for old in [k for k, v in list(self.known.items()) if type(v) is int]:
+                    self.known.pop(old, None)
+            self.known[key] = count
+            return None
+        made = self.make(key)
+        if made is None:
+            self.known[key] = None
+        else:
+            self.shelf.add(self, key, made)
+        return made

@@ -1,0 +1,102 @@
+"""Replays: what is captured when, what is kept, and what is forgotten."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmm import memory
+from fmm.kernels.replays import COUNTED, REPEATS, Replays, Shelf
+
+
+def capturing(shelf: Shelf, fails: bool = False) -> tuple[Replays, list[Any]]:
+    """Replays whose captures are the pointers in words, and the pointers that were captured."""
+    made: list[Any] = []
+
+    def make(key: Any) -> Any:
+        made.append(key)
+        return None if fails else f"graph of {key}"
+
+    return Replays(make, shelf), made
+
+
+def test_a_call_is_captured_when_it_recurs_and_replayed_from_then_on() -> None:
+    replays, made = capturing(Shelf())
+    found = [replays.find((1, 2, 3, 4)) for _ in range(REPEATS + 3)]
+    assert found == [None] * (REPEATS - 1) + ["graph of (1, 2, 3, 4)"] * 4
+    assert made == [(1, 2, 3, 4)]
+
+
+def test_other_pointers_are_another_call() -> None:
+    replays, made = capturing(Shelf())
+    for _ in range(REPEATS - 1):
+        for key in ((1, 2, 3, 4), (1, 2, 5, 4)):
+            assert replays.find(key) is None
+    assert not made
+    assert replays.find((1, 2, 5, 4)) == "graph of (1, 2, 5, 4)"
+
+
+def test_what_cannot_be_captured_is_not_tried_again() -> None:
+    replays, made = capturing(Shelf(), fails=True)
+    assert [replays.find(0) for _ in range(20)] == [None] * 20
+    assert made == [0]
+
+
+def test_no_more_is_kept_than_the_shelf_holds_and_then_capturing_gets_rarer() -> None:
+    shelf = Shelf(limit=3)
+    owners = [capturing(shelf)[0] for _ in range(2)]
+    for key in range(5):
+        for _ in range(100):
+            owners[key % 2].find(key)
+    kept = {k for o in owners for k, v in o.known.items() if type(v) is not int}
+    assert kept == {2, 3, 4}
+    assert shelf.repeats == 4 * REPEATS
+    assert shelf.clear() == 3 and shelf.repeats == REPEATS
+    assert not any(o.known for o in owners)
+
+
+@given(st.lists(st.integers(0, 200), max_size=600))
+def test_counts_do_not_pile_up_and_what_is_found_belongs_to_the_pointers(keys: list[int]) -> None:
+    replays, made = capturing(Shelf(limit=8))
+    for key in keys:
+        assert replays.find(key) in (None, f"graph of {key}")
+        assert len(replays.known) <= COUNTED + 8
+    assert all(keys.count(key) >= REPEATS for key in made)
+
+
+def test_threads_share_a_shelf() -> None:
+    shelf, failures = Shelf(limit=5), list[BaseException]()
+
+    def work(number: int) -> None:
+        replays, _ = capturing(shelf)
+        try:
+            for i in range(4000):
+                key = number, i // 40 % 17
+                assert replays.find(key) in (None, f"graph of {key}")
+                if i % 1000 == 999:
+                    shelf.clear()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert shelf.clear() <= 5
+
+
+def test_release_workspace_releases_what_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_releases", [])
+    shelf = Shelf()
+    replays, _ = capturing(shelf)
+    for _ in range(REPEATS):
+        replays.find("x")
+    memory.also_released(shelf.clear)
+    memory.release_workspace()
+    assert not replays.known
