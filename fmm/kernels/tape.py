@@ -422,10 +422,10 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     aliases = _aliases(reads, writes)
     whole = frozenset(a for a in batches if all(_holds(arrays[a], s, rows, cols) for s in spots if s.array == a))
     shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
-    kernel = SumKernel(lines, len(scalars), *shape, whole, element)
+    kernel = _interned(SumKernel(lines, len(scalars), *shape, whole, element))
     if cols % kernel.lanes:
-        kernel = replace(kernel, whole=frozenset())
-    return SumOp(label, _interned(kernel), tuple(arrays), scalars, rows, cols)
+        kernel = _interned(replace(kernel, whole=frozenset()))
+    return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
 @lru_cache(maxsize=4096)
@@ -452,10 +452,10 @@ def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
 
 
 def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:
-    starts = [(v.base, v.offset) for _, v in reads]
-    return tuple(
-        (o, i) for o, (_, w) in enumerate(writes) for i, start in enumerate(starts) if start == (w.base, w.offset)
-    )
+    starts: dict[tuple[str, int], list[int]] = {}
+    for i, (_, v) in enumerate(reads):
+        starts.setdefault((v.base, v.offset), []).append(i)
+    return tuple((o, i) for o, (_, w) in enumerate(writes) for i in starts.get((w.base, w.offset), ()))
 
 
 def _flipped(placed: Placed) -> Placed:

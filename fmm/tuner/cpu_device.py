@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -85,6 +85,12 @@ class CpuDevice:
             self._normal = None
             self._normal = (dtype, seed), rng.standard_normal(parts * count, dtype=real).view(dtype)
         return self._normal[1]
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, seconds: float) -> bool:
+        return True
 
 
 @dataclass

@@ -22,6 +22,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.perfmodel.stability import expected_growth
+from fmm.tuner.ahead import Ahead, ahead
 from fmm.tuner.device import FailedError
 from fmm.tuner.search import GPU_SPACE
 from fmm.tuner.trials import Run
@@ -42,6 +43,7 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self._ahead: Ahead | None = None
 
     @cached_property
     def identity(self) -> Identity:
@@ -88,6 +90,17 @@ class CudaDevice:
                 raise MemoryError(str(error)) from None
             finally:
                 cupy.get_default_memory_pool().free_all_blocks()
+
+    @contextmanager
+    def ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
+        with ahead(self.index, dtypes, self.candidates()) as self._ahead:
+            try:
+                yield
+            finally:
+                self._ahead = None
+
+    def wait(self, dtype: str, seconds: float) -> bool:
+        return self._ahead is None or self._ahead.wait(dtype, seconds)
 
 
 def _clocks(index: int) -> dict[str, Any]:

@@ -60,3 +60,9 @@ class Device(Protocol):
         """The texts from which a search may build plans: name of a choice -> its values; see search.built."""
 
     def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]: ...
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        """While this is open, what the candidates of these types need is made ready beside the measurements."""
+
+    def wait(self, dtype: str, seconds: float) -> bool:
+        """Until that is ready for a type; False if it took more than so many seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import exp
 from types import MappingProxyType
@@ -65,6 +65,12 @@ class FakeDevice:
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
         yield FakeSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, seconds: float) -> bool:
+        return True
 
 
 @dataclass

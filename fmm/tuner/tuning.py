@@ -7,7 +7,7 @@ import json
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,12 +80,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
     left = options.time_limit
-    for job in jobs:
-        code, took = _tuned(job, path, options, left)
-        if code:
-            return code
-        if left is not None:
-            left = max(left - took, 0.0)
+    with ExitStack() as stack:
+        for device in {id(job.device): job.device for job in jobs}.values():
+            stack.enter_context(device.ahead([job.dtype for job in jobs if job.device is device]))
+        for job in jobs:
+            code, took = _tuned(job, path, options, left)
+            if code:
+                return code
+            if left is not None:
+                left = max(left - took, 0.0)
     return 0
 
 
