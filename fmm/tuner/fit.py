@@ -59,8 +59,9 @@ def predicted(run: Run, problem: Problem, counts: Work, calibration: Calibration
     found = seconds(run.plan, problem, counts, calibration)
     if run.part == "whole":
         return found.seconds
-    launches = calibration.launch * counts.passes
-    return found.sums + launches if run.part == "sums" else found.products + found.launches - launches
+    starts = sum(count / together for *_, count, together in counts.leaves)
+    work, calls = (found.sums, counts.passes) if run.part == "sums" else (found.products, starts)
+    return max(work + calibration.launch * calls, calibration.host * calls)
 
 
 # ---- the parameters
@@ -103,12 +104,16 @@ PARAMETERS = (
     Parameter("rate.cols", 0.1, 1e4, PRODUCTS),
     Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
     Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
+    Parameter("rate.odd", 0.5, 20.0, PRODUCTS),
     Parameter("rate.batch", 0.5, 2.0, frozenset({"products", "plan"})),
     Parameter("stream", 1e6, 1e15, SUMS),
     Parameter("small", 1.0, 1e10, SUMS),
     Parameter("sequential", 0.1, 10.0, SUMS),
     Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
+    Parameter("scalar", 0.1, 10.0, frozenset({"plan"})),
+    Parameter("deep", 0.1, 10.0, SUMS),
     Parameter("launch", 1e-8, 1e-2, SUMS),
+    Parameter("host", 1e-8, 1e-2, frozenset({"products", "plan"})),
     Parameter("overlap", 0.0, 1.0, frozenset({"plan"}), linear=True),
 )
 
