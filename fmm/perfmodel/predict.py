@@ -28,9 +28,9 @@ class Work:
     """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are.
 
     `sequential` is the share of the traffic that belongs to sequential levels, `deep` to three levels in one pass,
-    `overlapped` of that below an overlapped one, `ragged` and `scalar` that of the first level if the rows of A, B and C
-    do not begin on cache lines, or not even at multiples of 16 bytes (those of temporaries do both). `unaligned` is the
-    share of the leaf products that read such rows in place, `odd` where they begin at no multiple of 4 bytes.
+    `overlapped` of that below an overlapped one, `ragged` and `scalar` that of the first level on those of A, B and C
+    whose rows do not begin on cache lines, or not even at multiples of 16 bytes (those of temporaries do both).
+    `unaligned` is the share of the leaf products that read such rows in place, `odd` if they begin at no multiple of 4.
     """
 
     leaves: tuple[Leaf, ...]
@@ -152,10 +152,11 @@ class Footprint:
     passes: int
     moved: tuple[float, float, float]
     held: tuple[float, float, float]
-    direct: tuple[float, float]  # the share of products that read a block of A or B in place: of whole blocks, of padded
+    direct: tuple[float, float]  # the share of products that read a block of A or B in place: if all are whole, if not
 
-    def elements(self, blocks: tuple[float, float, float], m: float, k: float, n: float) -> float:
-        return blocks[0] * m * k + blocks[1] * k * n + blocks[2] * m * n
+    def each(self, blocks: tuple[float, float, float], m: float, k: float, n: float) -> tuple[float, float, float]:
+        """Elements of so many blocks of A, B and C."""
+        return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
 
 # Sides of A's, B's and C's blocks by which a footprint tells them apart: primes that divide no scheme's number of
@@ -208,14 +209,15 @@ def estimated(plan: Plan, problem: Problem) -> Work:
             count *= _halved(step, sides)
             continue
         f = footprint(step)
-        divides = not any(side % (parts * step.unit) for side, parts in zip(sides, step.size, strict=True))
-        direct = f.direct[0 if divides or step.fringe == "unequal" else 1] if count == 1 and step is plan.levels[-1] else 0.0
+        direct = f.direct[_padded(step, sides)] if len(plan.levels) == 1 else 0.0
         sides = _block_sides(step, sides)
-        moved = count * f.elements(f.moved, *sides)
+        each = [count * x for x in f.each(f.moved, *sides)]
+        moved = sum(each)
         traffic += moved
         sequential += moved if step.traversal == "sequential" else 0.0
-        ragged += moved if count == 1 and not _even(problem, ALIGN) else 0.0
-        scalar += moved if count == 1 and unaligned else 0.0
+        if count == 1:
+            ragged += sum(x for x, begins in zip(each, _rows(problem, ALIGN), strict=True) if not begins)
+            scalar += sum(x for x, begins in zip(each, _rows(problem, ACCESS), strict=True) if not begins)
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or step.traversal == "overlapped"
@@ -228,9 +230,14 @@ def estimated(plan: Plan, problem: Problem) -> Work:
     return Work(leaves, traffic, passes, *shares, direct * (unaligned - odd), direct * odd)
 
 
+def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
+    """Does every row of A, of B, of C begin at a multiple of so many bytes, if the first does?"""
+    a, b = (side * problem.itemsize % unit == 0 for side in (problem.k, problem.n))
+    return a, b, b
+
+
 def _even(problem: Problem, unit: int) -> bool:
-    """Does every row of A, B and C begin at a multiple of so many bytes, if the first does?"""
-    return problem.k * problem.itemsize % unit == 0 and problem.n * problem.itemsize % unit == 0
+    return all(_rows(problem, unit))
 
 
 def _batched(plan: Plan) -> bool:
@@ -247,9 +254,15 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
             continue
         f = footprint(step)
         sides = _block_sides(step, sides)
-        held += lanes * f.elements(f.held, *sides)
+        held += lanes * sum(f.each(f.held, *sides))
         lanes = 2 if step.traversal == "overlapped" else lanes
     return held * problem.itemsize
+
+
+def _padded(step: Level, sides: Iterable[float]) -> bool:
+    if step.fringe == "unequal":
+        return False
+    return any(x % (parts * step.unit) for x, parts in zip(sides, step.size, strict=True))
 
 
 def _block_sides(step: Level, sides: list[float]) -> list[float]:

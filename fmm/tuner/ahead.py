@@ -94,7 +94,9 @@ class Ahead:
     def wait(self, dtype: str, seconds: float) -> bool:
         """Until all of a type's jobs are done, or nobody is there to do them; False if the seconds were not enough."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._left[stored(dtype)] <= 0 or not self._alive, min(seconds, 3600.0))
+            return self._changed.wait_for(
+                lambda: self._left[stored(dtype)] <= 0 or not self._alive, min(seconds, 3600.0)
+            )
 
     def close(self) -> None:
         self._queue.clear()
@@ -120,10 +122,10 @@ def _started(command: Sequence[str]) -> subprocess.Popen[str]:
 
 @contextmanager
 def ahead(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[Ahead]:
-    """Workers on all processors but one, which the timing needs; they end when this does, however it ends."""
-    made = Ahead(device, list(jobs(dict.fromkeys(map(stored, dtypes)), plans)), min(max((os.cpu_count() or 2) - 1, 1), MOST))
+    """Workers on all processors but two, which the timing needs; they end when this does, however it ends."""
+    wanted = list(jobs(dict.fromkeys(map(stored, dtypes)), plans))
+    made = Ahead(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MOST))
     try:
         yield made
     finally:
         made.close()
-

@@ -34,15 +34,15 @@ def claimed(text: str, folder: Path) -> bool:
     return True
 
 
-class _OnDisk(Exception):
-    pass
+class _OnDiskError(Exception):
+    """CuPy has saved the code."""
 
 
 class _Unloaded:
     """In place of a loaded module: the code is on disk by now, and loading it would take memory of the device."""
 
     def load(self, code: bytes) -> None:
-        raise _OnDisk
+        raise _OnDiskError
 
     def _set_mapping(self, mapping: Any) -> None:
         pass
@@ -59,13 +59,14 @@ def compile_(text: str, device: int) -> None:
         Module = _Unloaded
 
     compiler.function = Functions
-    with cupy.cuda.Device(device):
-        with suppress(_OnDisk):
-            cupy.RawModule(code=text, options=OPTIONS).compile()
+    with cupy.cuda.Device(device), suppress(_OnDiskError):
+        cupy.RawModule(code=text, options=OPTIONS).compile()
 
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, whatever the compiler is doing
+    if hasattr(os, "nice"):
+        os.nice(10)  # what is being timed goes first
     device, folder = int(arguments[0]), Path(arguments[1])
     for line in sys.stdin:
         try:

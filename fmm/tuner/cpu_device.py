@@ -26,6 +26,7 @@ from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.device import FailedError
+from fmm.tuner.effort import EFFORTS, Effort
 from fmm.tuner.search import CPU_SPACE
 from fmm.tuner.trials import Run
 
@@ -37,7 +38,6 @@ class CpuDevice:
     """The processor that this runs on, with as many threads as BLAS uses now."""
 
     usual = 2
-    patience = 1.0
 
     def __init__(self) -> None:
         self.threads = blas_threads()
@@ -65,6 +65,13 @@ class CpuDevice:
 
     def candidates(self) -> Sequence[Plan]:
         return candidates(False)
+
+    def peers(self) -> Sequence[Plan]:
+        return ()
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return EFFORTS
 
     def space(self) -> Mapping[str, Sequence[str]]:
         return CPU_SPACE

@@ -118,6 +118,9 @@ PARAMETERS = (
 )
 
 
+BESIDE = frozenset({"host"})  # where a processor launches what another device does, in its own time
+
+
 # ---- fitting
 
 ROBUST = 0.03  # a residual, in logarithms, from which on it counts less than its square
@@ -141,7 +144,7 @@ def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     kinds = {o.kind for o in observed}
     start = _rescaled(start, dtype, observed)
     free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
-    free = [p for p in free if kinds & p.informed_by]
+    free = [p for p in free if kinds & p.informed_by and (start.batches or p.name not in BESIDE)]
     works = [work(o.run.plan, o.problem) for o in observed]
     measured, weights = np.log([o.seconds for o in observed]), np.array([WEIGHTS.get(o.kind, 1.0) for o in observed])
     low, high = (np.array([p.coordinate(max(x, 1e-300)) if not p.linear else x for p, x in ((p, getattr(p, side)) for p in free)]) for side in ("low", "high"))  # fmt: skip  # noqa: E501
@@ -179,6 +182,8 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
     )
     found = flops.put(start, dtype, max(rates)) if rates else start
     found = stream.put(found, dtype, median(streams)) if streams else found
+    if start.batches:  # where the bound does not bind at the start, no step would find it
+        found = replace(found, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
     return memory.put(found, dtype, 4 * stream.get(found, dtype))
 
 
