@@ -25,10 +25,11 @@ from fmm.perfmodel.problem import Problem
 from fmm.tuner import shapes
 from fmm.tuner.device import Device
 from fmm.tuner.devices import chosen
+from fmm.tuner.effort import Effort
 from fmm.tuner.environment import command, environment
 from fmm.tuner.journal import Journal, Pace, speedup
 from fmm.tuner.search import explored, fits, inverse
-from fmm.tuner.shapes import Effort, Size
+from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Header, Run, Trials
 from fmm.tuner.tune import scale
 from fmm.tuner.tuning import output_path
@@ -182,9 +183,10 @@ def main(arguments: list[str]) -> int:
     side = scale(journal, options.dtype, effort)
     sizes = shapes.scattered(side, effort, 3 / plans, SEED)
     found = []
-    for row in rows(journal, options.dtype, sizes, calibration, options.rounds, options.every):
-        found.append(row)
-        print(_line(row), flush=True)
+    with device.ahead([options.dtype]):
+        for row in rows(journal, options.dtype, sizes, calibration, options.rounds, options.every):
+            found.append(row)
+            print(_line(row), flush=True)
     report = {
         "environment": {**where, **versions},
         "dtype": options.dtype,

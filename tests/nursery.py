@@ -20,9 +20,9 @@ import scipy.stats
 from fmm import config
 from fmm.tuner import cli, tuning
 from fmm.tuner.config_commands import checked, sections
+from fmm.tuner.effort import EFFORTS
 from fmm.tuner.fake_device import FAKE, FakeDevice
 from fmm.tuner.journal import Journal
-from fmm.tuner.shapes import EFFORTS
 from fmm.tuner.trials import Trials
 from fmm.tuner.tune import tune
 from tests.tuned import SMALL

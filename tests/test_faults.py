@@ -20,8 +20,8 @@ from fmm import config, store
 from fmm.identity import Identity
 from fmm.tuner import devices, tuning
 from fmm.tuner.cli import main
+from fmm.tuner.effort import EFFORTS
 from fmm.tuner.fake_device import FAKE, FakeDevice
-from fmm.tuner.shapes import EFFORTS
 from fmm.tuner.trials import Trials
 from tests import tuned
 

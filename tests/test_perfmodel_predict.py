@@ -66,18 +66,20 @@ def test_sums_launches_and_overlap() -> None:
     ("plan", "n", "slower"),
     [
         ("vendor", 512, 1.0),
-        ("vendor", 511, 5.0),
+        ("vendor", 510, 5.0),
+        ("vendor", 511, 9.0),
         ("vendor", 508, 5.0),  # rows of 8 bytes' alignment
         ("strassen.batched.pad16 > vendor", 512, 1.5),
         ("strassen.batched.pad16 > vendor", 511, 1.5),  # copies are aligned
         ("aligned.batched.pad16 > vendor", 511, 1.0),
-        ("winograd.overlapped.pad16 > vendor", 511, 5.0),  # reads some blocks in place
+        ("winograd.overlapped.pad16 > vendor", 511, 1 + 1 / 7 * 8.0),  # one of its products reads blocks in place
+        ("winograd.overlapped.pad16 > vendor", 510, 1 + 1 / 7 * 4.0),
         ("strassen.overlapped.pad16 > strassen.batched.pad16 > vendor", 511, 1.5),
     ],
 )
 def test_alignment_and_batches_slow_products_down(plan: str, n: int, slower: float) -> None:
     plain = Calibration("slow memory", "", {"bfloat16": Rate(1e12, 0, 0)}, 1e15)
-    told = replace(plain, rates={"bfloat16": Rate(1e12, 0, 0, unaligned=5.0, batch=1.5)})
+    told = replace(plain, rates={"bfloat16": Rate(1e12, 0, 0, unaligned=5.0, odd=9.0, batch=1.5)})
     problem = Problem(n, n, n, "bfloat16")
     before, after = (predict(Plan.parse(plan), problem, c) for c in (plain, told))
     assert after.products == pytest.approx(slower * before.products)

@@ -10,9 +10,9 @@ import pytest
 
 from fmm.tuner import tuning
 from fmm.tuner.cli import main
+from fmm.tuner.effort import EFFORTS
 from fmm.tuner.fake_device import FakeDevice
 from fmm.tuner.report import PICTURES
-from fmm.tuner.shapes import EFFORTS
 from tests import tuned
 
 

@@ -23,10 +23,11 @@ from fmm.tuner import fit as fitting
 from fmm.tuner import shapes
 from fmm.tuner.conclude import entries, noise_floor
 from fmm.tuner.device import FailedError
+from fmm.tuner.effort import EFFORTS
 from fmm.tuner.fake_device import TRUTH, FakeDevice
 from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
 from fmm.tuner.search import CPU_SPACE, GPU_SPACE, built, fits, inverse
-from fmm.tuner.shapes import EFFORTS, ShapesError
+from fmm.tuner.shapes import ShapesError
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from fmm.tuner.tune import Outcome, tune
 from tests.tuned import SMALL
@@ -328,9 +329,16 @@ def test_every_parameter_is_found_from_exact_times() -> None:
     found = fitting.fit(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
     for parameter in fitting.PARAMETERS:
-        if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill"):
+        if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill", "host"):
             true = parameter.get(ODD_TRUTH, "float64")
             assert parameter.get(found.calibration, "float64") == pytest.approx(true, rel=0.15), parameter.name
+
+
+def test_what_the_host_takes_for_a_launch_is_found() -> None:
+    truth = replace(ODD_TRUTH, launch=1e-6, host=2e-3)
+    start = replace(FakeDevice().untuned(), batches=True)
+    found = fitting.fit(start, "float64", observed(truth)).calibration
+    assert found.host == pytest.approx(2e-3, rel=0.05) and found.rate("float64").flops == pytest.approx(3e10, rel=0.1)
 
 
 def test_what_nothing_informs_stays_as_it_was() -> None:

@@ -475,10 +475,10 @@ def _tall(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]
 
 
 def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:
-    starts = [(v.base, v.offset) for _, v in reads]
-    return tuple(
-        (o, i) for o, (_, w) in enumerate(writes) for i, start in enumerate(starts) if start == (w.base, w.offset)
-    )
+    starts: dict[tuple[str, int], list[int]] = {}
+    for i, (_, v) in enumerate(reads):
+        starts.setdefault((v.base, v.offset), []).append(i)
+    return tuple((o, i) for o, (_, w) in enumerate(writes) for i in starts.get((w.base, w.offset), ()))
 
 
 def _flipped(placed: Placed) -> Placed:

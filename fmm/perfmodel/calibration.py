@@ -18,8 +18,8 @@ class Rate:
     A batch of b products m x k x n takes flops / rate * (1 + fill / (b m n) + pipe / k): `fill` entries of C keep the
     device half busy, and after `pipe` steps of the inner dimension half the time is start-up. `rows / m + cols / n` is
     added to the sum: what reading B and A once costs. `memory` is the rate of thin products in bytes/s, the sums' if 0.
-    Products whose rows do not begin at multiples of 16 bytes take `unaligned` times as long, those of a batch `batch`.
-    C is computed in whole tiles of `tile` rows and columns.
+    Products whose rows do not begin at multiples of 16 bytes take `unaligned` times as long, if not even at multiples
+    of 4 `odd` times, those of a batch `batch`. C is computed in whole tiles of `tile` rows and columns.
     """
 
     flops: float
@@ -29,6 +29,7 @@ class Rate:
     cols: float = 0.0
     memory: float = 0.0
     unaligned: float = 1.0
+    odd: float = 1.0
     batch: float = 1.0
     tile: float = 1.0
 
@@ -40,6 +41,9 @@ class Calibration:
     `small` is the traffic at which a pass of sums reaches half its rate; `overlap` the share of the sums below an
     overlapped level that is hidden behind products; with `batches`, equal products of a batched level start together.
     Plans whose leaf products have a side below `least` are not chosen: the formula does not hold for them.
+    Sums reach these shares of their rate: `sequential` levels, those on rows that do not begin on cache lines
+    (`ragged`) or at multiples of 16 bytes (`scalar`: no wide accesses), and three levels in one pass (`deep`: so many
+    values at a time leave registers for few threads). `host` is what the processor takes for a launch: a lower bound.
     """
 
     name: str
@@ -53,6 +57,9 @@ class Calibration:
     margin: float = 0.01
     sequential: float = 1.0
     ragged: float = 1.0
+    scalar: float = 1.0
+    deep: float = 1.0
+    host: float = 0.0
     least: float = 0.0
 
     def rate(self, dtype: str) -> Rate:
@@ -91,7 +98,8 @@ LEAST = 512.0
 LAUNCH = 4e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
-UNALIGNED = {"float16": 5.0, "bfloat16": 5.0, "float64": 1.35, "float32": 1.05, "tf32": 1.5}
+UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 1.5}
+ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
@@ -108,6 +116,7 @@ def datasheet(name: str) -> Calibration:
             gpu.sms * TILE / 8,
             PIPE,
             unaligned=UNALIGNED.get(t, 1.0),
+            odd=ODD.get(t, 1.0),
             batch=BATCH.get(t, 1.0),
             tile=SIDE,
         )

@@ -10,7 +10,7 @@ from math import ceil
 from fmm.kernels.lowering import lower, side
 from fmm.kernels.needs import ALIGN
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan
-from fmm.kernels.recipe import Sum
+from fmm.kernels.recipe import Recipe, Sum
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.problem import Problem
@@ -18,7 +18,8 @@ from fmm.perfmodel.problem import Problem
 LEAVES_OUT = (
     "caches between steps, clocks that fall under load, waves that do not fill the device, page faults of a first call"
 )
-ACCESS = 16  # bytes: what a vendor's fastest products ask of every row
+ACCESS, WORD = 16, 4  # bytes: what a vendor's fastest products ask of every row, and what all but its slowest do
+DEEP = 7**3  # products of three levels in one pass
 Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many of them start together
 
 
@@ -26,9 +27,10 @@ Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many o
 class Work:
     """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are.
 
-    `sequential` is the share of the traffic that belongs to sequential levels, `overlapped` of that below an overlapped
-    one, `ragged` that of the first level if the rows of A, B and C do not begin on cache lines (those of temporaries
-    do). `aligned`: do the rows of the leaves' operands begin at multiples of 16 bytes?
+    `sequential` is the share of the traffic that belongs to sequential levels, `deep` to three levels in one pass,
+    `overlapped` of that below an overlapped one, `ragged` and `scalar` that of the first level on those of A, B and C
+    whose rows do not begin on cache lines, or not even at multiples of 16 bytes (those of temporaries do both).
+    `unaligned` is the share of the leaf products that read such rows in place, `odd` if they begin at no multiple of 4.
     """
 
     leaves: tuple[Leaf, ...]
@@ -37,7 +39,10 @@ class Work:
     sequential: float = 0.0
     ragged: float = 0.0
     overlapped: float = 0.0
-    aligned: bool = True
+    scalar: float = 0.0
+    deep: float = 0.0
+    unaligned: float = 0.0
+    odd: float = 0.0
 
     @property
     def smallest(self) -> float:
@@ -87,28 +92,36 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
     products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
-              m and n in whole tiles; the first of the two takes `unaligned` or `batch` times as long where that holds
-    sums      (bytes, those of sequential or ragged levels over that factor, + small * passes) / stream
-    launches  launch * (starts + passes)
+              m and n in whole tiles; the first of the two takes `unaligned`, `odd` or `batch` times as long where it is
+    sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
     hidden    overlap * min(products, sums below an overlapped level)
+    launches  launch * (starts + passes), and what `host` takes longer for these than the device for all of its work
     """
     rate, item = calibration.rate(problem.dtype), problem.itemsize
     products = starts = 0.0
+    aside = 1 + work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)
     for m, k, n, count, together in work.leaves:
         if m and k and n:
             slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
             if rate.tile > 1:
                 slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
-            slowdown *= (1.0 if work.aligned else rate.unaligned) * (rate.batch if together > 1 else 1.0)
+            slowdown *= aside * (rate.batch if together > 1 else 1.0)
             compute = problem.element.flops * m * k * n / rate.flops * slowdown
             moved = (m * k + k * n + m * n) * item / (rate.memory or calibration.stream)
             products += count * max(compute, moved)
             starts += count / together
-    traffic = work.traffic * (1 - work.sequential + work.sequential / calibration.sequential)
-    traffic *= 1 - work.ragged + work.ragged / calibration.ragged
+    traffic = work.traffic
+    for share, rest in (
+        (calibration.sequential, work.sequential),
+        (calibration.ragged, work.ragged),
+        (calibration.scalar, work.scalar),
+        (calibration.deep, work.deep),
+    ):
+        traffic *= 1 - rest + rest / share
     sums = (traffic * item + calibration.small * work.passes) / calibration.stream
-    launches = calibration.launch * (starts + work.passes)
     hidden = calibration.overlap * min(products, sums * work.overlapped)
+    calls = starts + work.passes
+    launches = max(calibration.launch * calls, calibration.host * calls - (products + sums - hidden))
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden)
 
 
@@ -139,9 +152,11 @@ class Footprint:
     passes: int
     moved: tuple[float, float, float]
     held: tuple[float, float, float]
+    direct: tuple[float, float]  # the share of products that read a block of A or B in place: if all are whole, if not
 
-    def elements(self, blocks: tuple[float, float, float], m: float, k: float, n: float) -> float:
-        return blocks[0] * m * k + blocks[1] * k * n + blocks[2] * m * n
+    def each(self, blocks: tuple[float, float, float], m: float, k: float, n: float) -> tuple[float, float, float]:
+        """Elements of so many blocks of A, B and C."""
+        return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
 
 # Sides of A's, B's and C's blocks by which a footprint tells them apart: primes that divide no scheme's number of
@@ -159,7 +174,16 @@ def footprint(first: Level) -> Footprint:
     sums = [step for step in recipe.steps if isinstance(step, Sum)]
     moved = [(place.rows, place.cols) for step in sums for place in (*step.reads, *step.writes)]
     held = [(rows, cols) for _, rows, cols in recipe.temporaries]
-    return Footprint(first.products, len(sums), _blocks(moved), _blocks(held))
+    uneven = (mark * parts - 1 for mark, parts in zip(MARKED, first.size, strict=True))
+    padded = lower(Plan((Level(first.algorithm, first.traversal, "pad16"),)), *uneven)
+    direct = _in_place(recipe), _in_place(padded)
+    return Footprint(first.products, len(sums), _blocks(moved), _blocks(held), direct)
+
+
+def _in_place(recipe: Recipe | None) -> float:
+    assert recipe is not None
+    products = list(recipe.products)
+    return sum(p.left.name in "AB" or p.right.name in "AB" for p in products) / len(products)
 
 
 def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
@@ -174,7 +198,10 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
-    traffic = passes = sequential = ragged = overlapped = 0.0
+    traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
+    unaligned = 0.0 if _even(problem, ACCESS) else 1.0
+    odd = 0.0 if _even(problem, WORD) else 1.0
+    direct = 1.0
     beside = False  # below an overlapped level
     count, sides = 1.0, [float(side) for side in problem.size]
     for step in plan.levels:
@@ -182,31 +209,40 @@ def estimated(plan: Plan, problem: Problem) -> Work:
             count *= _halved(step, sides)
             continue
         f = footprint(step)
+        direct = f.direct[_padded(step, sides)] if len(plan.levels) == 1 else 0.0
         sides = _block_sides(step, sides)
-        moved = count * f.elements(f.moved, *sides)
+        each = [count * x for x in f.each(f.moved, *sides)]
+        moved = sum(each)
         traffic += moved
         sequential += moved if step.traversal == "sequential" else 0.0
-        ragged += moved if count == 1 and not _even(problem, ALIGN) else 0.0
+        if count == 1:
+            ragged += sum(x for x, begins in zip(each, _rows(problem, ALIGN), strict=True) if not begins)
+            scalar += sum(x for x, begins in zip(each, _rows(problem, ACCESS), strict=True) if not begins)
+        deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or step.traversal == "overlapped"
         passes += count * f.passes
         count *= f.products
     whole = traffic or 1.0
     leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
-    shares = sequential / whole, ragged / whole, overlapped / whole
-    return Work(leaves, traffic, passes, *shares, _aligned_leaves(plan, problem))
+    shares = sequential / whole, ragged / whole, overlapped / whole, scalar / whole, deep / whole
+    direct = 0.0 if _batched(plan) else direct
+    return Work(leaves, traffic, passes, *shares, direct * (unaligned - odd), direct * odd)
+
+
+def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
+    """Does every row of A, of B, of C begin at a multiple of so many bytes, if the first does?"""
+    a, b = (side * problem.itemsize % unit == 0 for side in (problem.k, problem.n))
+    return a, b, b
 
 
 def _even(problem: Problem, unit: int) -> bool:
-    """Does every row of A, B and C begin at a multiple of so many bytes, if the first does?"""
-    return problem.k * problem.itemsize % unit == 0 and problem.n * problem.itemsize % unit == 0
+    return all(_rows(problem, unit))
 
 
-def _aligned_leaves(plan: Plan, problem: Problem) -> bool:
-    """Temporaries are aligned; but a level that is alone may have its products read blocks of A and B in place."""
-    levels = [step for step in plan.levels if isinstance(step, Level)]
-    copied = any(step.traversal == "batched" or step.algorithm == "aligned" for step in levels) or len(levels) > 1
-    return copied or _even(problem, ACCESS)
+def _batched(plan: Plan) -> bool:
+    """A batch reads temporaries alone, whose rows are aligned."""
+    return _together(plan) > 1 or any(isinstance(s, Level) and s.traversal == "batched" for s in plan.levels)
 
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
@@ -218,9 +254,15 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
             continue
         f = footprint(step)
         sides = _block_sides(step, sides)
-        held += lanes * f.elements(f.held, *sides)
+        held += lanes * sum(f.each(f.held, *sides))
         lanes = 2 if step.traversal == "overlapped" else lanes
     return held * problem.itemsize
+
+
+def _padded(step: Level, sides: Iterable[float]) -> bool:
+    if step.fringe == "unequal":
+        return False
+    return any(x % (parts * step.unit) for x, parts in zip(sides, step.size, strict=True))
 
 
 def _block_sides(step: Level, sides: list[float]) -> list[float]:

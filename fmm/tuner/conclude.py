@@ -5,7 +5,7 @@ A function of what is recorded, so trials up to any moment are worth as much as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from statistics import median
@@ -20,7 +20,7 @@ from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Trial
 
-FITTED = ("scale", "probe", "search")  # the stages whose trials the fit may see; never those held out
+FITTED = ("scale", "rates", "probe", "search")  # the stages whose trials the fit may see; never those held out
 RELEVANT = 0.01  # of the longest twin's time: shorter products say nothing of the noise of those that are tuned
 # The margin by which a plan must be predicted to win is the model's error on held-out shapes, within these ends, and
 # the last where too few were measured to know it.
@@ -43,7 +43,7 @@ def noise_floor(trials: Iterable[Trial]) -> float:
     """The largest median ratio that a pair of twins showed, less one; of products large enough to matter."""
     pairs: dict[Size, tuple[list[float], list[float]]] = {}
     for t in trials:
-        if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
+        if t.stage in ("rates", "probe") and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
             pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
     complete = [(a[: len(b)], b[: len(a)]) for a, b in pairs.values() if a and b]
     longest = max((median(a) for a, _ in complete), default=0.0)
@@ -60,6 +60,8 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
         shown = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
+        wins = unbeaten(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
+        shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
             seen = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
@@ -70,14 +72,27 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     return found
 
 
-RACES = ("search", "certify")  # stages in which every plan has rounds of its own with the vendor, one after the other
+def unbeaten(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
+    """Which plans are faster than the best of what else the vendor has, if that is faster than its usual product."""
+    leaves = {
+        p: median(certify.ratios(base, own)) for p, base, own in paired_samples(searched) if not Plan.parse(p).levels
+    }
+    peer = max(leaves, key=lambda p: leaves[p], default="vendor")
+    if leaves.get(peer, 0.0) <= 1:
+        return lambda plan: True
+    won = {p for p, base, own in paired_samples(raced, peer) if certify.certified(base, own, noise)}
+    return lambda plan: plan in (peer, *won)
 
 
-def paired_samples(trials: Sequence[Trial]) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Each plan with the vendor's seconds and its own, round by round, of one shape's trials in one stage."""
+# Stages in which every plan has rounds of its own with the vendor's product (or its peer), one after the other.
+RACES = ("search", "certify", "peer")
+
+
+def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
+    """Each plan with the vendor's (or a peer's) seconds and its own, round by round, of a shape's trials in a stage."""
     trials = [t for t in trials if t.part == "whole" and not t.twin]
-    vendor = [t.seconds for t in trials if t.plan == "vendor" and t.seconds is not None]
-    for plan in dict.fromkeys(t.plan for t in trials if t.plan != "vendor"):
+    vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
+    for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
         rounds = [t.seconds for t in trials if t.plan == plan]  # a failure takes a round, the last
         own = [s for s in rounds if s is not None]
         base = vendor[: len(own)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -26,6 +26,7 @@ from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.device import FailedError
+from fmm.tuner.effort import EFFORTS, Effort
 from fmm.tuner.search import CPU_SPACE
 from fmm.tuner.trials import Run
 
@@ -37,7 +38,6 @@ class CpuDevice:
     """The processor that this runs on, with as many threads as BLAS uses now."""
 
     usual = 2
-    patience = 1.0
 
     def __init__(self) -> None:
         self.threads = blas_threads()
@@ -66,6 +66,13 @@ class CpuDevice:
     def candidates(self) -> Sequence[Plan]:
         return candidates(False)
 
+    def peers(self) -> Sequence[Plan]:
+        return ()
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return EFFORTS
+
     def space(self) -> Mapping[str, Sequence[str]]:
         return CPU_SPACE
 
@@ -85,6 +92,12 @@ class CpuDevice:
             self._normal = None
             self._normal = (dtype, seed), rng.standard_normal(parts * count, dtype=real).view(dtype)
         return self._normal[1]
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, seconds: float) -> bool:
+        return True
 
 
 @dataclass

@@ -10,6 +10,7 @@ from fmm.identity import Identity
 from fmm.kernels.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.problem import Problem
+from fmm.tuner.effort import Effort
 from fmm.tuner.trials import Run
 
 
@@ -43,8 +44,8 @@ class Device(Protocol):
         """How many of them those are."""
 
     @property
-    def patience(self) -> float:
-        """The share of an effort's seconds that this device takes: a fast one needs less."""
+    def efforts(self) -> Mapping[str, Effort]:
+        """What quick, default and full mean here."""
 
     @property
     def memory(self) -> int:
@@ -56,7 +57,16 @@ class Device(Protocol):
     def candidates(self) -> Sequence[Plan]:
         """Plans worth a comparison, the vendor's first."""
 
+    def peers(self) -> Sequence[Plan]:
+        """What else the vendor has for a product: a plan must beat these too."""
+
     def space(self) -> Mapping[str, Sequence[str]]:
         """The texts from which a search may build plans: name of a choice -> its values; see search.built."""
 
     def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]: ...
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        """While this is open, what the candidates of these types need is made ready beside the measurements."""
+
+    def wait(self, dtype: str, seconds: float) -> bool:
+        """Until that is ready for a type; False if it took more than so many seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import exp
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.predict import counted
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.device import FailedError
+from fmm.tuner.effort import EFFORTS, Effort
 from fmm.tuner.fit import predicted
 from fmm.tuner.search import CPU_SPACE
 from fmm.tuner.trials import Run
@@ -46,7 +47,7 @@ class FakeDevice:
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory: int = 1 << 34
     usual: int = 2
-    patience: float = 1.0
+    also: tuple[Plan, ...] = ()
     asked: int = 0
 
     @property
@@ -59,12 +60,25 @@ class FakeDevice:
     def candidates(self) -> Sequence[Plan]:
         return candidates(False)
 
+    def peers(self) -> Sequence[Plan]:
+        return self.also
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return EFFORTS
+
     def space(self) -> Mapping[str, Sequence[str]]:
         return CPU_SPACE
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
         yield FakeSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, seconds: float) -> bool:
+        return True
 
 
 @dataclass

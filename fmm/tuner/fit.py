@@ -59,8 +59,9 @@ def predicted(run: Run, problem: Problem, counts: Work, calibration: Calibration
     found = seconds(run.plan, problem, counts, calibration)
     if run.part == "whole":
         return found.seconds
-    launches = calibration.launch * counts.passes
-    return found.sums + launches if run.part == "sums" else found.products + found.launches - launches
+    starts = sum(count / together for *_, count, together in counts.leaves)
+    work, calls = (found.sums, counts.passes) if run.part == "sums" else (found.products, starts)
+    return max(work + calibration.launch * calls, calibration.host * calls)
 
 
 # ---- the parameters
@@ -103,14 +104,21 @@ PARAMETERS = (
     Parameter("rate.cols", 0.1, 1e4, PRODUCTS),
     Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
     Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
+    Parameter("rate.odd", 0.5, 20.0, PRODUCTS),
     Parameter("rate.batch", 0.5, 2.0, frozenset({"products", "plan"})),
     Parameter("stream", 1e6, 1e15, SUMS),
     Parameter("small", 1.0, 1e10, SUMS),
     Parameter("sequential", 0.1, 10.0, SUMS),
     Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
+    Parameter("scalar", 0.1, 10.0, frozenset({"plan"})),
+    Parameter("deep", 0.1, 10.0, SUMS),
     Parameter("launch", 1e-8, 1e-2, SUMS),
+    Parameter("host", 1e-8, 1e-2, frozenset({"products", "plan"})),
     Parameter("overlap", 0.0, 1.0, frozenset({"plan"}), linear=True),
 )
+
+
+BESIDE = frozenset({"host"})  # where a processor launches what another device does, in its own time
 
 
 # ---- fitting
@@ -136,7 +144,7 @@ def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     kinds = {o.kind for o in observed}
     start = _rescaled(start, dtype, observed)
     free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
-    free = [p for p in free if kinds & p.informed_by]
+    free = [p for p in free if kinds & p.informed_by and (start.batches or p.name not in BESIDE)]
     works = [work(o.run.plan, o.problem) for o in observed]
     measured, weights = np.log([o.seconds for o in observed]), np.array([WEIGHTS.get(o.kind, 1.0) for o in observed])
     low, high = (np.array([p.coordinate(max(x, 1e-300)) if not p.linear else x for p, x in ((p, getattr(p, side)) for p in free)]) for side in ("low", "high"))  # fmt: skip  # noqa: E501
@@ -174,6 +182,8 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
     )
     found = flops.put(start, dtype, max(rates)) if rates else start
     found = stream.put(found, dtype, median(streams)) if streams else found
+    if start.batches:  # where the bound does not bind at the start, no step would find it
+        found = replace(found, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
     return memory.put(found, dtype, 4 * stream.get(found, dtype))
 
 

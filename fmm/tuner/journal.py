@@ -158,6 +158,7 @@ class Desk:
         try:
             session = self._opened()
             if run not in self._ready:
+                self._wait(run)
                 session.prepare(run)
                 self._ready.add(run)
             return self.journal.note(key, session.sample(run))
@@ -165,6 +166,12 @@ class Desk:
             return self.journal.note(key, None, str(error)[:300])
         except MemoryError:
             return self.journal.note(key, None, "out of memory")
+
+    def _wait(self, run: Run) -> None:
+        """For what is made ready beside the measurements, and what the vendor's product does not need."""
+        left = self.journal.limit - self.journal.elapsed
+        if run.plan.levels and not self.journal.device.wait(self.problem.dtype, left):
+            raise TimeUpError
 
     def leave(self) -> None:
         """Let go of the operands: the next problem needs the room."""

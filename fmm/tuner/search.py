@@ -17,8 +17,8 @@ from fmm.perfmodel.choose import ranked
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.device import Device
+from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Desk, Journal, Pace, Samples, speedup
-from fmm.tuner.shapes import Effort
 from fmm.tuner.trials import Run
 
 STAGE = "search"
@@ -37,8 +37,8 @@ GPU_SPACE: Mapping[str, Sequence[str]] = {
     "scheme": ("strassen", "winograd", "aligned"),
     "outer": ("", "1", "2"),
     "inner": ("1", "2", "3"),
-    "traversal": ("batched", "stacked", "overlapped"),
-    "fringe": ("pad16", "pad", "pad64", "unequal"),
+    "traversal": ("batched", "", "overlapped"),
+    "fringe": ("pad16", "pad64"),
     "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3"),
 }
 
@@ -48,6 +48,8 @@ def built(choices: Mapping[str, str]) -> Plan:
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
     if "inner" in choices:
+        if choices["inner"] == "3" and (choices["traversal"], scheme) != ("batched", "strassen"):
+            raise PlanError("three levels in one pass take long to compile, and gain by batches of Strassen's alone")
         outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
         return Plan.parse(" > ".join([*outer, _level(_power(scheme, choices["inner"]), options), leaf]))
     depth = int(choices["depth"])
@@ -76,9 +78,11 @@ def search(journal: Journal, problem: Problem, calibration: Calibration, effort:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
     predicted = (c.plan for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
     promising = list(islice((p for p in predicted if fits(journal.device, p, problem)), effort.enqueued))
+    peers = list(journal.device.peers())[: effort.enqueued]
+    promising = [*promising[:1], *peers, *promising[1:]]
     with journal.open(STAGE, problem) as desk:
         race = Race(desk, effort.rounds)
-        for plan in proposals(promising, journal.device, problem, race.results, effort.trials):
+        for plan in proposals(promising, journal.device, problem, race.results, effort.trials + len(peers)):
             if race.spent >= seconds:
                 break
             race.enter(plan)

@@ -1,37 +1,18 @@
-"""Which shapes a tuning measures: for the fit, held out from it, and tuned; and what an effort means."""
+"""Which shapes a tuning measures: for the fit, held out from it, and tuned."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.tuner.device import Device
+from fmm.tuner.effort import Effort
 
 Size = tuple[int, int, int]
 
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is measured, per element type."""
-
-    seconds: float  # what the stages plan for
-    most: float  # where measuring ends, whatever was planned
-    rounds: int  # of the probe, the held-out shapes and each trial of the search
-    held_out: int  # shapes
-    trials: int  # of a shape's search
-    enqueued: int  # of them the model's best
-    certify: int  # rounds
-
-
-EFFORTS = {
-    "quick": Effort(40, 57, 3, 10, 3, 2, 7),
-    "default": Effort(180, 290, 5, 60, 10, 4, 11),
-    "full": Effort(900, 1500, 7, 120, 24, 6, 21),
-}
 
 # So many vendor products of the largest side take the planned seconds: it is measured in a few dozen runs, some rounds.
 LARGEST = 22
@@ -41,20 +22,20 @@ LADDER = [*range(1024, 4096, 512), *range(4096, 8192, 1024), *range(8192, 16384,
 
 def largest_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
     """The side of the largest product that the effort affords, from the seconds of a smaller one."""
-    target = effort.seconds * device.patience / (LARGEST * effort.rounds)
+    target = effort.seconds / (LARGEST * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
     memory = math.sqrt(device.memory / (6 * problem.itemsize))  # operands, and a plan's workspace
     return max(int(min(side, memory)) // STEP * STEP, 2 * STEP)
 
 
 # Shares of the largest side: squares of all sizes, then products that are thin in one way or another.
-SQUARES = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+SQUARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONGS = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
 ODD = 37  # added to some sides: few products are of round numbers
 
 
 def probed(side: int) -> Iterator[Size]:
-    """The shapes of the fit, the cheap ones first."""
+    """The shapes of the fit, the largest square first."""
     for share in SQUARES:
         yield _rounded(share * side), _rounded(share * side), _rounded(share * side)
     for i, (m, k, n) in enumerate(OBLONGS):
@@ -80,9 +61,9 @@ def scattered(side: int, effort: Effort, share: float, seed: int) -> Iterator[Si
         yield (m, k, n) if i % 2 else (_rounded(m), _rounded(k), _rounded(n))
 
 
-def ladder(side: int) -> list[Size]:
+def ladder(side: int, stride: int = 1) -> list[Size]:
     """The usual square products up to a side, the largest first."""
-    return [(x, x, x) for x in reversed(LADDER) if side / 8 <= x <= side]
+    return [(x, x, x) for x in reversed(LADDER) if side / 8 <= x <= side][::stride]
 
 
 class ShapesError(ValueError):

@@ -18,9 +18,10 @@ from fmm.perfmodel.problem import Problem
 from fmm.tuner import shapes
 from fmm.tuner.conclude import FITTED, concluded, fit, noise_floor, started
 from fmm.tuner.device import Device
+from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, Pace, TimeUpError
 from fmm.tuner.search import Found, fits, search
-from fmm.tuner.shapes import Effort, Size
+from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Run
 
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
@@ -44,12 +45,12 @@ def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = 
         side = scale(journal, dtype, effort)
         probe(journal, dtype, side, effort)
         calibration = fit(journal, dtype, FITTED[:2]).calibration
-        problems = [Problem(*size, dtype) for size in wanted or shapes.ladder(side)]
+        problems = [Problem(*size, dtype) for size in wanted or shapes.ladder(side, effort.stride)]
         if not wanted:
             problems = [p for p in problems if promising(journal, p, calibration)]
         noise = noise_floor(journal.recorded)
         for problem in problems:
-            share = effort.seconds * journal.device.patience / len(problems)
+            share = effort.seconds / len(problems)
             found = search(journal, problem, calibration, effort, share * SHARES["search"])
             confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
     except TimeUpError:
@@ -73,18 +74,23 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
 
 
 def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
-    """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds."""
+    """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
+
+    The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and do not
+    mind that the processor is compiling.
+    """
     device = journal.device
     plans = [p for p in device.candidates() if p != VENDOR]
+    parts = ("sums", "products") if device.untuned().batches else ("sums",)
     for size in shapes.probed(side):
-        problem, square = Problem(*size, dtype), len(set(size)) == 1
-        runs = [Run()]
-        if square:
-            parts = ("sums", "products") if device.untuned().batches else ("sums",)
-            runs += [Run(VENDOR, "whole", 1)]
-            runs += [Run(p, part) for p in plans[:2] for part in parts if fits(device, p, problem)]
-        if square and side // 2 <= min(size) < side:
-            runs += [Run(p) for p in plans[:2] if fits(device, p, problem)]
+        square = len(set(size)) == 1
+        with journal.open("rates", Problem(*size, dtype)) as desk:
+            desk.rounds([Run(), Run(VENDOR, "whole", 1)] if square else [Run()], pace_of(journal, effort))
+    for size in (s for s in shapes.probed(side) if len(set(s)) == 1):
+        problem = Problem(*size, dtype)
+        runs = [Run(p, part) for p in plans[:3] for part in parts if fits(device, p, problem)]
+        if side // 2 <= min(size) < side:
+            runs += [Run(), *(Run(p) for p in plans[:3] if fits(device, p, problem))]
         with journal.open("probe", problem) as desk:
             desk.rounds(runs, pace_of(journal, effort))
     for stage, problem, some in scattered(device, dtype, side, effort):
@@ -105,7 +111,7 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
 
 def pace_of(journal: Journal, effort: Effort) -> Pace:
     """At least the effort's rounds, more where they cost next to nothing or, while there is time, differ much."""
-    planned = effort.seconds * journal.device.patience
+    planned = effort.seconds
     patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
     return Pace(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient)
 
@@ -116,12 +122,20 @@ def promising(journal: Journal, problem: Problem, calibration: Calibration) -> b
 
 
 def confirm(journal: Journal, found: Found, pace: Pace, noise: float) -> None:
-    """The best plans on fresh operands, one after the other until one is certified."""
-    base = Run(VENDOR)
-    for plan, seen in found.plans[:2]:
-        if seen <= 1:
+    """The best plans on fresh operands, one after the other until one is certified: against the vendor's product, and
+    against the best of what else the vendor has for it."""
+    promising = [plan for plan, seen in found.plans if seen > 1]
+    peer = next((plan for plan in promising if not plan.levels), None)
+    for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
+        if _faster(journal, "certify", found.problem, VENDOR, plan, pace, noise) and (
+            peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, pace, noise)
+        ):
             return
-        with journal.open("certify", found.problem, FRESH) as desk:
-            samples = desk.rounds([base, Run(plan)], pace)
-        if samples[Run(plan)] and certify.certified(samples[base], samples[Run(plan)], noise):
-            return
+
+
+def _faster(journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, pace: Pace, noise: float) -> bool:
+    """Is the plan certified to be faster than another?"""
+    base, run = Run(than), Run(plan)
+    with journal.open(stage, problem, FRESH) as desk:
+        samples = desk.rounds([base, run], pace)
+    return bool(samples[run] and samples[base]) and certify.certified(samples[base], samples[run], noise)

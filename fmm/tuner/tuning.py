@@ -7,7 +7,7 @@ import json
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +18,10 @@ from fmm.tuner import shapes
 from fmm.tuner.conclude import concluded
 from fmm.tuner.device import Device
 from fmm.tuner.devices import UnknownDeviceError, chosen
+from fmm.tuner.effort import EFFORTS, Effort
 from fmm.tuner.environment import command
 from fmm.tuner.journal import Journal
-from fmm.tuner.shapes import EFFORTS, Effort, ShapesError, Size
+from fmm.tuner.shapes import ShapesError, Size
 from fmm.tuner.trials import Header, Trials, Tuning
 from fmm.tuner.tune import Outcome, tune
 
@@ -80,12 +81,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
     left = options.time_limit
-    for job in jobs:
-        code, took = _tuned(job, path, options, left)
-        if code:
-            return code
-        if left is not None:
-            left = max(left - took, 0.0)
+    with ExitStack() as stack:
+        for device in {id(job.device): job.device for job in jobs}.values():
+            stack.enter_context(device.ahead([job.dtype for job in jobs if job.device is device]))
+        for job in jobs:
+            code, took = _tuned(job, path, options, left)
+            if code:
+                return code
+            if left is not None:
+                left = max(left - took, 0.0)
     return 0
 
 
@@ -124,15 +128,14 @@ def _cannot_write(path: Path, error: BaseException) -> int:
 
 
 def _dry_run(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
-    effort = EFFORTS[options.effort]
     plan = [
         {
             "device": job.device.identity.key,
             "name": job.device.identity.name,
             "dtype": job.dtype,
             "effort": options.effort,
-            "seconds": effort.seconds * job.device.patience,
-            "held_out_shapes": effort.held_out,
+            "seconds": job.device.efforts[options.effort].seconds,
+            "held_out_shapes": job.device.efforts[options.effort].held_out,
             "shapes": [list(size) for size in job.wanted] or "the usual squares that the effort affords",
             "candidates": [str(p) for p in job.device.candidates()],
             "config": str(path),
@@ -158,9 +161,9 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
     trials = Trials(trials_path(path))
     past = _interrupted(trials, job, options) if options.resume else None
     header = past.header if past else _header(job, options)
-    effort = EFFORTS[options.effort]
+    effort = job.device.efforts[options.effort]
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
-    limit = min(before + (float("inf") if left is None else left), effort.most * job.device.patience)
+    limit = min(before + (float("inf") if left is None else left), effort.most)
     with _progress(job, effort, options) as on_sample:
         journal = Journal(header.run, job.device, past.trials if past else (), trials.add, limit)
         journal.on_sample = on_sample
@@ -234,7 +237,7 @@ def _progress(job: Job, effort: Effort, options: argparse.Namespace) -> Iterator
         return
     from tqdm import tqdm
 
-    total = effort.seconds * job.device.patience
+    total = effort.seconds
     form = "{desc} {percentage:3.0f}%|{bar}| {n:.0f} of about {total:.0f} s"
     with tqdm(total=total, bar_format=form, file=sys.stderr, leave=False) as bar:
 

@@ -1,0 +1,32 @@
+"""What an effort means: how much is measured, per element type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, per element type."""
+
+    seconds: float  # what the stages plan for
+    most: float  # where measuring ends, whatever was planned
+    rounds: int  # of the probe, the held-out shapes and each trial of the search
+    held_out: int  # shapes
+    trials: int  # of a shape's search
+    enqueued: int  # of them the model's best
+    certify: int  # rounds
+    stride: int = 1  # one of so many shapes of the ladder is tuned
+
+
+EFFORTS = {
+    "quick": Effort(40, 57, 3, 10, 3, 2, 7),
+    "default": Effort(180, 290, 5, 60, 10, 4, 11),
+    "full": Effort(900, 1500, 7, 120, 24, 6, 21),
+}
+# A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled.
+GPU_EFFORTS = {
+    "quick": Effort(10, 28, 3, 10, 3, 2, 7, 3),
+    "default": Effort(90, 280, 5, 60, 10, 4, 11),
+    "full": Effort(450, 1500, 7, 120, 24, 6, 21),
+}
