@@ -38,15 +38,15 @@ def gpu(index: int) -> Gpu:
     """The device with this number; ValueError if there is none, ImportError without CuPy."""
     import cupy
 
+    from fmm.kernels import cublas
+
     runtime = cupy.cuda.runtime
     count = runtime.getDeviceCount()
     if not 0 <= index < count:
         raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
     facts = runtime.getDeviceProperties(index)
     name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
-    with cupy.cuda.Device(index):
-        cublas = cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle())
-    numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas}
+    numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas.version()}
     versions = {**{name: str(number) for name, number in numbers.items()}, "cupy": str(cupy.__version__)}
     return Gpu(index, name, f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"]), versions)
 

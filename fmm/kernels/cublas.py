@@ -106,6 +106,16 @@ def _library() -> Any:
     return library
 
 
+def version() -> int:
+    """Of cuBLAS, as cublasGetVersion says it, but without a handle, which cannot be made while a stream is captured."""
+    parts = []
+    for number in range(3):
+        value = ctypes.c_int()
+        _checked(_library().cublasGetProperty(number, ctypes.byref(value)))
+        parts.append(value.value)
+    return parts[0] * 10000 + parts[1] * 100 + parts[2]
+
+
 def begin(lane: Lane, math: Math) -> int:
     """Set a lane's handle to its stream and to this mode; returns the mode that it had."""
     before = int(_cublas.getMathMode(lane.handle))
