@@ -20,7 +20,7 @@ Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in cuda/sum.cuh
 SECTOR = 32  # bytes that memory reads or writes at least
 HIGH = 4  # warps of a block below each other where arrays lie crosswise
-WIDEST, NARROWEST = 16, 4  # bytes of the widest memory access, and of the narrowest that goes through shared memory
+WIDEST = 16  # bytes of the widest memory access
 ENTRY = "fmm_sum"
 # Registers that a kernel's live values may take; addresses and what the compiler loads ahead need the rest of the 255.
 # (Three levels in one pass hold 84 values: two lanes of float32, one of float64.)
@@ -107,7 +107,7 @@ class SumKernel:
         lanes, room = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
         while lanes > 1 and lanes * peak(self.events) * element.registers > room:
             lanes //= 2
-        if self.long and self.scalars and lanes * element.itemsize > NARROWEST:
+        if self.long and self.scalars:
             lanes = max(lanes // 2, 1)
         return lanes
 
