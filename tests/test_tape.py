@@ -44,7 +44,7 @@ def _sum(op: SumOp, memory: Memory) -> None:
     values: dict[int, Matrix] = {}
     for event in op.kernel.events:
         if event.kind == "load":
-            found = _block(op.arrays, op.kernel.reads[event.source], memory, kind, op.rows, op.cols)
+            found = _block(op.arrays, op.kernel.reads[event.value], memory, kind, op.rows, op.cols)
             values[event.value] = np.zeros((op.rows, op.cols), kind)
             values[event.value][: found.shape[0], : found.shape[1]] = found
         elif event.kind == "store":

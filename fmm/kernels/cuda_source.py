@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
-from itertools import combinations, count
+from itertools import combinations
 from typing import Literal, NamedTuple
 
 from fmm.kernels.program import Coefficient, Program, by_demand
@@ -20,7 +20,7 @@ Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in cuda/sum.cuh
 SECTOR = 32  # bytes that memory reads or writes at least
 HIGH = 4  # warps of a block below each other where arrays lie crosswise
-WIDEST, NARROWEST = 16, 4  # bytes of the widest memory access, and of the narrowest that goes through shared memory
+WIDEST = 16  # bytes of the widest memory access
 ENTRY = "fmm_sum"
 # Registers that a kernel's live values may take; addresses and what the compiler loads ahead need the rest of the 255.
 # (Three levels in one pass hold 84 values: two lanes of float32, one of float64.)
@@ -30,7 +30,6 @@ REGISTERS_AHEAD = 128  # where loads are started far ahead: their addresses need
 TRIES = 1000
 WORK = 40_000
 LONG = 400  # statements: more than two levels in one pass
-FAR = 48  # lines after which an input is loaded again rather than kept, where registers are short
 # A program with at least so many loads, and twice as many as it holds values at a time, has them started far ahead,
 # through shared memory: so many batches under way, and so many bytes a thread block. Registers alone keep too few loads
 # in flight: the join of three levels then moves 1.9 TB/s on an H200, so 3.7 to 4.1.
@@ -76,7 +75,7 @@ class Event(NamedTuple):
 
     kind: Literal["load", "start", "add", "store"]
     value: int  # the value that is loaded, started, extended or stored
-    source: int = -1  # load, store: the input's, output's number; start, add: the value of the term (-1: none)
+    source: int = -1  # start, add: the value of the term (-1: none, a sum of nothing); store: the output's number
     factor: Coefficient | Scalar = 1
 
 
@@ -98,13 +97,6 @@ class SumKernel:
     def events(self) -> tuple[Event, ...]:
         return _events(self.program, self.aliases)
 
-    def ordered(self, access: Access) -> tuple[Event, ...]:
-        """The statements for this access. Where every lane has an address of its own, those of long splits are sparing:
-        with two levels' values alive instead of three's, at the price of three loads for one, two of them from a cache.
-        """
-        plain = access == "vector" or self.ahead or self.aliases or not self.long
-        return self.events if plain else min(self.events, _loaded_again(by_demand(self.program)), key=peak)
-
     @cached_property
     def lanes(self) -> int:
         """Elements per thread: as many as one memory access moves, while their sums stay in registers.
@@ -115,7 +107,7 @@ class SumKernel:
         lanes, room = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
         while lanes > 1 and lanes * peak(self.events) * element.registers > room:
             lanes //= 2
-        if self.long and self.scalars and lanes * element.itemsize > NARROWEST:
+        if self.long and self.scalars:
             lanes = max(lanes // 2, 1)
         return lanes
 
@@ -138,14 +130,12 @@ class SumKernel:
             return 0
         return BYTES_AHEAD // (BATCHES * THREADS * self.lanes * ELEMENTS[self.element].itemsize)
 
-    def bounds(self, access: Access) -> str:
+    @property
+    def bounds(self) -> str:
         """What the compiler is told of thread blocks: their threads, and how many a multiprocessor should hold.
 
-        Left alone it aims at six of the joins of two levels, and at three of three levels' splits with an address for
-        every access, and spills for that; with four, and with two, nothing is spilled.
+        Left alone it aims at six of the joins of two levels, and spills for that; with four nothing is spilled.
         """
-        if access == "scalar" and self.long and not self.ahead:
-            return f"{THREADS}, 2"
         values = self.lanes * peak(self.events) * ELEMENTS[self.element].registers
         four = self.ahead and values <= REGISTERS_AHEAD // 2 and not (self.long and self.scalars)
         return f"{THREADS}, 4" if four else f"{THREADS}"
@@ -203,43 +193,12 @@ def _alive(events: Sequence[Event]) -> list[int]:
 def _wanted(program: Program) -> tuple[Event, ...]:
     """All loads in the order of their first use (they wait for memory together), then line by line."""
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
-    events = [Event("load", v, v) for v in dict.fromkeys(used) if v < program.inputs]
+    events = [Event("load", v) for v in dict.fromkeys(used) if v < program.inputs]
     for value in range(program.inputs):
         events += _stores(program, value)
     for value, terms in enumerate(program.lines, program.inputs):
         events += [_term(value, i, source, c) for i, (c, source) in enumerate(terms)] or [Event("start", value)]
         events += _stores(program, value)
-    return tuple(events)
-
-
-def _loaded_again(program: Program) -> tuple[Event, ...]:
-    """Line by line; an input that has not been used for a while is forgotten, and loaded again when it is wanted."""
-    events: list[Event] = []
-    held: dict[int, tuple[int, int]] = {}  # input -> the value that holds it, the line that used it last
-    fresh = count(program.inputs + len(program.lines))
-
-    def taken(source: int, line: int) -> int:
-        if source >= program.inputs:
-            return source
-        if source not in held or line - held[source][1] > FAR:
-            stores = _stores(program, source) if source not in held else ()
-            held[source] = next(fresh), line
-            events.append(Event("load", held[source][0], source))
-            events.extend(store._replace(value=held[source][0]) for store in stores)
-        held[source] = held[source][0], line
-        return held[source][0]
-
-    for line, terms in enumerate(program.lines):
-        value = program.inputs + line
-        for i, (c, source) in enumerate(terms):
-            now = taken(source, line)
-            events.append(_term(value, i, now, c))
-        if not terms:
-            events.append(Event("start", value))
-        events += _stores(program, value)
-    for source in program.outputs:
-        if source < program.inputs and source not in held:
-            taken(source, len(program.lines))
     return tuple(events)
 
 
@@ -334,7 +293,7 @@ class _HandingOn:
     def _load(self, value: int) -> None:
         if value not in self.loaded:
             self.loaded.add(value)
-            self.events.append(Event("load", value, value))
+            self.events.append(Event("load", value))
 
     def _known(self, value: int) -> None:
         self.known.add(value)
@@ -383,11 +342,11 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",
-        *(f"        {statement}" for statement in _statements(kernel, kernel.ordered(access))),
+        *(f"        {statement}" for statement in _statements(kernel)),
         "    }",
         "};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({kernel.bounds(access)})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.bounds})',
         f"{ENTRY}(const __grid_constant__ {parameters} p) {{",
         f"    fmm::sum<Step, {ELEMENTS[kernel.element].name}, {kernel.lanes}, {variant}>(p);",
         "}",
@@ -399,16 +358,16 @@ def _any_of(arrays: frozenset[int]) -> str:
     return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
 
 
-def _statements(kernel: SumKernel, events: Sequence[Event]) -> Iterator[str]:
-    loads = [event.value for event in events if event.kind == "load"]
+def _statements(kernel: SumKernel) -> Iterator[str]:
+    loads = [event.value for event in kernel.events if event.kind == "load"]
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(BATCHES if kernel.batch else 0):
         yield from _fetches(kernel, loads, batch)
-    for event in events:
+    for event in kernel.events:
         if event.kind == "load" and kernel.batch:
             yield from _taken(kernel, loads, number[event.value])
         elif event.kind == "load":
-            yield f"const Values v{event.value} = io.template load<{_spot(kernel.reads[event.source])}>();"
+            yield f"const Values v{event.value} = io.template load<{_spot(kernel.reads[event.value])}>();"
         elif event.kind == "store":
             if any(o == event.source for o, _ in kernel.aliases):
                 yield "Io::fence();"

@@ -278,9 +278,19 @@ struct Io {
     const Params& p;
     const int r, c;
     Cell* const cells;  // this thread's: THREADS apart
+    const int none;
     bool finite_so_far = true;
 
-    __device__ __forceinline__ Io(const Params& p, int r, int c, Cell* cells) : p(p), r(r), c(c), cells(cells) {}
+    __device__ __forceinline__ Io(const Params& p, int r, int c, Cell* cells)
+        : p(p), r(r), c(c), cells(cells), none(hidden_zero()) {}
+
+    // In the loop over the lanes of a long program, the compiler would work out beforehand where hundreds of blocks begin,
+    // and keep that in registers: it must not know that this is the same in every pass.
+    __device__ static __forceinline__ int hidden_zero() {
+        int x = 0;
+        if constexpr (Step::LONG && !VECTOR) asm volatile("mov.s32 %0, 0;" : "=r"(x));
+        return x;
+    }
 
     __device__ static __forceinline__ Number constant(double x) { return Make<Number>::from(x, 0.0); }
 
@@ -413,7 +423,8 @@ private:
     __device__ __forceinline__ Stored* at() const {
         const Array& x = p.arrays[A];
         const long long column = wide<A>() ? c : c * x.col;
-        return static_cast<Stored*>(x.data) + (r * x.row + column) + (I * x.down + J * x.right);
+        const long long down = x.down + none, right = x.right + none;
+        return static_cast<Stored*>(x.data) + (r * x.row + column) + (I * down + J * right);
     }
 
     // How many columns of the block lie to the right of this thread's first element, itself included.
