@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.arena import Arena, Array, block
+from fmm.kernels.blas import held
 from fmm.kernels.flow import lanes
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
@@ -51,6 +52,8 @@ def measured(threads: int, dtype: str) -> Calibration:
     key = threads, single
     with _lock:
         if key not in _found:
+            if held():
+                return cpu(threads)  # another call has BLAS's threads: this is no moment to measure
             try:
                 _found[key] = _measure(threads, ("float32", "complex64") if single else ("float64", "complex128"))
             except MemoryError:
