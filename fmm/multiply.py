@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from numbers import Integral, Real
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ def matmul(
             return arrays.matmul(a, b, out, _options(casting, order, dtype) | more, wanted)
     if more:
         return np.matmul(a, b, out=out, **_options(casting, order, dtype), **more)
-    if plan is None and max_error_growth is None and workspace is None and _hopeless(a, b):
+    unlimited = plan is None and max_error_growth is None and workspace is None
+    if unlimited and (_hopeless(a, b) or (dtype is None and _just_left_to_numpy(a, b))):
         if dtype is None and order == "K" and casting == "same_kind":
             return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
         return np.matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
@@ -113,7 +115,7 @@ def matmul(
         why = reason
     else:
         _check_plan(given, call.size)
-        return _matmul(call, options, given, limits)
+        return _matmul(call, options, given, limits, unlimited and dtype is None)
     _refuse(given, why, a, b, options)
     return options.vendor(a, b)
 
@@ -215,6 +217,26 @@ def _hopeless(a: Any, b: Any) -> bool:
     return bool(a.ndim < 3 or a.shape[-1] < SIDE or b.ndim < 2 or b.shape[-1] < SIDE)
 
 
+# Seconds for which "NumPy multiplies" is an answer that need not be asked for again, and flops below which that is not
+# worth remembering. All that is cold after a long product, Python's code too: to ask again takes milliseconds then.
+REMEMBERED, WORTH_REMEMBERING = 1.0, 1 << 31
+_left_to_numpy: dict[tuple[Any, ...], float] = {}
+
+
+def _just_left_to_numpy(a: Any, b: Any) -> bool:
+    return _left_to_numpy.get((a.shape, b.shape, a.dtype, b.dtype), 0.0) > monotonic()
+
+
+def _remember(call: Operands, decision: Decision) -> None:
+    """Note for a moment that products of these shapes are left to NumPy."""
+    a, b, problem = call.a, call.b, decision.problem
+    chosen = decision.plan == VENDOR and decision.step != "rule" and a.ndim == b.ndim == 2
+    if chosen and problem is not None and problem.flops >= WORTH_REMEMBERING:
+        if len(_left_to_numpy) > 256:
+            _left_to_numpy.clear()
+        _left_to_numpy[a.shape, b.shape, a.dtype, b.dtype] = monotonic() + REMEMBERED
+
+
 def _numpy_accepts(a: Any, b: Any, options: Options) -> bool:
     """Would NumPy multiply these at all? Found without multiplying."""
     try:
@@ -230,11 +252,13 @@ def _without_work(a: Any, b: Any) -> tuple[Any, Any]:
     return a, b[..., :0] if type(b) is np.ndarray and b.ndim > 1 else b
 
 
-def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits) -> Any:
+def _matmul(call: Operands, options: Options, given: Plan | None, limits: Limits, usual: bool) -> Any:
     if given is None:
         decision = _decide(call, limits)
         if decision.trial is not None:
-            return decision.trial.run(lambda plan: _matmul(call, options, plan, limits))
+            return decision.trial.run(lambda plan: _matmul(call, options, plan, limits, False))
+        if usual:
+            _remember(call, decision)
         given = decision.plan
     return _computed(call, options, given, limits)
 

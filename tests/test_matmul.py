@@ -18,6 +18,8 @@ import fmm
 from fmm import decision, multiply
 from fmm.kernels import VENDOR, PlanError
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.problem import Problem
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Build = Callable[[], Call]  # makes the same call anew, so that both functions get arrays of their own
@@ -740,6 +742,37 @@ def test_explain_reads_the_options_as_matmul_does() -> None:
         found = fmm.explain(a, a, **option)
         assert found.plan == VENDOR and found.reason.startswith("NumPy answers: ")
     assert "max_error_growth" in inspect.signature(fmm.explain).parameters
+
+
+def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask again would take milliseconds right after a long product, when all that Python needs is cold."""
+    asked: list[fmm.Decision] = []
+
+    def decided(call: Any, limits: Limits) -> fmm.Decision:
+        asked.append(fmm.Decision(VENDOR, Problem(*call.size, call.dtype.name), "for tests", (), "probed model"))
+        return asked[-1]
+
+    monkeypatch.setattr(multiply, "_decide", decided)
+    monkeypatch.setattr(multiply, "WORTH_REMEMBERING", 2 * 1100**3)
+    monkeypatch.setattr(multiply, "_left_to_numpy", {})
+    now = [100.0]
+    monkeypatch.setattr(multiply, "monotonic", lambda: now[0])
+    a, b = draw((1200, 1200), "f4"), draw((1200, 1200), "f4")
+    for expected, call in (
+        (1, lambda: fmm.matmul(a, b, workspace=0)),
+        (2, lambda: fmm.matmul(a, b)),  # limits of one's own are not the usual ones
+        (2, lambda: fmm.matmul(a, b)),
+        (2, lambda: fmm.matmul(b, a, out=np.empty_like(a))),
+        (3, lambda: fmm.matmul(a, b, max_error_growth=2)),
+        (4, lambda: fmm.matmul(a[:1150], b)),
+        (5, lambda: fmm.matmul(a[:900], b)),
+        (6, lambda: fmm.matmul(a[:900], b)),  # too small to be worth it
+    ):
+        call()
+        assert len(asked) == expected
+    now[0] += 2
+    fmm.matmul(a, b)
+    assert len(asked) == 7
 
 
 def test_a_plan_too_deep_for_the_product_is_refused() -> None:

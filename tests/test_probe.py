@@ -105,3 +105,10 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
     monkeypatch.setattr(probe, "_measure", fail)
     assert probe.measured(2, "float64").source == BUILT_IN
     assert not probe._found, "it is tried again when there is memory"
+
+
+def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "held", lambda: 2)
+    monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
+    assert probe.measured(2, "float64").source == BUILT_IN
+    assert not probe._found, "it is tried again"
