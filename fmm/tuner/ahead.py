@@ -23,7 +23,8 @@ from fmm.kernels.plan import Level, Plan
 MOST = 16  # processes
 # One of each kind: sides that every level divides, sides that are aligned to vectors but must be padded, odd sides.
 SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
-LABELS = ("join", "split A", "split B")  # a level's kernels, each a job of its own, the longest first
+HEAVY = 7**3  # products of a level whose kernels are jobs of their own, by their labels, the longest first
+LABELS = ("join", "split A", "split B")
 WORKER = (sys.executable, "-m", "fmm.tuner.ahead_worker")
 
 Job = tuple[str, str, tuple[int, int, int], str]  # dtype, plan, size, label
@@ -35,13 +36,14 @@ def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     for dtype in dtypes:
         for plan in covering:
             for size in SIZES:
-                for label in LABELS:
+                for label in LABELS if _weight(plan) >= HEAVY else ("",):
                     yield dtype, str(plan), size, label
 
 
 def _covering(plans: Iterable[Plan]) -> list[Plan]:
     """Plans enough for every level of all, as one with leaf products and as one above others."""
-    found, seen = [], set()
+    found: list[Plan] = []
+    seen: set[tuple[object, bool]] = set()
     for plan in sorted((p for p in plans if p.levels), key=_weight):
         levels = {(step, step is plan.levels[-1]) for step in plan.levels}
         if not levels <= seen:

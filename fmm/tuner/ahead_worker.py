@@ -18,9 +18,9 @@ from fmm.kernels.tape import Problem, SumOp, record
 
 
 def sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[str]:
-    """The sources of the kernels of a plan that are so labelled."""
+    """The sources of the kernels of a plan that are so labelled, of all without a label."""
     tape = record(Plan.parse(plan), Problem.contiguous(*size, dtype))
-    found = {(op.kernel, op.access): None for op in tape.ops if isinstance(op, SumOp) and op.label == label}
+    found = {(op.kernel, op.access): None for op in tape.ops if isinstance(op, SumOp) and label in ("", op.label)}
     for kernel, access in found:
         yield source(kernel, access, False)
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import fmm
-from fmm.tuner import config_commands, measured, papers, predictions, report, tuning
+from fmm.tuner import agreement, config_commands, measured, papers, predictions, report, tuning
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     tuning.add_options(parser)
     parser.set_defaults(run=tuning.run)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for group in (config_commands, measured, predictions, report, papers):
+    for group in (config_commands, agreement, measured, predictions, report, papers):
         group.add_parser(commands)
     return parser
 

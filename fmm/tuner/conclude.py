@@ -43,7 +43,7 @@ def noise_floor(trials: Iterable[Trial]) -> float:
     """The largest median ratio that a pair of twins showed, less one; of products large enough to matter."""
     pairs: dict[Size, tuple[list[float], list[float]]] = {}
     for t in trials:
-        if t.stage in ("rates", "probe") and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
+        if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
             pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
     complete = [(a[: len(b)], b[: len(a)]) for a, b in pairs.values() if a and b]
     longest = max((median(a) for a, _ in complete), default=0.0)

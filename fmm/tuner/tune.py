@@ -76,21 +76,22 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
 def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
 
-    The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and do not
-    mind that the processor is compiling.
+    The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and mind
+    least that the processor is compiling. On a GPU the sums are measured up to half the largest side: they reach their
+    rate long before, and operands and workspace of large ones take longer to fill than to add.
     """
-    device = journal.device
-    plans = [p for p in device.candidates() if p != VENDOR]
-    parts = ("sums", "products") if device.untuned().batches else ("sums",)
+    device, gpu = journal.device, journal.device.untuned().batches
+    plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
+    parts = ("sums", "products") if gpu else ("sums",)
     for size in shapes.probed(side):
-        square = len(set(size)) == 1
         with journal.open("rates", Problem(*size, dtype)) as desk:
-            desk.rounds([Run(), Run(VENDOR, "whole", 1)] if square else [Run()], pace_of(journal, effort))
-    for size in (s for s in shapes.probed(side) if len(set(s)) == 1):
+            desk.rounds([Run()], pace_of(journal, effort))
+    for size in (s for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1):
         problem = Problem(*size, dtype)
-        runs = [Run(p, part) for p in plans[:3] for part in parts if fits(device, p, problem)]
-        if side // 2 <= min(size) < side:
-            runs += [Run(), *(Run(p) for p in plans[:3] if fits(device, p, problem))]
+        own = [p for p in plans if fits(device, p, problem)]
+        runs = [Run(), Run(VENDOR, "whole", 1), *(Run(p, part) for p in own for part in parts)]
+        if side // 2 <= min(size) + shapes.STEP < side:
+            runs += [Run(p) for p in own]
         with journal.open("probe", problem) as desk:
             desk.rounds(runs, pace_of(journal, effort))
     for stage, problem, some in scattered(device, dtype, side, effort):

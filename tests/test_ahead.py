@@ -1,0 +1,97 @@
+"""Kernels compiled ahead: what the jobs make, and workers that work, fail, hang or die."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fmm.kernels.cuda_source import source
+from fmm.kernels.plan import VENDOR
+from fmm.kernels.tape import Problem, SumOp, record
+from fmm.perfmodel.choose import candidates
+from fmm.tuner import ahead_worker
+from fmm.tuner.ahead import Ahead, jobs
+
+WORKERS = {
+    "done": "for line in sys.stdin: print('done', flush=True)",
+    "hangs": "import time; time.sleep(1000)",
+    "dies": "sys.stdin.readline(); sys.exit(1)",
+    "dies at once": "sys.exit(1)",
+}
+
+
+def worker(does: str) -> tuple[str, ...]:
+    return sys.executable, "-c", "import sys\n" + WORKERS[does]
+
+
+WANTED = [(dtype, "plan", (1, 2, 3), "") for dtype in ("float32", "float64") for _ in range(5)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "tf32", "bfloat16"])
+def test_a_type_is_waited_for(dtype: str) -> None:
+    """TF32 waits for float32's kernels; what nobody asked for is not waited for."""
+    made = Ahead(0, WANTED, 3, worker("done"))
+    try:
+        assert made.wait(dtype, 30)
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("does", ["dies", "dies at once"])
+def test_dead_workers_keep_nobody_waiting(does: str) -> None:
+    made = Ahead(0, WANTED, 2, worker(does))
+    try:
+        assert made.wait("float64", 30)
+    finally:
+        made.close()
+
+
+def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
+    made = Ahead(0, WANTED, 2, worker("hangs"))
+    start = time.perf_counter()
+    assert not made.wait("float32", 0.3)
+    made.close()
+    assert time.perf_counter() - start < 5
+    assert all(w.poll() is not None for w in made._workers)
+
+
+def test_each_source_is_compiled_once(tmp_path: Path) -> None:
+    assert [ahead_worker.claimed(text, tmp_path) for text in ("x", "y", "x", "y")] == [True, True, False, False]
+
+
+def test_a_job_that_fails_is_said_and_the_next_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import io
+
+    lines = ['["float32", "no plan", [4, 4, 4], ""]', '["float32", "strassen.batched > vendor", [64, 64, 64], "join"]']
+    compiled: list[str] = []
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+    monkeypatch.setattr(ahead_worker, "compile_", lambda text, device: compiled.append(text))
+    monkeypatch.setattr(ahead_worker.os, "nice", lambda more: 0)
+    monkeypatch.setattr(ahead_worker.signal, "signal", lambda *arguments: None)
+    assert ahead_worker.main(["0", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("PlanError") and second == "done" and len(compiled) == 1
+
+
+def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
+    """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
+    plans = [p for p in candidates(True) if "^3" not in str(p)]
+    made = {text for job in jobs(["float32"], plans) for text in ahead_worker.sources(*job)}
+    rng, met, missing = random.Random(1), 0, set()
+    for i in range(8):
+        size = tuple(rng.randint(1000, 9000) // (32 if i % 2 else 1) * (32 if i % 2 else 1) for _ in range(3))
+        for plan in plans:
+            if plan == VENDOR:
+                continue
+            for op in record(plan, Problem.contiguous(*size, "float32")).ops:
+                if isinstance(op, SumOp):
+                    text = source(op.kernel, op.access, False)
+                    met += 1
+                    missing |= {text} - made
+    assert met > 100 and len(missing) <= 0.2 * len(made), (len(missing), len(made))
