@@ -91,6 +91,32 @@ def test_two_fresh_tunings_agree_but_for_the_noise() -> None:
     assert agree >= 0.95 * shapes_tried
 
 
+GPU_TRUTH = Calibration(
+    "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
+)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "certified"),
+    [(1.1, "levels"), (0.97, "levels"), (0.4, "lt0")],
+    ids=["no better than the vendor", "a little better", "the best of all"],
+)
+def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certified: str) -> None:
+    device = FakeDevice(truth=GPU_TRUTH, gpu=True, memory=1 << 40, noise=0.002, also={"lt0": leaf, "lt1": 1.2})
+    journal = Journal("run", device)
+    outcome = tune(journal, "float64", device.efforts["quick"], ((16384, 16384, 16384),))
+    assert outcome.stopped == "" and outcome.section is not None
+    assert outcome.section["error"]["time"]["median"] < 0.02 and outcome.section["error"]["speedup"]["count"] >= 10
+    (entry,) = outcome.section["entries"]
+    assert entry["plan"] == "lt0" if certified == "lt0" else Plan.parse(entry["plan"]).levels
+    raced = {t.plan for t in journal.recorded if t.stage == "peer"}
+    assert raced == ({"lt0", entry["plan"]} if certified == "levels" and leaf < 1 else raced)
+    assert bool(raced) == (certified == "levels" and leaf < 1)
+    unraced = [t for t in journal.recorded if t.stage != "peer"]  # the time was up before the second race
+    if leaf < 1 and certified == "levels":
+        assert [e.plan for e in entries(unraced, 0.0) if e.plan != "vendor"] == []
+
+
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
     """The seconds of the samples, as if they had passed."""

@@ -43,7 +43,7 @@ class Calibration:
     Plans whose leaf products have a side below `least` are not chosen: the formula does not hold for them.
     Sums reach these shares of their rate: `sequential` levels, those on rows that do not begin on cache lines
     (`ragged`) or at multiples of 16 bytes (`scalar`: no wide accesses), and three levels in one pass (`deep`: so many
-    values at a time leave registers for few threads). `host` is what the processor takes for a launch: a lower bound.
+    values at a time leave registers for few threads). `host`: what starting a product takes at least.
     """
 
     name: str

@@ -95,7 +95,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
               m and n in whole tiles; the first of the two takes `unaligned`, `odd` or `batch` times as long where it is
     sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
     hidden    overlap * min(products, sums below an overlapped level)
-    launches  launch * (starts + passes), and what `host` takes longer for these than the device for all of its work
+    launches  launch * (starts + passes), and what `host` takes longer for the starts than the device for all its work
     """
     rate, item = calibration.rate(problem.dtype), problem.itemsize
     products = starts = 0.0
@@ -121,7 +121,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     sums = (traffic * item + calibration.small * work.passes) / calibration.stream
     hidden = calibration.overlap * min(products, sums * work.overlapped)
     calls = starts + work.passes
-    launches = max(calibration.launch * calls, calibration.host * calls - (products + sums - hidden))
+    launches = max(calibration.launch * calls, calibration.host * starts - (products + sums - hidden))
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden)
 
 

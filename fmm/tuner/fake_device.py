@@ -18,9 +18,9 @@ from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.predict import counted
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.device import FailedError
-from fmm.tuner.effort import EFFORTS, Effort
+from fmm.tuner.effort import EFFORTS, GPU_EFFORTS, Effort
 from fmm.tuner.fit import predicted
-from fmm.tuner.search import CPU_SPACE
+from fmm.tuner.search import CPU_SPACE, GPU_SPACE
 from fmm.tuner.trials import Run
 
 TRUTH = Calibration(
@@ -47,7 +47,8 @@ class FakeDevice:
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory: int = 1 << 34
     usual: int = 2
-    also: tuple[Plan, ...] = ()
+    also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
+    gpu: bool = False
     asked: int = 0
 
     @property
@@ -55,20 +56,20 @@ class FakeDevice:
         return tuple(reversed(list(self.truth.rates)))
 
     def untuned(self) -> Calibration:
-        return replace(cpu(2), name=self.identity.name)
+        return replace(cpu(2), name=self.identity.name, batches=self.gpu)
 
     def candidates(self) -> Sequence[Plan]:
-        return candidates(False)
+        return candidates(self.gpu)
 
     def peers(self) -> Sequence[Plan]:
-        return self.also
+        return [Plan.parse(leaf) for leaf in self.also]
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
-        return EFFORTS
+        return GPU_EFFORTS if self.gpu else EFFORTS
 
     def space(self) -> Mapping[str, Sequence[str]]:
-        return CPU_SPACE
+        return GPU_SPACE if self.gpu else CPU_SPACE
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
@@ -94,6 +95,7 @@ class FakeSession:
     def sample(self, run: Run) -> float:
         self.device.asked += 1
         seconds = predicted(run, self.problem, counted(run.plan, self.problem), self.device.truth)
+        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
         seconds *= exp(self.random.gauss(0.0, self.device.noise))
         if self.device.pace:
             time.sleep(seconds * self.device.pace)

@@ -60,8 +60,9 @@ def predicted(run: Run, problem: Problem, counts: Work, calibration: Calibration
     if run.part == "whole":
         return found.seconds
     starts = sum(count / together for *_, count, together in counts.leaves)
-    work, calls = (found.sums, counts.passes) if run.part == "sums" else (found.products, starts)
-    return max(work + calibration.launch * calls, calibration.host * calls)
+    if run.part == "sums":
+        return found.sums + calibration.launch * counts.passes
+    return max(found.products + calibration.launch * starts, calibration.host * starts)
 
 
 # ---- the parameters

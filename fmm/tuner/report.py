@@ -55,6 +55,7 @@ STYLE: Any = {
     "svg.hashsalt": "fmm",  # the same picture is the same file
 }
 NO_LIMIT = Limits(1 << 62)
+ROUND, MOST_TICKS = 128, 6
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def speedup_over_size(case: Case) -> Any:
         bars = {"elinewidth": 0.8, "capsize": 0, "markersize": 3.5}
         axes.errorbar(x, y, (below, above), fmt="o", color=colour, label=name, alpha=0.85, **bars)
     n = np.geomspace(min(s for s in map(side, (p for p, *_ in case.speedups))), 1.5 * _largest(case), 60)
+    n = _round(n)
     best = [ranked(Problem(*(int(x),) * 3, case.dtype), case.calibration)[0] for x in n]
     axes.plot(n, [1 / b.time for b in best], color=BLACK, linewidth=1.2, label="best, predicted for squares")
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -188,7 +190,7 @@ def winning_plans(case: Case) -> Any:
 
     made, axes = figure()
     largest = 4 * _largest(case)
-    n, k = (np.geomspace(256, largest, 60) for _ in range(2))
+    n, k = (_round(np.geomspace(256, largest, 60)) for _ in range(2))
     chosen = [[_chosen(case, int(x), int(y)) for x in n] for y in k]
     plans = sorted({p for row in chosen for p in row}, key=lambda p: (p != VENDOR, str(p)))
     colours = ["#eeeeee" if p == VENDOR else c for p, c in zip(plans, (GREY, *_cycled(len(plans))), strict=False)]
@@ -240,10 +242,10 @@ def time_and_error(case: Case) -> Any:
 def rates(case: Case) -> Any:
     """pi, the vendor's rate, and alpha, the rate of the sums, by size: measured and fitted."""
     made, (left, right) = figure(7.6, 3.6, 2)
-    squares = [o for o in case.seen("scale", "probe") if len(set(o.problem.size)) == 1]
+    squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
     vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
     left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLUE, label="measured")
-    n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // 32 * 32  # round sides, as those measured are
+    n = _round(np.geomspace(vendors[0][0], vendors[-1][0], 80))
     fitted = [predict(VENDOR, Problem(*(int(x),) * 3, case.dtype), case.calibration).effective_flops for x in n]
     left.plot(n, np.array(fitted) / 1e9, color=BLACK, linewidth=1.2, label="fit")
     left.set(xscale="log", xlabel="side", ylabel="Gflop/s", ylim=(0, None), title="pi: the vendor's product")
@@ -269,7 +271,7 @@ def roofline(case: Case) -> Any:
     made, axes = figure(7.6)
     rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
     memory = rate.memory or stream
-    seen = [o for o in case.seen("probe", "held out", "search", "certify") if o.run.part == "whole"]
+    seen = [o for o in case.seen("rates", "probe", "held out", "search", "certify") if o.run.part == "whole"]
     everywhere = []
     for name, colour, plans in _groups([o.run.plan for o in seen]):
         own = [o for o in seen if o.run.plan in plans]
@@ -285,6 +287,9 @@ def roofline(case: Case) -> Any:
         axes.annotate(name, (x[-40], rate.flops * saved / 1e9), textcoords="offset points", xytext=(0, 3), fontsize=7.5)
     axes.set(xscale="log", yscale="log", xlabel="classical flops per byte moved", ylabel="classical Gflop/s")
     axes.set_title("Roofline, with the plans on it")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, place: f"{value:g}")
+        axis.set_minor_formatter(lambda value, place: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     return made
 
@@ -310,6 +315,11 @@ def _groups(plans: Sequence[Plan]) -> Iterator[tuple[str, str, frozenset[Plan]]]
         yield f"{len(rest)} other plans", "#d0c8b8", rest
     for plan, colour in zip(own, PLAN_COLOURS, strict=False):
         yield short(plan), colour, frozenset({plan})
+
+
+def _round(sides: Any) -> Any:
+    """Round sides, each once: lines and areas over any sides would show their alignments instead."""
+    return np.unique(np.maximum(sides // ROUND, 1) * ROUND)
 
 
 def _cycled(count: int) -> list[str]:
@@ -339,8 +349,10 @@ def _plain_sides(axes: Any) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()
-            ticks = [2**e for e in range(max(int(log2(max(low, 1))), 0), int(log2(high)) + 1) if low <= 2**e <= high]
-            axis.set_major_locator(FixedLocator(ticks))
+            ticks = [
+                float(2**e) for e in range(max(int(log2(max(low, 1))), 0), int(log2(high)) + 1) if low <= 2**e <= high
+            ]
+            axis.set_major_locator(FixedLocator(ticks[-1::-2] if len(ticks) > MOST_TICKS else ticks))
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(lambda value, place: f"{value:.0f}")
 

@@ -44,7 +44,7 @@ def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = 
     try:
         side = scale(journal, dtype, effort)
         probe(journal, dtype, side, effort)
-        calibration = fit(journal, dtype, FITTED[:2]).calibration
+        calibration = fit(journal, dtype, FITTED[:-1]).calibration
         problems = [Problem(*size, dtype) for size in wanted or shapes.ladder(side, effort.stride)]
         if not wanted:
             problems = [p for p in problems if promising(journal, p, calibration)]
