@@ -219,7 +219,7 @@ def _hopeless(a: Any, b: Any) -> bool:
 
 # Seconds for which "NumPy multiplies" is an answer that need not be asked for again, and flops below which that is not
 # worth remembering. All that is cold after a long product, Python's code too: to ask again takes milliseconds then.
-REMEMBERED, WORTH_REMEMBERING = 1.0, 1 << 31
+REMEMBERED, WORTH_REMEMBERING = 10.0, 1 << 31
 _left_to_numpy: dict[tuple[Any, ...], float] = {}
 
 
