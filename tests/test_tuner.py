@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
+from operator import eq
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 
 from fmm import certify, config
+from fmm.device_arrays import ANYTHING
 from fmm.identity import Identity
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose, ranked
 from fmm.perfmodel.problem import Problem
+from fmm.perfmodel.stability import expected_growth
 from fmm.tuner import fit as fitting
 from fmm.tuner import shapes
 from fmm.tuner.conclude import entries, noise_floor
@@ -72,23 +75,31 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     assert held["rate.flops"] >= 5 and held["stream"] >= 5, held
 
 
-def test_two_fresh_tunings_agree_but_for_the_noise() -> None:
-    """On the choices for many shapes, tuned or not."""
-    calibrations = []
-    for seed in (1, 2):
-        journal = Journal("run", FakeDevice(seed=seed, noise=0.02))
-        outcome = tune(journal, "float64", EFFORTS["quick"])
-        found = config.section(outcome.section, "test", journal.device.identity, "float64")
-        assert found.calibration is not None
-        calibrations.append(found.calibration)
-    rng, agree, shapes_tried = random.Random(3), 0, 200
-    for _ in range(shapes_tried):
-        m, k, n = (rng.randint(500, 9000) for _ in range(3))
-        one, two = (choose(Problem(m, k, n), c, Limits(1 << 60)).best.plan for c in calibrations)
-        truth = {c.plan: c.time for c in ranked(Problem(m, k, n), TRUTH)}
-        agree += one == two
-        assert abs(truth[one] / truth[two] - 1) < 0.03
-    assert agree >= 0.95 * shapes_tried
+def test_fresh_tunings_agree_but_for_the_noise() -> None:
+    """Of any two of eight tunings at 2 % noise, on average 95 % of the choices for many shapes are equal, never fewer
+    than 85 %; the others are neighbours on a border where both plans are truly about as fast, so that hardly any time
+    is lost by any choice. (A preference for fewer levels among plans within 0.3 to 2 % moves the borders; as many
+    choices differ there.)"""
+    tunings = [fresh(seed) for seed in range(1, 9)]
+    rng = random.Random(3)
+    problems = [Problem(*(rng.randint(500, 9000) for _ in range(3))) for _ in range(200)]
+    chosen = [[choose(p, c, Limits(1 << 60)).best.plan for p in problems] for c in tunings]
+    equal = [sum(map(eq, one, two)) / len(problems) for one, two in combinations(chosen, 2)]
+    assert sum(equal) / len(equal) >= 0.95 and min(equal) >= 0.85, equal
+    lost = []
+    for problem, plans in zip(problems, zip(*chosen, strict=True), strict=True):
+        truth = {c.plan: c.time for c in ranked(problem, TRUTH)}
+        assert max(truth[p] for p in plans) < 1.03 * min(truth[p] for p in plans)
+        lost += [truth[p] / min(truth.values()) - 1 for p in plans]
+    assert sum(lost) / len(lost) < 0.001 and max(lost) < 0.035
+
+
+def fresh(seed: int) -> Calibration:
+    journal = Journal("run", FakeDevice(seed=seed, noise=0.02))
+    outcome = tune(journal, "float64", EFFORTS["quick"])
+    found = config.section(outcome.section, "test", journal.device.identity, "float64")
+    assert found.calibration is not None
+    return found.calibration
 
 
 GPU_TRUTH = Calibration(
@@ -432,6 +443,22 @@ def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> No
 def test_the_space_holds_every_candidate() -> None:
     plans = inverse(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
     assert set(FakeDevice().candidates()) - {VENDOR} <= set(plans)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "plan", "dtype", "kept"),
+    [
+        (True, "strassen^3.batched.pad16 > vendor", "bfloat16", True),
+        (False, "strassen^3.batched.pad16 > vendor", "bfloat16", False),
+        (True, "winograd > winograd > winograd > vendor", "bfloat16", False),
+        (True, "winograd > winograd > winograd > vendor", "float64", True),
+    ],
+)
+def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str, kept: bool) -> None:
+    """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
+    problem = Problem(8192, 8192, 8192, dtype)
+    assert fits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
+    assert (expected_growth(Plan.parse(plan), dtype) <= (ANYTHING if gpu else Limits(0)).error_growth) == kept
 
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:
