@@ -58,7 +58,7 @@ def _gpu_example(results: Path) -> Iterator[str]:
 
 
 def _runs(folder: Path) -> Iterator[tuple[Row, list[Row]]]:
-    """Of all runs of a GPU's benchmark, the last first: its environment, and the rows of cases that no later one has."""
+    """All runs of a GPU's benchmark, the last first: the environment, and the rows of cases that no later one has."""
     known: set[tuple[str, str]] = set()
     for name in ("gpu", *sorted((path.stem for path in folder.glob("gpu-*.json")), reverse=True)):
         environment, rows = _load(folder, name)

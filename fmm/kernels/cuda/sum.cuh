@@ -288,7 +288,7 @@ struct Io {
     // and keep that in registers: it must not know that this is the same in every pass.
     __device__ static __forceinline__ int hidden_zero() {
         int x = 0;
-        if constexpr (Step::APART && !VECTOR) asm volatile("mov.s32 %0, 0;" : "=r"(x));
+        if constexpr (Step::APART && !VECTOR) asm volatile("" : "+r"(x));
         return x;
     }
 
