@@ -14,6 +14,7 @@ import numpy as np
 
 from fmm.decision import Decision
 from fmm.kernels.plan import Plan
+from fmm.perfmodel.choose import GPU_GROWTH
 
 if TYPE_CHECKING:
     from fmm.device_call import Call
@@ -43,13 +44,10 @@ class Setting(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the caller asks of a plan; a workspace of None is a share of what is free.
-
-    Three levels of a 16-bit type are expected to have 14 times the vendor's error, which rounds each result only once.
-    """
+    """What the caller asks of a plan; a workspace of None is a share of what is free."""
 
     plan: Plan | None = None
-    error_growth: float = 16.0
+    error_growth: float = GPU_GROWTH
     workspace: int | None = None
 
 

@@ -33,7 +33,7 @@ from fmm.operands import (
     same_memory_transposed,
     two_axes,
 )
-from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.choose import CPU_GROWTH, Limits
 from fmm.perfmodel.problem import Problem
 
 # Below this many rows, columns or inner products nothing is ever gained: the check that a small call pays.
@@ -380,7 +380,7 @@ def _problem(size: tuple[int, int, int], dtype: np.dtype[Any]) -> Problem:
 
 
 def _limits(max_error_growth: Any, workspace: Any) -> Limits:
-    growth: Any = 10.0 if max_error_growth is None else max_error_growth
+    growth: Any = CPU_GROWTH if max_error_growth is None else max_error_growth
     if isinstance(growth, bool) or not isinstance(growth, Real) or not float(growth) >= 1:
         raise ValueError(f"max_error_growth must be a number, 1 or more, not {growth!r}")
     if workspace is not None and (isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0):

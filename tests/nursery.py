@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import scipy.optimize
@@ -28,6 +29,8 @@ from fmm.tuner.tune import tune
 from tests.tuned import SMALL
 
 KILLS = 100
+CONFIGS = 5  # at least so many different ones must have been seen, or more tunings are started, up to MOST
+MOST = 4 * KILLS
 WRITERS = 8
 
 
@@ -54,23 +57,39 @@ def whole(path: Path) -> str:
 
 
 def kill(folder: Path) -> None:
-    """Tunings killed at random moments; each goes on where the last one was."""
-    path, chance, states, partial = folder / "config.json", random.Random(5), set(), 0
+    """Tunings killed at random moments; each goes on where the last one was.
+
+    In turns after so many seconds, and after so many of its own on the processor: on a loaded machine the first come
+    ever earlier in a tuning, and might never see its end.
+    """
+    path, chance, states, killed, i = folder / "config.json", random.Random(5), set[str](), 0, 0
     arguments = ["--resume", "--output", str(path)]
     start = time.perf_counter()
-    os.waitpid(forked(lambda: tuned(arguments, 0)), 0)
+    _, _, used = os.wait4(forked(lambda: tuned(arguments, 0)), 0)
     longest = time.perf_counter() - start
-    for i in range(KILLS):
-        child = forked(lambda i=i: tuned(arguments, i))  # type: ignore[misc]
-        time.sleep(chance.uniform(0, 1.1 * longest))
-        os.kill(child, signal.SIGKILL)
+    busiest = used.ru_utime + used.ru_stime
+    while i < KILLS or (len(states) < CONFIGS and i < MOST):
+        work = partial(tuned, arguments, i)
+        if i % 2:
+            child = forked(partial(ended, work, chance.uniform(0, 1.1 * busiest)))
+        else:
+            child = forked(work)
+            time.sleep(chance.uniform(0, 1.1 * longest))
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        partial += os.WIFSIGNALED(status)
+        killed += os.WIFSIGNALED(status)
         states.add(whole(path))
-    os.waitpid(forked(lambda: tuned(arguments, KILLS)), 0)
+        i += 1
+    os.waitpid(forked(lambda: tuned(arguments, i)), 0)
     left = [p.name for p in folder.iterdir() if p.name.endswith(".partial")]
-    found = {"killed": partial, "states": len(states), "left": left, "replayed": replayed(folder)}
+    found = {"killed": killed, "states": len(states), "left": left, "replayed": replayed(folder)}
     print(json.dumps(found))
+
+
+def ended(work: Callable[[], object], seconds: float) -> None:
+    """Work that the kernel ends, as abruptly as by SIGKILL, once this process has computed for so many seconds."""
+    signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))  # SIGPROF: nobody handles it
+    work()
 
 
 def replayed(folder: Path) -> int:

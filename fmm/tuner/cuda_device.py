@@ -200,7 +200,8 @@ class CudaSession:
         error = float(cupy.linalg.norm(found - exact) / cupy.linalg.norm(exact))
         name = self.problem.dtype
         epsilon = EPSILON.get(name) or float(np.finfo(self.kind).eps)
-        allowed = 20 * expected_growth(plan) * epsilon * (1.0 if name in EPSILON else np.sqrt(self.problem.k))
+        growth = expected_growth(plan, name)
+        allowed = 20 * growth * epsilon * (1.0 if name in EPSILON else np.sqrt(self.problem.k))
         if not error <= allowed:
             raise FailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
 

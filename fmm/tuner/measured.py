@@ -15,7 +15,7 @@ from fmm import certify, config, store
 from fmm.config import Entry
 from fmm.decision import answer
 from fmm.kernels.plan import Plan, PlanError
-from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.tuner.device import Device
 from fmm.tuner.devices import UnknownDeviceError, chosen
@@ -76,7 +76,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """fmm's own choice and the given plans, in rounds with the vendor."""
-    decision = answer(problem, Limits(device.memory), device.identity, device.untuned)
+    limits = Limits(device.memory, usual_growth(device.untuned().batches))
+    decision = answer(problem, limits, device.identity, device.untuned)
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)
     with journal.open("bench", problem) as desk:

@@ -13,7 +13,7 @@ from fmm.kernels.explain import spelled_bytes, table
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.threads import blas_threads
 from fmm.perfmodel.calibration import Calibration, cpu, datasheet
-from fmm.perfmodel.choose import Candidate, Choice, Limits, choose
+from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.devices import device, device_names
 from fmm.perfmodel.predict import LEAVES_OUT, predict
@@ -21,6 +21,7 @@ from fmm.perfmodel.problem import ELEMENTS, Problem
 
 NO_LIMIT = 1 << 62
 DEVICES = ("cpu", *device_names())
+GROWTH_HELP = f"default {CPU_GROWTH:g}, on a GPU {GPU_GROWTH:g}"
 NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
 
 
@@ -31,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--dtype", default="float64", help=", ".join(ELEMENTS))
     parser.add_argument("--device", default=argparse.SUPPRESS, help=", ".join(DEVICES))
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
-    parser.add_argument("--max-error-growth", type=float, default=10.0, metavar="X", help="default 10")
+    parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
     # No default of its own, so that --json before the command holds too.
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     parser.set_defaults(run=run)
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         problem = _problem(options)
         calibration = _calibration("cpu" if options.device is None else options.device, problem.dtype)
         calibration.rate(problem.dtype)
-        limits = _limits(options, problem)
+        limits = _limits(options, problem, usual_growth(calibration.batches))
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
@@ -75,16 +76,17 @@ def _calibration(name: str, dtype: str) -> Calibration:
         raise ValueError(f"unknown device {name!r}; valid: {', '.join((*DEVICES, *keys))}") from None
 
 
-def _limits(options: argparse.Namespace, problem: Problem) -> Limits:
+def _limits(options: argparse.Namespace, problem: Problem, usual: float) -> Limits:
     """The limits given; never more workspace than the device has left beside the operands."""
     workspace = NO_LIMIT if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
-    if not options.max_error_growth >= 1:  # nan too
-        raise ValueError(f"--max-error-growth must be a number, 1 or more, not {options.max_error_growth}")
+    growth = usual if options.max_error_growth is None else options.max_error_growth
+    if not growth >= 1:  # nan too
+        raise ValueError(f"--max-error-growth must be a number, 1 or more, not {growth}")
     name = "cpu" if options.device is None else options.device
     left = _left(name, problem) if name.casefold() in map(str.casefold, device_names()) else NO_LIMIT
-    return Limits(min(workspace, left), options.max_error_growth)
+    return Limits(min(workspace, left), growth)
 
 
 def _left(name: str, problem: Problem) -> int:

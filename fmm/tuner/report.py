@@ -23,7 +23,7 @@ import numpy as np
 from fmm import certify, config
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, ranked
+from fmm.perfmodel.choose import Limits, choose, ranked, usual_growth
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.problem import Problem
@@ -54,8 +54,9 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fmm",  # the same picture is the same file
 }
-NO_LIMIT = Limits(1 << 62)
+NO_LIMIT = 1 << 62
 ROUND, MOST_TICKS = 128, 6
+LINE = 0.045  # a line of small text, as a share of a picture's height
 
 
 @dataclass(frozen=True)
@@ -218,24 +219,26 @@ def time_and_error(case: Case) -> Any:
     problem = max((p for p, *_ in case.speedups), key=lambda p: p.flops)
     measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
     everything = {c.plan: c.time for c in ranked(problem, case.calibration)}
-    points = [(expected_growth(p), measured.get(p, t), p, p in measured) for p, t in everything.items()]
-    points += [(expected_growth(p), t, p, True) for p, t in measured.items() if p not in everything]
+    points = [
+        (expected_growth(p, case.dtype), t, short(p), p in measured or p == VENDOR)
+        for p, t in {**everything, **measured}.items()
+    ]
     front, least = [], np.inf
     for growth, time, *_ in sorted(points, key=lambda x: x[:2]):
         if time < least:
             least = time
             front.append((growth, time))
     axes.step(*zip(*front, strict=True), where="post", color=GREY, linewidth=1, zorder=1)
-    for growth, time, plan, known in points:
+    for growth, time, _, known in points:
         axes.plot(growth, time, "o", ms=5, color=BLUE, mfc=BLUE if known else "white")
-        axes.annotate(short(plan), (growth, time), textcoords="offset points", xytext=(5, 3), fontsize=7)
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xscale="log", xlabel="expected error, the vendor's being 1", ylabel="time, the vendor's being 1")
     axes.set_title(f"Time and error at {' x '.join(map(str, problem.size))} (filled: measured)")
     axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 5, 8, 10, 20]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:.0f}")
-    axes.margins(x=0.2)
+    axes.margins(0.08)
+    _named(axes, [x[:3] for x in points])
     return made
 
 
@@ -331,7 +334,8 @@ def _largest(case: Case) -> float:
 
 
 def _chosen(case: Case, n: int, k: int) -> Plan:
-    return choose(Problem(n, k, n, case.dtype), case.calibration, NO_LIMIT).best.plan
+    limits = Limits(NO_LIMIT, usual_growth(case.calibration.batches))
+    return choose(Problem(n, k, n, case.dtype), case.calibration, limits).best.plan
 
 
 def _fastest(case: Case) -> dict[Problem, Plan]:
@@ -340,6 +344,26 @@ def _fastest(case: Case) -> dict[Problem, Plan]:
     for problem, plan, speedup, *_ in case.speedups:
         found[problem] = max(found.get(problem, (1.0, VENDOR)), (speedup, plan), key=lambda x: x[0])
     return {problem: plan for problem, (_, plan) in found.items()}
+
+
+def _named(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
+    """Names in a column at the right, in the order of the heights of their points, with a line to each."""
+    axes.autoscale_view()  # the limits are needed now
+    ordered = sorted(points, key=lambda x: (x[1], -x[0]))
+    heights = _spread(axes.transAxes.inverted().transform(axes.transData.transform([p[:2] for p in ordered]))[:, 1])
+    for (x, y, name), height in zip(ordered, heights, strict=True):
+        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
+        where = {"xytext": (1.04, height), "textcoords": "axes fraction", "va": "center", "fontsize": 7.5}
+        axes.annotate(name, (x, y), arrowprops=line, **where)
+
+
+def _spread(heights: Any) -> Any:
+    """Heights in rising order, moved apart as little as a line of text needs, within 0 and 1."""
+    gap = min(LINE, 1 / max(len(heights) - 1, 1))
+    steps = gap * np.arange(len(heights))
+    lowest = np.maximum.accumulate(heights - steps)
+    highest = np.minimum.accumulate((heights - steps)[::-1])[::-1]
+    return np.clip((lowest + highest) / 2, 0, 1 - steps[-1]) + steps
 
 
 def _plain_sides(axes: Any) -> None:

@@ -13,7 +13,7 @@ from fmm import certify
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked
+from fmm.perfmodel.choose import ranked, usual_growth
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.device import Device
@@ -22,7 +22,6 @@ from fmm.tuner.journal import Desk, Journal, Pace, Samples, speedup
 from fmm.tuner.trials import Run
 
 STAGE = "search"
-GROWTH = 10.0  # the runtime's own limit of the error, unless told otherwise
 
 # Choices from which `built` makes a plan: the innermost level, how many levels, how they are run.
 CPU_SPACE: Mapping[str, Sequence[str]] = {
@@ -97,7 +96,8 @@ def fits(device: Device, plan: Plan, problem: Problem) -> bool:
         needed = workspace(plan, m, k, n, problem.itemsize)
     except PlanError:
         return False
-    return expected_growth(plan) <= GROWTH and operands + needed <= device.memory
+    allowed = usual_growth(device.untuned().batches)
+    return expected_growth(plan, problem.dtype) <= allowed and operands + needed <= device.memory
 
 
 class Race:

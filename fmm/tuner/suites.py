@@ -120,7 +120,7 @@ def errors(effort: Effort) -> Iterator[Row]:
                 "error": ours,
                 "vendor_error": theirs,
                 "ratio": ours / theirs,
-                "expected_growth": expected_growth(plan),
+                "expected_growth": expected_growth(plan, dtype),
             }
 
 
