@@ -13,12 +13,14 @@ the speedup is the median of the paired ratios. Both go through the same backend
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -343,11 +345,9 @@ def main(arguments: list[str]) -> int:
     if options.merge:
         parts = [json.loads((folder / "gpu.json").read_text(encoding="utf-8")) for folder in options.merge]
         content = merged(parts)
+        keep(options, content)
     else:
-        content = measured(chosen(CASES, options), options)
-    folder = options.output or results_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        content = measured(chosen(CASES, options), options, partial(keep, options))
     rows = [Row(**row) for row in content["rows"]]
     print("\n".join(table(rows)))
     microseconds = content["environment"]["overhead_microseconds"]
@@ -355,6 +355,12 @@ def main(arguments: list[str]) -> int:
     if content["skipped"]:
         print("no time for:", ", ".join(content["skipped"]))
     return int(any(row.failure for row in rows))
+
+
+def keep(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    folder = options.output or results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gpu.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def chosen(cases: Sequence[Case], options: argparse.Namespace) -> list[Case]:
@@ -365,23 +371,37 @@ def chosen(cases: Sequence[Case], options: argparse.Namespace) -> list[Case]:
     return [replace(case, plans=plans) if plans else case for case in found]
 
 
-def measured(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
-    """Every case, as long as there is time; kernels are compiled together, before."""
+def measured(
+    cases: Sequence[Case], options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Every case, as long as there is time, and kept at once; kernels are compiled together, before."""
     began = time.perf_counter()
-    env, rows, skipped = environment(), [], []
+    content: dict[str, Any] = {"environment": environment(), "skipped": [], "rows": []}
     prepare(tape for case in cases for tape in tapes(case))
     print(f"kernels: {time.perf_counter() - began:.1f} s", flush=True)
+    content["environment"]["overhead_microseconds"] = overhead()
     for case in cases:
         start = time.perf_counter()
         if start - began > options.time_limit:
-            skipped.append(case.name)
+            content["skipped"].append(case.name)
             continue
-        rows += measure(case, 5 if options.quick else options.rounds, options.seconds)
-        cupy.get_default_memory_pool().free_all_blocks()
+        content["rows"] += map(asdict, attempt(case, 5 if options.quick else options.rounds, options.seconds))
+        content["environment"]["seconds"] = round(time.perf_counter() - began, 1)
+        keep(content)
         print(f"{case.name}: {time.perf_counter() - start:.1f} s", flush=True)
-    env["overhead_microseconds"] = overhead()
-    env["seconds"] = round(time.perf_counter() - began, 1)
-    return {"environment": env, "skipped": skipped, "rows": [asdict(row) for row in rows]}
+    keep(content)
+    return content
+
+
+def attempt(case: Case, rounds: int, seconds: float) -> list[Row]:
+    """Its rows, or one that says that there is not enough memory; the next case finds the device empty."""
+    try:
+        return measure(case, rounds, seconds)
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        return [Row(case.dtype, case.size, "vendor", False, 0, failure=str(error))]
+    finally:
+        gc.collect()
+        cupy.get_default_memory_pool().free_all_blocks()
 
 
 def tapes(case: Case) -> Iterator[Tape]:

@@ -2,7 +2,7 @@
 
 Every test marked gpu, a few launches under compute-sanitizer where it is on PATH, then the benchmark. What was run, and
 how it ended, is written to results/<device>/checks.json beside the environment and the commit (the environment variable
-FMM_COMMIT names it where there is no git).
+FMM_COMMIT names it in a copy of the tree).
 """
 
 from __future__ import annotations

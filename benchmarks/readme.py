@@ -49,12 +49,22 @@ def _example(folders: list[Path]) -> Iterator[str]:
 
 def _gpu_example(results: Path) -> Iterator[str]:
     for path in sorted(results.glob("*/gpu.json")):
-        environment, rows = _load(path.parent, "gpu")
-        best = next((_best(case) for case in _cases(rows) if case[0]["size"] == [16384] * 3), None)
-        if best:
-            ours, theirs = median(best["candidate"]), median(best["vendor"])
-            what = f"{best['dtype']}, n = 16384"
-            yield f"On {environment['device']}, {what}: cuBLAS {theirs:.0f} ms, fmm **{ours:.0f} ms**."
+        for environment, rows in _runs(path.parent):
+            mine = [r for r in rows if (r["dtype"], r["size"]) == ("float32", [16384] * 3)]
+            for best in map(_best, _cases(mine)):
+                ours, theirs = median(best["candidate"]), median(best["vendor"])
+                what = "float32, n = 16384"
+                yield f"On {environment['device']}, {what}: cuBLAS {theirs:.0f} ms, fmm **{ours:.0f} ms**."
+
+
+def _runs(folder: Path) -> Iterator[tuple[Row, list[Row]]]:
+    """All runs of a GPU's benchmark, the last first: the environment, and the rows of cases that no later one has."""
+    known: set[tuple[str, str]] = set()
+    for name in ("gpu", *sorted((path.stem for path in folder.glob("gpu-*.json")), reverse=True)):
+        environment, rows = _load(folder, name)
+        new = [r for r in rows if (r["dtype"], str(r["size"])) not in known]
+        known |= {(r["dtype"], str(r["size"])) for r in new if r["candidate"]}
+        yield environment, new
 
 
 def _tables(folders: list[Path]) -> Iterator[str]:
@@ -78,19 +88,16 @@ def _tables(folders: list[Path]) -> Iterator[str]:
 def _gpus(results: Path) -> Iterator[str]:
     """The fastest plan of every case on every GPU; cases that the last run had no time for from an earlier one."""
     for folder in sorted(path.parent for path in results.glob("*/gpu.json")):
-        environment, rows = _load(folder, "gpu")
-        dates = "CUDA {cuda}, cuBLAS {cublas}, {time}".format(**environment)
-        yield f"**{environment['device']}**, {dates} (`results/{folder.name}/`, commit {environment['commit'][:12]})"
+        runs = list(_runs(folder))
+        dates = "CUDA {cuda}, cuBLAS {cublas}, {time}".format(**runs[0][0])
+        where = f"(`results/{folder.name}/`, commit {runs[0][0]['commit'][:12]})"
+        yield f"**{runs[0][0]['device']}**, {dates} {where}"
         yield ""
         yield "| type | m x k x n | cuBLAS | fmm | speedup | / Lt | error | workspace | plan |"
         yield "|---|---|---|---|---|---|---|---|---|"
-        yield from (_gpu_row(case) for case in _cases(rows))
-        for earlier in sorted(folder.glob("gpu-*.json")):
-            known = {(r["dtype"], str(r["size"])) for r in rows}
-            before, others = _load(folder, earlier.stem)
-            missing = [r for r in others if (r["dtype"], str(r["size"])) not in known]
-            note = f" ({before['time'][:10]})"
-            yield from (_gpu_row(case, note) for case in _cases(missing))
+        for i, (environment, rows) in enumerate(runs):
+            note = f" (commit {environment['commit'][:7]})" if i else ""
+            yield from (_gpu_row(case, note) for case in _cases(rows))
         if (folder / "random.json").exists():
             yield ""
             yield from _random(_load(folder, "random")[1])

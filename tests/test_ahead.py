@@ -72,8 +72,8 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
     monkeypatch.setattr(ahead_worker, "compile_", lambda text, device: compiled.append(text))
-    monkeypatch.setattr(ahead_worker.os, "nice", lambda more: 0)
-    monkeypatch.setattr(ahead_worker.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr("os.nice", lambda more: 0)
+    monkeypatch.setattr("signal.signal", lambda *arguments: None)
     assert ahead_worker.main(["0", str(tmp_path)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("PlanError") and second == "done" and len(compiled) == 1
@@ -85,11 +85,12 @@ def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
     made = {text for job in jobs(["float32"], plans) for text in ahead_worker.sources(*job)}
     rng, met, missing = random.Random(1), 0, set()
     for i in range(8):
-        size = tuple(rng.randint(1000, 9000) // (32 if i % 2 else 1) * (32 if i % 2 else 1) for _ in range(3))
+        step = 32 if i % 2 else 1
+        m, k, n = (rng.randint(1000, 9000) // step * step for _ in range(3))
         for plan in plans:
             if plan == VENDOR:
                 continue
-            for op in record(plan, Problem.contiguous(*size, "float32")).ops:
+            for op in record(plan, Problem.contiguous(m, k, n, "float32")).ops:
                 if isinstance(op, SumOp):
                     text = source(op.kernel, op.access, False)
                     met += 1

@@ -142,6 +142,7 @@ SHAPES = ((64, 96, 128), (33, 18, 75), (67, 130, 5))
         ("strassen.batched.pad4", "float64"),
         ("winograd", "complex64"),
         ("strassen^2.batched.pad16", "float32"),
+        ("winograd^2.pad16", "float32"),  # lanes one after the other
         *product(
             ("strassen.batched.pad4 > vendor.inner", "winograd > vendor.outer"), ("float32", "float64", "bfloat16")
         ),

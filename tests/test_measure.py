@@ -294,13 +294,16 @@ def test_the_device_folder_is_a_safe_name(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])
-def test_without_git_the_commit_is_what_the_environment_says(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_nothing_is_known_of_the_commit(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*arguments: Any, **options: Any) -> None:
         raise error
 
     monkeypatch.setattr("fmm.tuner.environment.subprocess.run", run)
     monkeypatch.delenv("FMM_COMMIT", raising=False)
     assert environment.commit() == ""
+
+
+def test_of_a_copy_the_environment_says_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FMM_COMMIT", "0123abc")
     assert environment.commit() == "0123abc"
 

@@ -271,9 +271,9 @@ def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, r
             assert part in line
 
 
-def test_float32_and_the_cpu_unless_said_otherwise(run: Run) -> None:
+def test_float64_and_the_cpu_unless_said_otherwise(run: Run) -> None:
     text = run("predict", "512", "512", "512")
-    assert text.startswith("512x512x512 float32 on cpu, ")
+    assert text.startswith("512x512x512 float64 on cpu, ")
     assert "seconds: nominal" in text  # ratios mean something, seconds do not
     assert "seconds: nominal" not in run("predict", "512", "512", "512", "--device", "v100")
     assert text == run("predict", "512", "512", "512", "--device", "CPU")

@@ -30,6 +30,7 @@ REGISTERS_AHEAD = 128  # where loads are started far ahead: their addresses need
 TRIES = 1000
 WORK = 40_000
 LONG = 400  # statements: more than two levels in one pass
+MANY_HELD = 12  # values at a time, beside addresses that are under way
 # A program with at least so many loads, and twice as many as it holds values at a time, has them started far ahead,
 # through shared memory: so many batches under way, and so many bytes a thread block. Registers alone keep too few loads
 # in flight: the join of three levels then moves 1.9 TB/s on an H200, so 3.7 to 4.1.
@@ -113,8 +114,13 @@ class SumKernel:
 
     @property
     def long(self) -> bool:
-        """So many statements that they come once only, and lanes that need an address each one after the other."""
+        """So many statements that they come once only."""
         return len(self.events) > LONG
+
+    @property
+    def apart(self) -> bool:
+        """Do lanes that need an address each come one after the other, because not all of them fit in registers?"""
+        return self.long or (self.ahead and peak(self.events) > MANY_HELD)
 
     @cached_property
     def ahead(self) -> bool:
@@ -334,6 +340,7 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         _template(),
         "struct Step {",
         f"    static constexpr bool LONG = {str(kernel.long).lower()};",
+        f"    static constexpr bool APART = {str(kernel.apart).lower()};",
         f"    static constexpr bool TURNED = {str(bool(kernel.tall)).lower()};",
         f"    static constexpr int HIGH = {HIGH};",
         f"    static constexpr int SLOTS = {kernel.slots};",

@@ -43,8 +43,8 @@ class Agreement:
 def compared(one: Tuned, two: Tuned, noise: float) -> Agreement:
     """The runtime's choices by either, on products of all these sides."""
     equal, worst, sizes = 0, 0.0, list(product(SIDES, repeat=3))
-    for size in sizes:
-        problem = Problem(*size, one.dtype)
+    for m, k, n in sizes:
+        problem = Problem(m, k, n, one.dtype)
         first, second = (_chosen(tuned, problem) for tuned in (one, two))
         equal += first == second
         if first != second:

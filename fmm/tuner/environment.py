@@ -44,10 +44,12 @@ def device_folder() -> str:
 
 
 def commit() -> str:
-    """The commit of the source tree, with a mark if files have changed since; FMM_COMMIT where there is no git.
+    """The commit of the source tree, with a mark if files have changed since; FMM_COMMIT says it of a copy of one.
 
     Empty for an installed wheel.
     """
+    if given := os.environ.get("FMM_COMMIT"):
+        return given
     root = Path(__file__).parents[2]
     try:
         found = subprocess.run(
@@ -58,7 +60,7 @@ def commit() -> str:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("FMM_COMMIT", "")
+        return ""
     return found.stdout.strip()
 
 

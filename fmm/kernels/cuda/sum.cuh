@@ -284,11 +284,11 @@ struct Io {
     __device__ __forceinline__ Io(const Params& p, int r, int c, Cell* cells)
         : p(p), r(r), c(c), cells(cells), none(hidden_zero()) {}
 
-    // In the loop over the lanes of a long program, the compiler would work out beforehand where hundreds of blocks begin,
+    // In the loop over lanes that come apart, the compiler would work out beforehand where dozens of blocks begin,
     // and keep that in registers: it must not know that this is the same in every pass.
     __device__ static __forceinline__ int hidden_zero() {
         int x = 0;
-        if constexpr (Step::LONG && !VECTOR) asm volatile("mov.s32 %0, 0;" : "=r"(x));
+        if constexpr (Step::APART && !VECTOR) asm volatile("" : "+r"(x));
         return x;
     }
 
@@ -459,8 +459,8 @@ __device__ __forceinline__ void sum(const Params& p) {
     using Tile = fmm::Tile<static_cast<int>(sizeof(Stored)), Step::HIGH>;
     constexpr bool VECTOR = ACCESS == Access::VECTOR;
     constexpr int STEP = VECTOR || Step::TURNED ? 1 : THREADS;
-    // A long program with an address for every lane of every access does not fit in registers: one lane after the other.
-    constexpr int PASSES = Step::LONG && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
+    // Where an address for every lane of every access does not fit in registers: one lane after the other.
+    constexpr int PASSES = Step::APART && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
     __shared__ Cell<Stored, WIDTH> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
     int r = blockIdx.z * gridDim.y + blockIdx.y, first;
     if constexpr (Step::TURNED) {
