@@ -331,7 +331,7 @@ BAD = [
     (("8", "8", "8", "--device", "C1060", "--dtype", "float16"), ("C1060", "float16", "float64", "float32")),
     (("8", "8", "8", "--dtype", "bfloat16"), ("cpu", "bfloat16", "float64", "float32", "complex64", "complex128")),
     # 112 GiB of operands on a device of 15.
-    (("100000", "100000", "100000", "--device", "v100"), ("111.8 GiB", "V100", "14.9 GiB")),
+    (("100000", "100000", "100000", "--dtype", "float32", "--device", "v100"), ("111.8 GiB", "V100", "14.9 GiB")),
 ]
 
 
