@@ -13,7 +13,7 @@ from pathlib import Path
 from fmm.config import ConfigError, Tuned
 from fmm.kernels.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.choose import Limits, choose, usual_growth
 from fmm.perfmodel.predict import estimated, seconds
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.config_commands import checked, sections
@@ -21,7 +21,7 @@ from fmm.tuner.tuning import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
 LEAST = 0.95  # of the choices that should be equal
-NO_LIMIT = Limits(1 << 62)
+ANY_MEMORY = 1 << 62  # bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ def _chosen(tuned: Tuned, problem: Problem) -> Plan:
         return found[1]
     if tuned.calibration is None:
         return Plan()
-    return choose(problem, tuned.calibration, NO_LIMIT).best.plan
+    limits = Limits(ANY_MEMORY, usual_growth(tuned.calibration.batches))
+    return choose(problem, tuned.calibration, limits).best.plan
 
 
 def _apart(calibration: Calibration, problem: Problem, first: Plan, second: Plan) -> float:
