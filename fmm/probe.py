@@ -40,7 +40,9 @@ SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, ab
 # Of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product. Products of
 # float32 are over sooner, and what disturbs the sums counts for more.
 MARGIN = {"float64": 0.75, "float32": 0.65}
-LEAST_GAIN = 0.025  # that is predicted: two products at a time lose as much at their beginning and end at 4096
+# That is predicted. Between 4096 and 7000 two cores with AVX-512 lose as much of it again (float64 2 to 5 %, float32 6
+# to 8 %) at the beginning and end of a product, where one thread waits for the other, and to sums beside products.
+LEAST_GAIN = 0.075
 
 MEASURED = "measured in this process"
 
