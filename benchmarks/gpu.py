@@ -68,7 +68,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.dtype} {' x '.join(map(str, self.size))}"
+        return named(self.dtype, self.size)
 
     @property
     def storage(self) -> Any:
@@ -77,6 +77,10 @@ class Case:
     @property
     def kind(self) -> str:
         return "float32" if self.dtype == "tf32" else self.dtype
+
+
+def named(dtype: str, size: Sequence[int]) -> str:
+    return f"{dtype} {' x '.join(map(str, size))}"
 
 
 def cube(n: int) -> tuple[int, int, int]:
@@ -372,7 +376,7 @@ def chosen(cases: Sequence[Case], options: argparse.Namespace) -> list[Case]:
 
 
 def measured(
-    cases: Sequence[Case], options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]
+    cases: Sequence[Case], options: argparse.Namespace, write: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Every case, as long as there is time, and kept at once; kernels are compiled together, before."""
     began = time.perf_counter()
@@ -387,9 +391,9 @@ def measured(
             continue
         content["rows"] += map(asdict, attempt(case, 5 if options.quick else options.rounds, options.seconds))
         content["environment"]["seconds"] = round(time.perf_counter() - began, 1)
-        keep(content)
+        write(content)
         print(f"{case.name}: {time.perf_counter() - start:.1f} s", flush=True)
-    keep(content)
+    write(content)
     return content
 
 
@@ -422,13 +426,10 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             )
     commands = "; ".join(env["command"] for env in environments)
     order = {case.name: i for i, case in enumerate(CASES)}
-    rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: order.get(_name(row), len(order)))
+    rows = [row for part in parts for row in part["rows"]]
+    rows.sort(key=lambda row: order.get(named(row["dtype"], row["size"]), len(order)))
     skipped = [name for part in parts for name in part["skipped"]]
     return {"environment": {**environments[0], "command": commands}, "skipped": skipped, "rows": rows}
-
-
-def _name(row: dict[str, Any]) -> str:
-    return f"{row['dtype']} {' x '.join(map(str, row['size']))}"
 
 
 if __name__ == "__main__":
