@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fmm.kernels.cuda_source import source
-from fmm.kernels.plan import VENDOR
+from fmm.kernels.plan import VENDOR, Level, Plan
 from fmm.kernels.tape import Problem, SumOp, record
 from fmm.perfmodel.choose import candidates
 from fmm.tuner import ahead_worker
@@ -18,6 +18,7 @@ from fmm.tuner.ahead import Ahead, jobs
 
 WORKERS = {
     "done": "for line in sys.stdin: print('done', flush=True)",
+    "heavy hangs": "import time\nfor line in sys.stdin: '^3' in line and time.sleep(1000); print('done', flush=True)",
     "hangs": "import time; time.sleep(1000)",
     "dies": "sys.stdin.readline(); sys.exit(1)",
     "dies at once": "sys.exit(1)",
@@ -28,24 +29,43 @@ def worker(does: str) -> tuple[str, ...]:
     return sys.executable, "-c", "import sys\n" + WORKERS[does]
 
 
-WANTED = [(dtype, "plan", (1, 2, 3), "") for dtype in ("float32", "float64") for _ in range(5)]
+LIGHT, HEAVY = (Plan.parse(f"{x}.batched > vendor") for x in ("strassen", "strassen^3"))
+WANTED = [(dtype, str(plan), (1, 2, 3), "") for dtype in ("float32", "float64") for plan in (LIGHT, HEAVY) * 2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "tf32", "bfloat16"])
-def test_a_type_is_waited_for(dtype: str) -> None:
+def test_a_plan_is_waited_for(dtype: str) -> None:
     """TF32 waits for float32's kernels; what nobody asked for is not waited for."""
     made = Ahead(0, WANTED, 3, worker("done"))
     try:
-        assert made.wait(dtype, 30)
+        assert made.wait(dtype, HEAVY, 30)
     finally:
         made.close()
+
+
+def test_a_plan_waits_for_its_own_levels_alone() -> None:
+    """The light ones are done first; what needs nothing else can be measured then."""
+    made = Ahead(0, WANTED[:2], 1, worker("heavy hangs"))
+    try:
+        assert made.wait("float32", LIGHT, 30)
+        assert made.wait("float64", HEAVY, 0.1)  # nobody makes it ahead
+        assert not made.wait("float32", HEAVY, 0.3)
+        assert not made.wait("float32", Plan.parse(f"strassen > {HEAVY}"), 0.1)
+    finally:
+        made.close()
+
+
+def test_light_kernels_come_first() -> None:
+    plans = [Plan.parse(plan).levels for _, plan, _, _ in jobs(["float32"], candidates(True))]
+    heavy = [max(step.products for step in levels if isinstance(step, Level)) for levels in plans]
+    assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
 
 
 @pytest.mark.parametrize("does", ["dies", "dies at once"])
 def test_dead_workers_keep_nobody_waiting(does: str) -> None:
     made = Ahead(0, WANTED, 2, worker(does))
     try:
-        assert made.wait("float64", 30)
+        assert made.wait("float64", HEAVY, 30)
     finally:
         made.close()
 
@@ -53,7 +73,7 @@ def test_dead_workers_keep_nobody_waiting(does: str) -> None:
 def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
     made = Ahead(0, WANTED, 2, worker("hangs"))
     start = time.perf_counter()
-    assert not made.wait("float32", 0.3)
+    assert not made.wait("float32", LIGHT, 0.3)
     made.close()
     assert time.perf_counter() - start < 5
     assert all(w.poll() is not None for w in made._workers)

@@ -74,6 +74,7 @@ def test_sums_launches_and_overlap() -> None:
         ("aligned.batched.pad16 > vendor", 511, 1.0),
         ("winograd.overlapped.pad16 > vendor", 511, 1 + 1 / 7 * 8.0),  # one of its products reads blocks in place
         ("winograd.overlapped.pad16 > vendor", 510, 1 + 1 / 7 * 4.0),
+        ("winograd^2.pad16 > vendor", 511, 1 + 16 / 49 * 8.0),  # seven read blocks of A or B, nine write blocks of C
         ("strassen.overlapped.pad16 > strassen.batched.pad16 > vendor", 511, 1.5),
     ],
 )
@@ -83,6 +84,25 @@ def test_alignment_and_batches_slow_products_down(plan: str, n: int, slower: flo
     problem = Problem(n, n, n, "bfloat16")
     before, after = (predict(Plan.parse(plan), problem, c) for c in (plain, told))
     assert after.products == pytest.approx(slower * before.products)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "slower"), [(508, 512, 1 + 4 * 1.5), (512, 508, 5.0), (508, 508, 5.0), (511, 512, 13.0)]
+)
+def test_rows_of_a_alone_that_are_not_aligned_are_a_case_of_their_own(k: int, n: int, slower: float) -> None:
+    plain = Calibration("slow memory", "", {"bfloat16": Rate(1e12, 0, 0)}, 1e15)
+    told = replace(plain, rates={"bfloat16": Rate(1e12, 0, 0, unaligned=5.0, odd=9.0, alone=1.5)})
+    before, after = (vendor(Problem(512, k, n, "bfloat16"), c) for c in (plain, told))
+    assert after.products == pytest.approx(slower * before.products)
+
+
+@pytest.mark.parametrize(("plan", "slower"), [("strassen^3", 2.0), ("strassen^2", 1.0)])
+def test_three_levels_on_rows_of_odd_bytes_are_slower_still(plan: str, slower: float) -> None:
+    smooth = Calibration("", "", {"bfloat16": Rate(1e15, 0, 0)}, 1e12)
+    rough, plan_ = replace(smooth, rough=0.5), Plan.parse(f"{plan}.batched.pad16 > vendor")
+    for n, factor in ((8192, 1.0), (8191, slower)):  # of the sums, nearly all are on A, B and C themselves
+        before, after = (predict(plan_, Problem(n, n, n, "bfloat16"), c).sums for c in (smooth, rough))
+        assert after == pytest.approx(factor * before)
 
 
 def test_complex_products_do_four_times_the_flops() -> None:

@@ -378,6 +378,15 @@ def test_what_the_host_takes_for_a_launch_is_found() -> None:
     assert found.host == pytest.approx(2e-3, rel=0.05) and found.rate("float64").flops == pytest.approx(3e10, rel=0.1)
 
 
+@pytest.mark.parametrize("tile", [64.0, 256.0])
+def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
+    rate = replace(ODD_TRUTH.rate("float64"), tile=tile)
+    truth = replace(ODD_TRUTH, rates=MappingProxyType({"float64": rate}))
+    start = replace(FakeDevice().untuned(), batches=True)
+    found = fitting.fit(start, "float64", observed(truth)).calibration.rate("float64")
+    assert found.tile == tile and found.flops == pytest.approx(3e10, rel=0.1)
+
+
 def test_what_nothing_informs_stays_as_it_was() -> None:
     start = FakeDevice().untuned()
     vendors = [o for o in observed(ODD_TRUTH) if o.kind == "vendor"]

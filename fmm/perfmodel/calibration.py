@@ -19,7 +19,8 @@ class Rate:
     device half busy, and after `pipe` steps of the inner dimension half the time is start-up. `rows / m + cols / n` is
     added to the sum: what reading B and A once costs. `memory` is the rate of thin products in bytes/s, the sums' if 0.
     Products whose rows do not begin at multiples of 16 bytes take `unaligned` times as long, if not even at multiples
-    of 4 `odd` times, those of a batch `batch`. C is computed in whole tiles of `tile` rows and columns.
+    of 4 `odd` times, and what that adds is `alone` times as much where it is A's rows alone; those of a batch take
+    `batch` times as long. C is computed in whole tiles of `tile` rows and columns.
     """
 
     flops: float
@@ -30,6 +31,7 @@ class Rate:
     memory: float = 0.0
     unaligned: float = 1.0
     odd: float = 1.0
+    alone: float = 1.0
     batch: float = 1.0
     tile: float = 1.0
 
@@ -42,8 +44,9 @@ class Calibration:
     overlapped level that is hidden behind products; with `batches`, equal products of a batched level start together.
     Plans whose leaf products have a side below `least` are not chosen: the formula does not hold for them.
     Sums reach these shares of their rate: `sequential` levels, those on rows that do not begin on cache lines
-    (`ragged`) or at multiples of 16 bytes (`scalar`: no wide accesses), and three levels in one pass (`deep`: so many
-    values at a time leave registers for few threads). `host`: what starting a product takes at least.
+    (`ragged`) or at multiples of 4 bytes (`scalar`: no access of a whole word), and three levels in one pass (`deep`:
+    so many values at a time leave registers for few threads), more so if they are scalar too (`rough`). `host`: what
+    starting a product takes at least.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Calibration:
     ragged: float = 1.0
     scalar: float = 1.0
     deep: float = 1.0
+    rough: float = 1.0
     host: float = 0.0
     least: float = 0.0
 

@@ -29,8 +29,9 @@ class Work:
 
     `sequential` is the share of the traffic that belongs to sequential levels, `deep` to three levels in one pass,
     `overlapped` of that below an overlapped one, `ragged` and `scalar` that of the first level on those of A, B and C
-    whose rows do not begin on cache lines, or not even at multiples of 16 bytes (those of temporaries do both).
-    `unaligned` is the share of the leaf products that read such rows in place, `odd` if they begin at no multiple of 4.
+    whose rows do not begin on cache lines, or not even at multiples of 4 bytes (those of temporaries do both); `rough`
+    is what of the scalar share is deep too. `unaligned` is the share of the leaf products that read or write in place
+    rows that do not begin at multiples of 16 bytes, `odd` if at none of 4; `alone`: A's rows are the only such ones.
     """
 
     leaves: tuple[Leaf, ...]
@@ -41,8 +42,10 @@ class Work:
     overlapped: float = 0.0
     scalar: float = 0.0
     deep: float = 0.0
+    rough: float = 0.0
     unaligned: float = 0.0
     odd: float = 0.0
+    alone: bool = False
 
     @property
     def smallest(self) -> float:
@@ -93,13 +96,14 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
 
     products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
               m and n in whole tiles; the first of the two takes `unaligned`, `odd` or `batch` times as long where it is
+              (of what it takes longer, `alone` times as much where only A's rows are so)
     sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes), and what `host` takes longer for the starts than the device for all its work
     """
     rate, item = calibration.rate(problem.dtype), problem.itemsize
     products = starts = 0.0
-    aside = 1 + work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)
+    aside = 1 + (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     for m, k, n, count, together in work.leaves:
         if m and k and n:
             slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
@@ -116,6 +120,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
         (calibration.ragged, work.ragged),
         (calibration.scalar, work.scalar),
         (calibration.deep, work.deep),
+        (calibration.rough, work.rough),
     ):
         traffic *= 1 - rest + rest / share
     sums = (traffic * item + calibration.small * work.passes) / calibration.stream
@@ -152,7 +157,8 @@ class Footprint:
     passes: int
     moved: tuple[float, float, float]
     held: tuple[float, float, float]
-    direct: tuple[float, float]  # the share of products that read a block of A or B in place: if all are whole, if not
+    # The share of products that read a block of A or B in place, or write one of C: if all blocks are whole, if not.
+    direct: tuple[float, float]
 
     def each(self, blocks: tuple[float, float, float], m: float, k: float, n: float) -> tuple[float, float, float]:
         """Elements of so many blocks of A, B and C."""
@@ -183,7 +189,7 @@ def footprint(first: Level) -> Footprint:
 def _in_place(recipe: Recipe | None) -> float:
     assert recipe is not None
     products = list(recipe.products)
-    return sum(p.left.name in "AB" or p.right.name in "AB" for p in products) / len(products)
+    return sum(any(place.name in "ABC" for place in (p.left, p.right, p.dest)) for p in products) / len(products)
 
 
 def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
@@ -198,7 +204,7 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
-    traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
+    traffic = passes = sequential = ragged = overlapped = scalar = deep = rough = 0.0
     unaligned = 0.0 if _even(problem, ACCESS) else 1.0
     odd = 0.0 if _even(problem, WORD) else 1.0
     direct = 1.0
@@ -217,7 +223,8 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         sequential += moved if step.traversal == "sequential" else 0.0
         if count == 1:
             ragged += sum(x for x, begins in zip(each, _rows(problem, ALIGN), strict=True) if not begins)
-            scalar += sum(x for x, begins in zip(each, _rows(problem, ACCESS), strict=True) if not begins)
+            scalar += sum(x for x, begins in zip(each, _rows(problem, WORD), strict=True) if not begins)
+            rough = scalar if f.products >= DEEP else 0.0
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or step.traversal == "overlapped"
@@ -225,9 +232,10 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         count *= f.products
     whole = traffic or 1.0
     leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
-    shares = sequential / whole, ragged / whole, overlapped / whole, scalar / whole, deep / whole
+    shares = [x / whole for x in (sequential, ragged, overlapped, scalar, deep, rough)]
     direct = 0.0 if _batched(plan) else direct
-    return Work(leaves, traffic, passes, *shares, direct * (unaligned - odd), direct * odd)
+    a, b, _ = _rows(problem, ACCESS)
+    return Work(leaves, traffic, passes, *shares, direct * (unaligned - odd), direct * odd, b and not a)
 
 
 def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:

@@ -28,11 +28,12 @@ LABELS = ("join", "split A", "split B")
 WORKER = (sys.executable, "-m", "fmm.tuner.ahead_worker")
 
 Job = tuple[str, str, tuple[int, int, int], str]  # dtype, plan, size, label
+Place = tuple[str, bool]  # a level, and whether it is the last of its plan
 
 
 def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
-    """What makes all kernels of the plans, type by type, those that take longest first."""
-    covering = sorted(_covering(plans), key=_weight, reverse=True)
+    """What makes all kernels of the plans, type by type, the quickest first: with them measuring can begin."""
+    covering = _covering(plans)
     for dtype in dtypes:
         for plan in covering:
             for size in SIZES:
@@ -41,20 +42,28 @@ def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
 
 
 def _covering(plans: Iterable[Plan]) -> list[Plan]:
-    """Plans enough for every level of all, as one with leaf products and as one above others."""
+    """Plans enough for every level of all, the light ones first."""
     found: list[Plan] = []
-    seen: set[tuple[object, bool]] = set()
+    seen: set[Place] = set()
     for plan in sorted((p for p in plans if p.levels), key=_weight):
-        levels = {(step, step is plan.levels[-1]) for step in plan.levels}
-        if not levels <= seen:
+        if not places(plan) <= seen:
             found.append(plan)
-            seen |= levels
+            seen |= places(plan)
     return found
+
+
+def places(plan: Plan) -> frozenset[Place]:
+    """A plan's levels as their kernels tell them apart: with leaf products, or above others."""
+    return frozenset((str(Plan((step,))), step is plan.levels[-1]) for step in plan.levels)
 
 
 def _weight(plan: Plan) -> int:
     """As the compiler's time: the statements of the largest kernel."""
     return max(step.products if isinstance(step, Level) else 0 for step in plan.levels)
+
+
+def _makes(job: Job) -> list[tuple[str, Place]]:
+    return [(job[0], place) for place in places(Plan.parse(job[1]))]
 
 
 def stored(dtype: str) -> str:
@@ -63,10 +72,10 @@ def stored(dtype: str) -> str:
 
 
 class Ahead:
-    """Workers that do jobs in their order, and who waits for which type's."""
+    """Workers that do jobs in their order, and who waits for which plan's."""
 
     def __init__(self, device: int, wanted: Sequence[Job], workers: int, worker: Sequence[str] = WORKER) -> None:
-        self._queue, self._left = deque(wanted), Counter(job[0] for job in wanted)
+        self._queue, self._left = deque(wanted), Counter(made for job in wanted for made in _makes(job))
         self._changed = threading.Condition()
         self._claims = tempfile.TemporaryDirectory(prefix="fmm-")
         command = [*worker, str(device), self._claims.name]
@@ -87,17 +96,18 @@ class Ahead:
                 if not worker.stdout.readline():
                     break
                 with self._changed:
-                    self._left[job[0]] -= 1
+                    self._left.subtract(_makes(job))
                     self._changed.notify_all()
         with self._changed:
             self._alive -= 1
             self._changed.notify_all()
 
-    def wait(self, dtype: str, seconds: float) -> bool:
-        """Until all of a type's jobs are done, or nobody is there to do them; False if the seconds were not enough."""
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        """Until all that a plan needs is done, or nobody is there to do it; False if the seconds were not enough."""
+        needed = [(stored(dtype), place) for place in places(plan)]
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._left[stored(dtype)] <= 0 or not self._alive, min(seconds, 3600.0)
+                lambda: all(self._left[x] <= 0 for x in needed) or not self._alive, min(seconds, 3600.0)
             )
 
     def close(self) -> None:

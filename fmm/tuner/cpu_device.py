@@ -96,7 +96,7 @@ class CpuDevice:
     def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def wait(self, dtype: str, seconds: float) -> bool:
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
         return True
 
 

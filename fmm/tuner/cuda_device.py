@@ -111,8 +111,8 @@ class CudaDevice:
             finally:
                 self._ahead = None
 
-    def wait(self, dtype: str, seconds: float) -> bool:
-        return self._ahead is None or self._ahead.wait(dtype, seconds)
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        return self._ahead is None or self._ahead.wait(dtype, plan, seconds)
 
 
 def _clocks(index: int) -> dict[str, Any]:

@@ -68,5 +68,5 @@ class Device(Protocol):
     def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         """While this is open, what the candidates of these types need is made ready beside the measurements."""
 
-    def wait(self, dtype: str, seconds: float) -> bool:
-        """Until that is ready for a type; False if it took more than so many seconds."""
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        """Until that is ready for a plan; False if it took more than so many seconds."""

@@ -78,7 +78,7 @@ class FakeDevice:
     def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def wait(self, dtype: str, seconds: float) -> bool:
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
         return True
 
 

@@ -106,6 +106,7 @@ PARAMETERS = (
     Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
     Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
     Parameter("rate.odd", 0.5, 20.0, PRODUCTS),
+    Parameter("rate.alone", 0.5, 2.0, PRODUCTS),
     Parameter("rate.batch", 0.5, 2.0, frozenset({"products", "plan"})),
     Parameter("stream", 1e6, 1e15, SUMS),
     Parameter("small", 1.0, 1e10, SUMS),
@@ -113,12 +114,14 @@ PARAMETERS = (
     Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
     Parameter("scalar", 0.1, 10.0, frozenset({"plan"})),
     Parameter("deep", 0.1, 10.0, SUMS),
+    Parameter("rough", 0.1, 10.0, frozenset({"plan"})),
     Parameter("launch", 1e-8, 1e-2, SUMS),
     Parameter("host", 1e-8, 1e-2, frozenset({"products", "plan"})),
     Parameter("overlap", 0.0, 1.0, frozenset({"plan"}), linear=True),
 )
 
 
+TILE = Parameter("rate.tile", 1.0, 1024.0, frozenset())
 BESIDE = frozenset({"host"})  # where a processor launches what another device does, in its own time
 
 
@@ -138,8 +141,20 @@ class Fit:
     residuals: tuple[float, ...]
 
 
+TILES = (64.0, 128.0, 256.0)  # sides of the blocks in which vendors' products are computed
+
+
 def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """Least squares of the residuals with a robust loss; parameters that nothing informs stay at their start."""
+    """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
+    if not start.batches:
+        return _fitted(start, dtype, observed)[1]
+    starts = (TILE.put(start, dtype, tile) for tile in TILES)
+    return min((_fitted(s, dtype, observed) for s in starts), key=lambda found: found[0])[1]
+
+
+def _fitted(start: Calibration, dtype: str, observed: Sequence[Observation]) -> tuple[float, Fit]:
+    """Least squares of the residuals with a robust loss, and what is left of it; parameters that nothing informs stay
+    at their start."""
     from scipy.optimize import least_squares
 
     kinds = {o.kind for o in observed}
@@ -163,9 +178,8 @@ def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
         return np.concatenate([weights * (np.log(times) - measured), PRIOR * (x - origin)])
 
     solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, x_scale=1.0)
-    return Fit(
-        calibrated(solved.x), _intervals(free, solved, len(observed)), tuple(solved.fun[: len(observed)] / weights)
-    )
+    residues = tuple(solved.fun[: len(observed)] / weights)
+    return float(solved.cost), Fit(calibrated(solved.x), _intervals(free, solved, len(observed)), residues)
 
 
 def _owner(calibration: Calibration, parameter: Parameter, dtype: str) -> object:

@@ -170,7 +170,7 @@ class Desk:
     def _wait(self, run: Run) -> None:
         """For what is made ready beside the measurements, and what the vendor's product does not need."""
         left = self.journal.limit - self.journal.elapsed
-        if run.plan.levels and not self.journal.device.wait(self.problem.dtype, left):
+        if run.plan.levels and not self.journal.device.wait(self.problem.dtype, run.plan, left):
             raise TimeUpError
 
     def leave(self) -> None:

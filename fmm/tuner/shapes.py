@@ -31,16 +31,17 @@ def largest_side(problem: Problem, seconds: float, device: Device, effort: Effor
 # Shares of the largest side: squares of all sizes, then products that are thin in one way or another.
 SQUARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONGS = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-ODD = 37  # added to some sides: few products are of round numbers
+# Added to their sides: few products are of round numbers. Rows of 16-bit types then begin at multiples of 2 or 4 bytes.
+BEYOND = (0, 37, 6, 37, 2, 37)
 
 
 def probed(side: int) -> Iterator[Size]:
     """The shapes of the fit, the largest square first."""
     for share in SQUARES:
         yield _rounded(share * side), _rounded(share * side), _rounded(share * side)
-    for i, (m, k, n) in enumerate(OBLONGS):
-        odd = ODD if i % 2 else 0
-        yield _rounded(m * side) + odd, _rounded(k * side) + odd, _rounded(n * side) + odd
+    for beyond, shares in zip(BEYOND, OBLONGS, strict=True):
+        m, k, n = (_rounded(share * side) + beyond for share in shares)
+        yield m, k, n
 
 
 def _rounded(side: float) -> int:
