@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fmm.decision import Decision, decide, leaner, smallest_side
-from fmm.device_arrays import ANYTHING, EXACT, TINY_BYTES, Wanted, arrays_of
+from fmm.device.arrays import ANYTHING, EXACT, TINY_BYTES, Wanted, arrays_of
 from fmm.guard import may_overflow
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
@@ -186,7 +186,7 @@ def plan(
             raise ValueError(f"{name} must be a whole number, 0 or more, not {side!r}")
     limits = _limits(max_error_growth, workspace)
     if device != "cpu":
-        from fmm.device_plan import plan_on
+        from fmm.device.plan import plan_on
 
         return plan_on(device, (int(m), int(k), int(n)), dtype, _wanted(None, max_error_growth, workspace))
     kind = np.dtype(dtype)

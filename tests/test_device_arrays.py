@@ -16,11 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm import config, device_arrays, device_call, device_multiply
-from fmm.device_arrays import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
-from fmm.device_call import Call, NotOursError, Question, answer, fresh
-from fmm.device_decision import Gpu, calibration_of_device, decide_on, leaner_on
-from fmm.device_plan import device_index, type_name
+from fmm import config
+from fmm.device import arrays as device_arrays
+from fmm.device import call as device_call
+from fmm.device import multiply as device_multiply
+from fmm.device.arrays import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
+from fmm.device.call import Call, NotOursError, Question, answer, fresh
+from fmm.device.decision import Gpu, calibration_of_device, decide_on, leaner_on
+from fmm.device.plan import device_index, type_name
 from fmm.kernels import rescue
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import VENDOR, Plan, PlanError
@@ -118,7 +121,7 @@ def test_what_is_on_the_host_is_numpys(pair: tuple[Any, Any]) -> None:
 
 def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "fmm.cupy_arrays", raising=False)
+    monkeypatch.delitem(sys.modules, "fmm.device.cupy_arrays", raising=False)
     with pytest.raises(TypeError, match=r"numba DeviceNDArray on a CUDA device.*needs CuPy"):
         fmm.matmul(INTERFACE, INTERFACE)
     assert described(INTERFACE) == "a numba DeviceNDArray on a CUDA device"
@@ -415,7 +418,7 @@ def test_types_by_any_name(dtype: Any, name: str) -> None:
 
 
 def test_plans_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fmm import device_plan
+    from fmm.device import plan as device_plan
 
     monkeypatch.setattr(device_plan, "gpu", lambda index: H200)
     decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
@@ -797,7 +800,7 @@ class Matrix:
 def gemm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module that calls cuBLAS, with a handle and a function that only note the call; no device."""
     pytest.importorskip("cupy")
-    from fmm import cupy_gemm
+    from fmm.device import cupy_gemm
 
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(cupy_gemm, "gemm", lambda *values: calls.append(values))

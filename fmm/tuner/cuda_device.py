@@ -13,7 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fmm.device_decision import calibration_of_device, gpu
+from fmm.device.decision import calibration_of_device, gpu
 from fmm.identity import Identity
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import VENDOR, Plan, PlanError

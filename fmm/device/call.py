@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fmm.decision import Decision
-from fmm.device_arrays import Operand, Setting
-from fmm.device_decision import decide_on, gpu
+from fmm.device.arrays import Operand, Setting
+from fmm.device.decision import decide_on, gpu
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.kernels.tape import Layout, Tape, record

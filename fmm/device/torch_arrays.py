@@ -16,9 +16,9 @@ import torch
 from torch.autograd import forward_ad
 
 from fmm.decision import Decision
-from fmm.device_arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless
-from fmm.device_call import Call
-from fmm.device_multiply import explained, lost, prepared, product
+from fmm.device.arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless
+from fmm.device.call import Call
+from fmm.device.multiply import explained, lost, prepared, product
 from fmm.kernels.plan import VENDOR, PlanError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -56,7 +56,7 @@ def _no_kernels() -> str:
 
 
 class TorchArrays:
-    """torch's side of `device_arrays.Arrays`."""
+    """torch's side of `arrays.Arrays`."""
 
     name = "torch"
     out_of_memory: type[BaseException] = torch.OutOfMemoryError
