@@ -654,6 +654,29 @@ def test_host_tensors_are_multiplied_through_numpy() -> None:
     torch.testing.assert_close(fmm.matmul(z.mH, z, plan=LEVEL), z.mH @ z)  # a conjugate that is only marked as one
 
 
+def test_host_tensors_explain_what_matmul_does_with_a_plan() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.from_numpy(draw((60, 50))), torch.from_numpy(draw((50, 40)))
+    assert fmm.explain(a, b, plan=LEVEL).plan == LEVEL
+    assert str(fmm.explain(a, b, plan=LEVEL)) == str(fmm.explain(a.numpy(), b.numpy(), plan=LEVEL))
+    z = torch.complex(a, -a)
+    assert fmm.explain(z.mH, z, plan=LEVEL).plan == LEVEL
+    for x, y, out in (
+        (a.half(), b.half(), None),
+        (a[0], b, None),
+        (a.int(), b.int(), None),
+        (a, b, torch.ones((3, 3), dtype=a.dtype)),
+        (a, b.as_subclass(type("Mine", (torch.Tensor,), {})), None),
+    ):
+        assert fmm.explain(x, y, out).plan == fmm.explain(x, y, out, plan=VENDOR).plan == VENDOR
+        for call in (fmm.matmul, fmm.explain):
+            with pytest.raises(PlanError, match=r"cannot run here: .*(its own|vectors|another shape)"):
+                call(x, y, out, plan=LEVEL)
+    with pytest.raises(PlanError, match="take fewer levels"):
+        fmm.explain(a, b, plan="strassen^4 > strassen^4 > vendor")
+    assert "do not match" in fmm.explain(a, a).reason
+
+
 def test_host_tensors_have_gradients() -> None:
     torch = pytest.importorskip("torch")
     a, b = (torch.from_numpy(draw(s)).requires_grad_() for s in ((2, 6, 5), (5, 4)))
@@ -673,9 +696,10 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
     for b in (torch.ones((3, 3)), torch.ones((4, 4), dtype=torch.float64), 3):
         with pytest.raises((RuntimeError, TypeError)) as theirs:
             torch.matmul(a, b)
-        with pytest.raises(type(theirs.value)) as ours:
-            fmm.matmul(a, b)
-        assert str(ours.value) == str(theirs.value)
+        for plan in (None, VENDOR, LEVEL):
+            with pytest.raises(type(theirs.value)) as ours:
+                fmm.matmul(a, b, plan=plan)
+            assert str(ours.value) == str(theirs.value)
     with pytest.raises(TypeError, match="takes no order"):
         fmm.matmul(a, a, order="F")
 
