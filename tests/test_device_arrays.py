@@ -615,6 +615,18 @@ def test_refusals_are_explained_and_a_given_plan_is_not_silently_dropped(runs: l
     assert library.vendors == 1
 
 
+def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
+    """Before its tape, seven times as long for each level more, is recorded."""
+    library, a = HostArrays(), draw((8, 8))
+    wanted = Wanted(Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"])))
+    for call in (multiply, device_multiply.explained):
+        with pytest.raises(PlanError, match="products of a 8 x 8 x 8 one; take fewer levels"):
+            call(library, a, a, None, wanted)  # type: ignore[arg-type]
+    assert library.vendors == 0 and len(runs) == 1
+    multiply(library, a, a, wanted=Wanted(Plan.parse(" > ".join(["winograd"] * 4 + ["vendor"]))))
+    assert len(runs) == 2
+
+
 # ---- the rescue
 
 
