@@ -49,7 +49,6 @@ def test_a_report_is_drawn(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
 def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     """However close together the lines that they name are."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
@@ -59,9 +58,8 @@ def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     (axes,) = made.axes
     top = axes.get_ylim()[1]
     axes.set_ylim(top / 10**decades, top)
-    canvas = FigureCanvasAgg(made)
-    canvas.draw()
-    names = [Text.get_window_extent(text, canvas.get_renderer()) for text in axes.texts]
+    made.draw_without_rendering()
+    names = [Text.get_window_extent(text) for text in axes.texts]
     paths = [line.get_transform().transform_path(line.get_path()) for line in axes.lines]
     assert len(names) == 2 and len(paths) > 3
     assert not any(path.intersects_bbox(name, filled=False) for path in paths for name in names)
