@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
-from fmm import decision, multiply
+from fmm import multiply
 from fmm.kernels import VENDOR, PlanError
-from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
 from fmm.perfmodel.choose import Limits
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -36,17 +34,6 @@ PLANS = (
     "balanced(2) > dps > vendor",
     "vendor",
 )
-
-
-# A device whose sums cost nothing but their start, as much as a flop: fast plans are chosen for small arrays.
-RATES = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
-FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), stream=1e30, launch=1.0)
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, "calibration", lambda threads: FREE_SUMS)
-    monkeypatch.setattr(multiply, "SIDE", 1)
 
 
 @dataclass(frozen=True)
