@@ -32,11 +32,11 @@ import numpy as np
 from fmm.kernels.cupy_backend import CupyBackend, prepare
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.tape import Problem, Tape, record
-from fmm.tuner.cuda_device import milliseconds, normal, wide
+from fmm.tuner.cuda_device import milliseconds
+from fmm.tuner.cuda_operands import Operands, normal
 from fmm.tuner.environment import commit
 
 ROOT = Path(__file__).parents[1]
-FOOTPRINT = 192 << 20  # bytes: buffer sets are rotated until together they are larger than any cache
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
 
 
@@ -69,14 +69,6 @@ class Case:
     @property
     def name(self) -> str:
         return named(self.dtype, self.size)
-
-    @property
-    def storage(self) -> Any:
-        return {"bfloat16": np.uint16, "tf32": np.float32}.get(self.dtype) or np.dtype(self.dtype).type
-
-    @property
-    def kind(self) -> str:
-        return "float32" if self.dtype == "tf32" else self.dtype
 
 
 def named(dtype: str, size: Sequence[int]) -> str:
@@ -146,43 +138,16 @@ class Row:
         return median(v / c for v, c in pairs) if self.candidate else float("nan")
 
 
-# ---- data
-
-
-class Buffers:
-    """Operands of a case: as many sets as it takes to leave every cache, and float64 rows of the first product."""
-
-    def __init__(self, case: Case) -> None:
-        m, k, n = case.size
-        kind, item = case.kind, np.dtype(case.storage).itemsize
-        count = min(max(FOOTPRINT // ((m * k + k * n + m * n) * item), 1), 8)
-        self.sets = [
-            (normal((m, k), kind), normal((k, n), kind), cupy.empty((m, n), case.storage)) for _ in range(count)
-        ]
-        self.rows = cupy.asarray(np.linspace(0, m - 1, min(SAMPLED_ROWS, m)).astype(np.int64))
-        a, b, _ = self.sets[0]
-        self.reference = cupy.zeros((len(self.rows), n))
-        left = wide(a[self.rows], kind)
-        for row in range(0, k, 4096):
-            self.reference += left[:, row : row + 4096] @ wide(b[row : row + 4096], kind)
-
-    def error(self, kind: str) -> tuple[float, float]:
-        """Relative Frobenius error, and largest error, of the sampled rows of the first set's result."""
-        difference = wide(self.sets[0][2][self.rows], kind) - self.reference
-        relative = cupy.linalg.norm(difference) / cupy.linalg.norm(self.reference)
-        return float(relative), float(abs(difference).max())
-
-
 # ---- timing
 
 
 class Candidate:
-    """A tape that can be run on every set of buffers, by plain launches or as graphs."""
+    """A tape that can be run on every set of operands, by plain launches or as graphs."""
 
-    def __init__(self, case: Case, plan: Plan, buffers: Buffers, graph: bool, workspace: Any) -> None:
+    def __init__(self, case: Case, plan: Plan, operands: Operands, graph: bool, workspace: Any) -> None:
         self.backend = CupyBackend()
         self.tape: Tape = record(plan, Problem.contiguous(*case.size, case.dtype))
-        self.pointers = [(a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr) for a, b, c in buffers.sets]
+        self.pointers = [(a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr) for a, b, c in operands.sets]
         self.graphs = [self.backend.graph(self.tape, *p) for p in self.pointers] if graph else None
 
     def run(self, i: int) -> None:
@@ -197,7 +162,7 @@ class Candidate:
 
 def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
     """The best plans of a case in shuffled rounds; each is checked before it is timed."""
-    buffers = Buffers(case)
+    operands = Operands(case.size, case.dtype, SAMPLED_ROWS)
     texts = ["vendor", *(LT if prod(case.size) < LONG else LT[:3]), *case.plans]
     pool = [(Plan.parse(text), graph) for text in texts for graph in ((False, True) if case.graph else (False,))]
     need = max(record(plan, Problem.contiguous(*case.size, case.dtype)).workspace for plan, _ in pool)
@@ -206,9 +171,9 @@ def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
     for plan, graph in pool:
         row = Row(case.dtype, case.size, str(plan), graph, 0)
         try:
-            candidate = Candidate(case, plan, buffers, graph, workspace)
+            candidate = Candidate(case, plan, operands, graph, workspace)
             row.workspace = candidate.tape.workspace
-            check(case, candidate, buffers, workspace, row)
+            check(case, candidate, operands, workspace, row)
             ready.append((row, candidate))
         except (PlanError, RuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
             row.failure = f"{type(error).__name__}: {error}"
@@ -248,12 +213,12 @@ def sample(ready: list[tuple[Row, Candidate]], rounds: int, seconds: float) -> N
             row.vendor.append(samples[id(ready[0][0])])
 
 
-def check(case: Case, candidate: Candidate, buffers: Buffers, workspace: Any, row: Row) -> None:
+def check(case: Case, candidate: Candidate, operands: Operands, workspace: Any, row: Row) -> None:
     """Run once on poisoned memory and compare with float64; a wrong plan is not timed."""
     workspace.fill(0xFF)
-    buffers.sets[0][2].view(cupy.uint8).fill(0xFF)
+    operands.sets[0][2].view(cupy.uint8).fill(0xFF)
     candidate.run(0)
-    row.error, row.largest = buffers.error(case.kind)
+    row.error, row.largest = operands.errors()
     limit = {"float64": 1e-12, "float32": 1e-4, "tf32": 3e-2}.get(case.dtype, 2e-1)
     if not row.error < limit:
         raise RuntimeError(f"wrong result: relative error {row.error:.3g}")

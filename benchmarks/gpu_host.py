@@ -26,12 +26,13 @@ import torch
 
 import fmm
 from benchmarks.gpu import environment, results_folder
-from fmm import device_call, device_run
-from fmm.cupy_arrays import CUPY
 from fmm.decision import Decision
+from fmm.device import call as device_call
+from fmm.device import run as device_run
+from fmm.device.cupy_arrays import CUPY
+from fmm.device.torch_arrays import TORCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.replays import REPEATS
-from fmm.torch_arrays import TORCH
 
 ONE_LEVEL = "strassen.batched.pad16 > vendor"
 SMALL = (1, 16, 127, 128, 256, 512, 1024)

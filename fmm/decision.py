@@ -67,18 +67,18 @@ def answer(problem: Problem, limits: Limits, device: Identity, otherwise: Callab
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     mode = config.mode()
     tuned = None if mode == "off" else config.configs().tuned(device, problem.dtype)
-    if tuned is not None and (entry := _certified(problem, limits, tuned)) is not None:
+    if tuned is not None and (entry := certified(problem, limits, tuned)) is not None:
         return entry
     known = tuned.calibration if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.key.startswith("cpu") else "0"
         config.once(f"{device.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once")
-    chosen = _modelled(problem, limits, known or otherwise(), known is not None, device)
+    chosen = modelled(problem, limits, known or otherwise(), known is not None, device)
     return chosen if mode != "online" else _online(chosen, problem, device)
 
 
 @lru_cache(maxsize=4096)
-def _certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
+def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
     """The entry of exactly this shape, if its plan is within the limits."""
     found = tuned.entry(problem.size)
     if found is None:
@@ -90,7 +90,8 @@ def _certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | Non
 
 
 @lru_cache(maxsize=4096)
-def _modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, device: Identity) -> Decision:
+def modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, device: Identity) -> Decision:
+    """The model's choice with this calibration, which may be of a tuning; the vendor without one."""
     if known is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.name} is neither tuned nor in the table")
     if problem.dtype not in known.rates:

@@ -1,12 +1,16 @@
-"""What every test shares: the skip without a CUDA device, the Hypothesis profile, a random generator."""
+"""What tests share: the skip without a CUDA device, the Hypothesis profile, a random generator, an eager device."""
 
 import os
 import warnings
 from functools import cache
+from types import MappingProxyType
 
 import hypothesis
 import numpy as np
 import pytest
+
+from fmm import decision, multiply
+from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
 os.environ["FMM_TUNING_MODE"] = "off"
@@ -40,3 +44,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def rng() -> np.random.Generator:
     """The same numbers in every test, whatever ran before it."""
     return np.random.default_rng(20260101)
+
+
+# A device whose sums cost nothing but their start, as much as a flop: fast plans are chosen for small arrays.
+RATES = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
+FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), stream=1e30, launch=1.0)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision, "calibration", lambda threads: FREE_SUMS)
+    monkeypatch.setattr(multiply, "SIDE", 1)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fmm.kernels.plan import Plan
+from fmm.perfmodel.choose import CPU_GROWTH
+from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.agreement import SIDES
 from fmm.tuner.cli import main
 from tests import tuned
@@ -45,6 +48,18 @@ def test_certified_entries_are_choices(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["compare", one, two, "--json"]) in (0, 1)
     (found,) = json.loads(capsys.readouterr().out)
     assert found["equal"] == found["shapes"] - 1 and found["worst"] > 0
+
+
+def test_an_entry_that_the_runtime_would_pass_over_is_no_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side, wild = SIDES[-1], "winograd^3 > winograd^2 > vendor"
+    assert expected_growth(Plan.parse(wild), "float64") > CPU_GROWTH
+    one = config(tmp_path / "one", 1e10)
+    two = config(tmp_path / "two", 1e10, tuned.entry((side, side, side), wild))
+    assert main(["compare", one, two, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["equal"] == found["shapes"]
 
 
 def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

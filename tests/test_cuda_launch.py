@@ -233,11 +233,7 @@ def _elements(x: Factor, i: int, shape: tuple[int, int], item: int) -> Any:
 def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan: Plan) -> None:
     """Every access to the workspace lies in one living temporary, and no two of them share a byte."""
     watched = Watched(problem.stored)
-    arrays = {
-        name: View(name, 0, *shape, *((x.leading, 1) if x.order == "C" else (1, x.leading)))
-        for name, shape, x in zip("ABC", problem.shapes, problem.layouts, strict=True)
-    }
-    watched.execute(plan, arrays, problem.alpha, problem.beta)
+    watched.execute(plan, problem.views, problem.alpha, problem.beta)
     assert watched.peak == record(plan, problem).workspace
     for op, alive in watched.seen:
         ordered = sorted(alive, key=lambda t: t.start)

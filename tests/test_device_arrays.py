@@ -16,11 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm import config, device_arrays, device_call, device_multiply
-from fmm.device_arrays import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
-from fmm.device_call import Call, NotOursError, Question, answer, fresh
-from fmm.device_decision import Gpu, calibration_of_device, decide_on, leaner_on
-from fmm.device_plan import device_index, type_name
+from fmm import config
+from fmm.device import arrays as device_arrays
+from fmm.device import call as device_call
+from fmm.device import multiply as device_multiply
+from fmm.device.arrays import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
+from fmm.device.call import Call, NotOursError, Question, answer, fresh
+from fmm.device.decision import Gpu, calibration_of_device, decide_on, leaner_on
+from fmm.device.plan import device_index, type_name
 from fmm.kernels import rescue
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import VENDOR, Plan, PlanError
@@ -118,7 +121,7 @@ def test_what_is_on_the_host_is_numpys(pair: tuple[Any, Any]) -> None:
 
 def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "fmm.cupy_arrays", raising=False)
+    monkeypatch.delitem(sys.modules, "fmm.device.cupy_arrays", raising=False)
     with pytest.raises(TypeError, match=r"numba DeviceNDArray on a CUDA device.*needs CuPy"):
         fmm.matmul(INTERFACE, INTERFACE)
     assert described(INTERFACE) == "a numba DeviceNDArray on a CUDA device"
@@ -415,7 +418,7 @@ def test_types_by_any_name(dtype: Any, name: str) -> None:
 
 
 def test_plans_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fmm import device_plan
+    from fmm.device import plan as device_plan
 
     monkeypatch.setattr(device_plan, "gpu", lambda index: H200)
     decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
@@ -612,6 +615,18 @@ def test_refusals_are_explained_and_a_given_plan_is_not_silently_dropped(runs: l
     assert library.vendors == 1
 
 
+def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
+    """Before its tape, seven times as long for each level more, is recorded."""
+    library, a = HostArrays(), draw((8, 8))
+    wanted = Wanted(Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"])))
+    for call in (multiply, device_multiply.explained):
+        with pytest.raises(PlanError, match="products of a 8 x 8 x 8 one; take fewer levels"):
+            call(library, a, a, None, wanted)  # type: ignore[arg-type]
+    assert library.vendors == 0 and len(runs) == 1
+    multiply(library, a, a, wanted=Wanted(Plan.parse(" > ".join(["winograd"] * 4 + ["vendor"]))))
+    assert len(runs) == 2
+
+
 # ---- the rescue
 
 
@@ -651,6 +666,29 @@ def test_host_tensors_are_multiplied_through_numpy() -> None:
     torch.testing.assert_close(fmm.matmul(z.mH, z, plan=LEVEL), z.mH @ z)  # a conjugate that is only marked as one
 
 
+def test_host_tensors_explain_what_matmul_does_with_a_plan() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.from_numpy(draw((60, 50))), torch.from_numpy(draw((50, 40)))
+    assert fmm.explain(a, b, plan=LEVEL).plan == LEVEL
+    assert str(fmm.explain(a, b, plan=LEVEL)) == str(fmm.explain(a.numpy(), b.numpy(), plan=LEVEL))
+    z = torch.complex(a, -a)
+    assert fmm.explain(z.mH, z, plan=LEVEL).plan == LEVEL
+    for x, y, out in (
+        (a.half(), b.half(), None),
+        (a[0], b, None),
+        (a.int(), b.int(), None),
+        (a, b, torch.ones((3, 3), dtype=a.dtype)),
+        (a, b.as_subclass(type("Mine", (torch.Tensor,), {})), None),
+    ):
+        assert fmm.explain(x, y, out).plan == fmm.explain(x, y, out, plan=VENDOR).plan == VENDOR
+        for call in (fmm.matmul, fmm.explain):
+            with pytest.raises(PlanError, match=r"cannot run here: .*(its own|vectors|another shape)"):
+                call(x, y, out, plan=LEVEL)
+    with pytest.raises(PlanError, match="take fewer levels"):
+        fmm.explain(a, b, plan="strassen^4 > strassen^4 > vendor")
+    assert "do not match" in fmm.explain(a, a).reason
+
+
 def test_host_tensors_have_gradients() -> None:
     torch = pytest.importorskip("torch")
     a, b = (torch.from_numpy(draw(s)).requires_grad_() for s in ((2, 6, 5), (5, 4)))
@@ -670,9 +708,10 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
     for b in (torch.ones((3, 3)), torch.ones((4, 4), dtype=torch.float64), 3):
         with pytest.raises((RuntimeError, TypeError)) as theirs:
             torch.matmul(a, b)
-        with pytest.raises(type(theirs.value)) as ours:
-            fmm.matmul(a, b)
-        assert str(ours.value) == str(theirs.value)
+        for plan in (None, VENDOR, LEVEL):
+            with pytest.raises(type(theirs.value)) as ours:
+                fmm.matmul(a, b, plan=plan)
+            assert str(ours.value) == str(theirs.value)
     with pytest.raises(TypeError, match="takes no order"):
         fmm.matmul(a, a, order="F")
 
@@ -797,7 +836,7 @@ class Matrix:
 def gemm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module that calls cuBLAS, with a handle and a function that only note the call; no device."""
     pytest.importorskip("cupy")
-    from fmm import cupy_gemm
+    from fmm.device import cupy_gemm
 
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(cupy_gemm, "gemm", lambda *values: calls.append(values))

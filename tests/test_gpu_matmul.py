@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm import device_call, device_multiply
 from fmm.decision import Decision
+from fmm.device import call as device_call
+from fmm.device import multiply as device_multiply
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.kernels.replays import REPEATS
 
@@ -122,8 +123,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         return Decision(plan, problem, "for the test")
 
     monkeypatch.setattr(device_call, "decide_on", decide)
-    for module in ("fmm.cupy_arrays", "fmm.torch_arrays"):
-        if find_spec(module.removeprefix("fmm.").removesuffix("_arrays")):
+    for module in ("fmm.device.cupy_arrays", "fmm.device.torch_arrays"):
+        if find_spec(module.removeprefix("fmm.device.").removesuffix("_arrays")):
             monkeypatch.setattr(import_module(module), "hopeless", lambda m, k, n, itemsize: m * k * n < 256**3)
     monkeypatch.setattr("fmm.multiply.TINY_BYTES", 0)
     forget()
@@ -133,7 +134,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
 def forget() -> None:
     """Prepared calls of other tests, or for this one only."""
-    for module, name in (("fmm.cupy_arrays", "CUPY"), ("fmm.torch_arrays", "TORCH")):
+    for module, name in (("fmm.device.cupy_arrays", "CUPY"), ("fmm.device.torch_arrays", "TORCH")):
         if module in sys.modules:
             getattr(sys.modules[module], name).calls.clear()
 
@@ -610,7 +611,7 @@ def test_threads_and_streams_at_once(library: Any, eager: list[Plan]) -> None:
 @pytest.fixture
 def graphs(eager: list[Plan]) -> Iterator[Any]:
     """The graphs that calls are replayed as; none are left of other tests."""
-    from fmm.device_run import GRAPHS
+    from fmm.device.run import GRAPHS
     from fmm.kernels import cupy_rescue
 
     GRAPHS.clear()
@@ -696,7 +697,7 @@ def test_a_workspace_is_a_limit_and_an_allocation_that_fails_is_answered(eager: 
 
 
 def test_default_workspace_is_a_share_of_what_is_free(library: Any) -> None:
-    from fmm.cupy_arrays import CUPY
+    from fmm.device.cupy_arrays import CUPY
 
     free = CUPY.free_bytes(0)
     device_multiply._shares.clear()
@@ -909,7 +910,7 @@ def test_a_large_product_is_right(library: Any) -> None:
 def test_small_products_are_cupys_own(dtype: str, size: tuple[int, int, int]) -> None:
     """To the last bit, whatever CuPy's compute type says."""
     cupy = pytest.importorskip("cupy")
-    from fmm import cupy_gemm
+    from fmm.device import cupy_gemm
 
     (m, k, n), kind = size, "float32" if dtype == "tf32" else dtype
     a, b = (cupy.asarray(draw(shape, dtype)).astype(kind) for shape in ((m, k), (k, n)))
@@ -934,7 +935,7 @@ def test_inner_products_are_as_cupys(dtype: str) -> None:
 
 def test_what_one_call_does_not_do_is_left_to_cupy() -> None:
     cupy = pytest.importorskip("cupy")
-    from fmm import cupy_gemm
+    from fmm.device import cupy_gemm
 
     x, y = cupy.ones((6, 6), cupy.float32), cupy.ones((6, 6))
     empty = cupy.ones((0, 6), cupy.float32)

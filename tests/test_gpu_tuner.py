@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_a_row() -> None:
 def test_a_short_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fmm.device_decision import decide_on, gpu
+    from fmm.device.decision import decide_on, gpu
 
     arguments = ["--device", "0", "--effort", "quick", "--dtype", "float32", "--time-limit", "15", "--json"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0

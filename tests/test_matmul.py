@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
-from fmm import decision, multiply
+from fmm import multiply
 from fmm.kernels import VENDOR, PlanError
-from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
 from fmm.perfmodel.choose import Limits
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -36,17 +34,6 @@ PLANS = (
     "balanced(2) > dps > vendor",
     "vendor",
 )
-
-
-# A device whose sums cost nothing but their start, as much as a flop: fast plans are chosen for small arrays.
-RATES = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
-FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), stream=1e30, launch=1.0)
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, "calibration", lambda threads: FREE_SUMS)
-    monkeypatch.setattr(multiply, "SIDE", 1)
 
 
 @dataclass(frozen=True)
@@ -624,9 +611,20 @@ def test_bad_plans(plan: Any, message: str) -> None:
             fmm.matmul(x, x, plan=plan)
 
 
-def test_leaves_of_a_gpu_are_not_run_on_a_cpu() -> None:
-    with pytest.raises(PlanError, match="lt0 is a product of cuBLASLt's, on a GPU"):
-        fmm.matmul(draw((8, 8)), draw((8, 8)), plan="strassen > lt0")
+@pytest.mark.parametrize("leaf", ["lt0", "lt3.inner", "lt31.outer"])
+def test_leaves_of_a_gpu_are_not_run_on_a_cpu(leaf: str) -> None:
+    name = leaf.partition(".")[0]
+    for call in (fmm.matmul, fmm.explain):
+        with pytest.raises(PlanError, match=f"cannot run here: {name} is a product of cuBLASLt's, on a GPU"):
+            call(draw((8, 8)), draw((8, 8)), plan=f"strassen > {leaf}")
+
+
+@pytest.mark.parametrize("order", ["inner", "outer"])
+@pytest.mark.parametrize("levels", ["", "winograd > ", "li-fig3.peel > strassen > "])
+def test_how_a_leafs_operands_lie_is_nothing_to_a_cpu(levels: str, order: str) -> None:
+    a, b, plan = draw((18, 20)), draw((20, 22)), f"{levels}vendor"
+    np.testing.assert_array_equal(fmm.matmul(a, b, plan=f"{plan}.{order}"), fmm.matmul(a, b, plan=plan))
+    assert str(fmm.explain(a, b, plan=f"{plan}.{order}").plan) == f"{plan}.{order}"
 
 
 def test_a_plan_in_its_three_forms() -> None:

@@ -14,20 +14,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fmm
-from fmm import decision, memory, multiply, operands
+from fmm import memory, multiply, operands
 from fmm.kernels import VENDOR, numpy_backend, workspace
 from fmm.kernels.arena import block
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan
 from fmm.kernels.threads import blas_threads
-from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
 
 Array = np.ndarray[Any, Any]
 PLANS = ("winograd > vendor", "winograd > li-fig23 > vendor", "strassen.sequential > vendor", "hasa > vendor")
@@ -36,16 +34,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # panels are made small here, so that they do not hide a workspace that was counted wrongly.
 SMALL_PANEL = 16 * 1024
 SLACK = 192 * 1024 + 3 * SMALL_PANEL * blas_threads()
-
-# A device whose sums cost nothing but their start, as much as a flop: fast plans are chosen for small arrays.
-RATES = {dtype: Rate(1.0, 0.0, 0.0) for dtype in FLOPS_PER_BYTE}
-FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), stream=1e30, launch=1.0)
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, "calibration", lambda threads: FREE_SUMS)
-    monkeypatch.setattr(multiply, "SIDE", 1)
 
 
 @pytest.fixture(autouse=True)

@@ -12,17 +12,25 @@ from fmm.tuner import tuning
 from fmm.tuner.cli import main
 from fmm.tuner.effort import EFFORTS
 from fmm.tuner.fake_device import FakeDevice
-from fmm.tuner.report import PICTURES
+from fmm.tuner.report import PICTURES, STYLE, cases, roofline
 from tests import tuned
 
 
-def test_a_report_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(tuning, "chosen", lambda name: [FakeDevice()])
-    monkeypatch.setitem(EFFORTS, "quick", tuned.SMALL)
-    (tmp_path / "shapes").write_text("6000 6000 6000\n6000 3000 6000\n")
-    arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(tmp_path / "shapes"), "--quiet"]
-    assert main([*arguments, "--output", str(tmp_path)]) == 0
-    assert main(["report", str(tmp_path), "--into", str(tmp_path / "out")]) == 0
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tuning of the fake device."""
+    found = tmp_path_factory.mktemp("tuning")
+    (found / "shapes").write_text("6000 6000 6000\n6000 3000 6000\n")
+    arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "chosen", lambda name: [FakeDevice()])
+        patch.setitem(EFFORTS, "quick", tuned.SMALL)
+        assert main([*arguments, "--output", str(found)]) == 0
+    return found
+
+
+def test_a_report_is_drawn(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder), "--into", str(tmp_path / "out")]) == 0
     assert f"written: {tmp_path / 'out' / 'report.html'} and {2 * len(PICTURES)} pictures" in capsys.readouterr().out
     drawn = {p.name for p in (tmp_path / "out" / "report").iterdir()}
     assert drawn == {f"cpu-fake-2t-float64-{name}.{kind}" for name in PICTURES for kind in ("png", "svg")}
@@ -33,8 +41,30 @@ def test_a_report_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert len(ids) == len(set(ids))
     for expected in ("a fake CPU, float64", "rate.flops", "95th percentile", "6000 x 6000 x 6000"):
         assert expected in page
-    assert main(["report", str(tmp_path), "--json", "--into", str(tmp_path / "out")]) == 0
+    assert main(["report", str(folder), "--json", "--into", str(tmp_path / "out")]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * len(PICTURES)
+
+
+@pytest.mark.parametrize("decades", [0.1, 1, 3, 9])
+def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
+    """However close together the lines that they name are."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
+
+    with rc_context(STYLE):
+        (case,) = cases(folder / "config.json")
+        made = roofline(case)
+    (axes,) = made.axes
+    top = axes.get_ylim()[1]
+    axes.set_ylim(top / 10**decades, top)
+    made.draw_without_rendering()
+    names = [Text.get_window_extent(text) for text in axes.texts]
+    paths = [line.get_transform().transform_path(line.get_path()) for line in axes.lines]
+    assert len(names) == 2 and len(paths) > 3
+    assert not any(path.intersects_bbox(name, filled=False) for path in paths for name in names)
+    assert not Bbox.intersection(*names)
+    assert not any(Bbox.intersection(axes.get_legend().get_window_extent(), name) for name in names)
 
 
 def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

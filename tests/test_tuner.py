@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fmm import certify, config
-from fmm.device_arrays import ANYTHING
+from fmm.device.arrays import ANYTHING
 from fmm.identity import Identity
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate

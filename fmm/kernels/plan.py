@@ -14,7 +14,8 @@ core that divides, then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
 product). With `.inner` after it, the sums of the last level are written so that both operands of a leaf product are
-contiguous along its inner dimension; with `.outer`, along the outer ones.
+contiguous along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B
+lie in memory, for all leaves.)
 """
 
 from __future__ import annotations

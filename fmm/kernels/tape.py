@@ -195,6 +195,14 @@ class Problem:
         return (self.m, self.k), (self.k, self.n), (self.m, self.n)
 
     @property
+    def views(self) -> dict[str, View]:
+        """Each operand whole, by name."""
+        return {
+            name: View(name, 0, *shape, *((lay.leading, 1) if lay.order == "C" else (1, lay.leading)))
+            for name, shape, lay in zip("ABC", self.shapes, self.layouts, strict=True)
+        }
+
+    @property
     def stored(self) -> str:
         """The type of the numbers in memory: TF32 is only how cuBLAS multiplies float32."""
         return "float32" if self.dtype == "tf32" else self.dtype
@@ -232,11 +240,7 @@ class Tape:
 def record(plan: Plan, problem: Problem) -> Tape:
     """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel."""
     recorder = _Recorder(problem.stored)
-    arrays = {
-        name: View(name, 0, *shape, *((lay.leading, 1) if lay.order == "C" else (1, lay.leading)))
-        for name, shape, lay in zip("ABC", problem.shapes, problem.layouts, strict=True)
-    }
-    recorder.execute(plan, arrays, problem.alpha, problem.beta)
+    recorder.execute(plan, problem.views, problem.alpha, problem.beta)
     return Tape(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 

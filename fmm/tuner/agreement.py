@@ -11,9 +11,10 @@ from itertools import product
 from pathlib import Path
 
 from fmm.config import ConfigError, Tuned
+from fmm.decision import certified, modelled
 from fmm.kernels.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, usual_growth
+from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.predict import estimated, seconds
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.config_commands import checked, sections
@@ -53,12 +54,9 @@ def compared(one: Tuned, two: Tuned, noise: float) -> Agreement:
 
 
 def _chosen(tuned: Tuned, problem: Problem) -> Plan:
-    if (found := tuned.entry(problem.size)) is not None:
-        return found[1]
-    if tuned.calibration is None:
-        return Plan()
-    limits = Limits(ANY_MEMORY, usual_growth(tuned.calibration.batches))
-    return choose(problem, tuned.calibration, limits).best.plan
+    known = tuned.calibration
+    limits = Limits(ANY_MEMORY, usual_growth(known is not None and known.batches))
+    return (certified(problem, limits, tuned) or modelled(problem, limits, known, True, tuned.identity)).plan
 
 
 def _apart(calibration: Calibration, problem: Problem, first: Plan, second: Plan) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fmm.device_decision import calibration_of_device, gpu
+from fmm.device.decision import calibration_of_device, gpu
 from fmm.identity import Identity
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import VENDOR, Plan, PlanError
@@ -24,6 +24,7 @@ from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.problem import ELEMENTS, Problem
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.ahead import Ahead, ahead
+from fmm.tuner.cuda_operands import Operands
 from fmm.tuner.device import FailedError
 from fmm.tuner.effort import GPU_EFFORTS, Effort
 from fmm.tuner.search import GPU_SPACE
@@ -34,8 +35,6 @@ LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
 # of idleness it is kept busy for so many milliseconds. (On an H200 the first products are 5 to 10 % faster.)
 IDLE, HEAT = 0.004, 40.0
 LT = ("lt0", "lt1", "lt2", "lt3")  # of cuBLASLt's candidates for a whole product, as many as are tried
-FOOTPRINT = 192 << 20  # bytes: buffer sets are rotated until together they are larger than any cache
-SETS = 8
 ROWS = 16  # rows of a result that are checked
 EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-11}
 PARTS = {"sums": SumOp, "products": GemmOp}
@@ -129,16 +128,10 @@ class CudaSession:
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
-        self.kind = "float32" if problem.dtype == "tf32" else problem.dtype
         self.backend = CupyBackend()
-        (m, k, n), self.storage = problem.size, {"bfloat16": np.uint16}.get(self.kind) or np.dtype(self.kind).type
-        each = (m * k + k * n + m * n) * problem.itemsize
         cupy.random.seed(seed)
-        count = min(max(FOOTPRINT // each, 1), SETS)
-        self.sets = [
-            (normal((m, k), self.kind), normal((k, n), self.kind), cupy.empty((m, n), self.storage))
-            for _ in range(count)
-        ]
+        self.operands = Operands(problem.size, problem.dtype, ROWS)
+        self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
         self._tapes: dict[Run, Tape] = {}
         self._repeats: dict[Run, int] = {}
@@ -183,23 +176,10 @@ class CudaSession:
 
     # ---- is the result right?
 
-    @cached_property
-    def _exact(self) -> tuple[Any, Any]:
-        """Which rows of the first set's product are checked, and those rows in float64."""
-        a, b, _ = self.sets[0]
-        rows = cupy.asarray(np.linspace(0, self.problem.m - 1, min(ROWS, self.problem.m)).astype(np.int64))
-        left, step = wide(a[rows], self.kind), 2048
-        exact = cupy.zeros((len(rows), self.problem.n), left.dtype)
-        for row in range(0, self.problem.k, step):
-            exact += left[:, row : row + step] @ wide(b[row : row + step], self.kind)
-        return rows, exact
-
     def _check(self, plan: Plan) -> None:
-        rows, exact = self._exact
-        found = wide(self.sets[0][2][rows], self.kind)
-        error = float(cupy.linalg.norm(found - exact) / cupy.linalg.norm(exact))
+        error, _ = self.operands.errors()
         name = self.problem.dtype
-        epsilon = EPSILON.get(name) or float(np.finfo(self.kind).eps)
+        epsilon = EPSILON.get(name) or float(np.finfo(self.operands.kind).eps)
         growth = expected_growth(plan, name)
         allowed = 20 * growth * epsilon * (1.0 if name in EPSILON else np.sqrt(self.problem.k))
         if not error <= allowed:
@@ -215,30 +195,3 @@ def milliseconds(call: Callable[[int], object], repeats: int) -> float:
     stop.record()
     stop.synchronize()
     return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
-
-
-def normal(shape: tuple[int, int], kind: str) -> Any:
-    """Random normal numbers (zeros would run faster); bfloat16 as its bits in 16-bit integers."""
-    if kind.startswith("complex"):
-        real = {"complex64": "float32", "complex128": "float64"}[kind]
-        return normal((shape[0], 2 * shape[1]), real).view(kind)
-    drawn = np.float64 if kind == "float64" else np.float32
-    x = cupy.empty(shape, {"bfloat16": np.uint16, "float16": np.float16}.get(kind, drawn))
-    step = max((1 << 26) // max(shape[1], 1), 1)
-    for row in range(0, shape[0], step):
-        part = cupy.random.standard_normal((min(step, shape[0] - row), shape[1]), dtype=drawn)
-        x[row : row + step] = _bfloat16_bits(part) if kind == "bfloat16" else part
-    return x
-
-
-def _bfloat16_bits(x: Any) -> Any:
-    """float32 rounded to the nearest bfloat16, as bits."""
-    bits = x.view(cupy.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
-
-
-def wide(x: Any, kind: str) -> Any:
-    """The numbers in double precision."""
-    if kind == "bfloat16":
-        x = (x.astype(cupy.uint32) << 16).view(cupy.float32)
-    return x.astype(cupy.complex128 if kind.startswith("complex") else cupy.float64)

@@ -285,15 +285,16 @@ def roofline(case: Case) -> Any:
         everywhere += intensity
     x = np.geomspace(min(everywhere) / 2, max(everywhere) * 1.5, 100)
     axes.plot(x, np.minimum(rate.flops, x * memory) / 1e9, color=BLACK, linewidth=1.2)
-    for saved, name in ((8 / 7, "one level saves an eighth"), ((8 / 7) ** 2, "two levels")):
+    above = [(8 / 7, "one level saves an eighth"), ((8 / 7) ** 2, "two levels")]
+    for saved, _ in above:
         axes.plot(x[-40:], np.full(40, rate.flops * saved / 1e9), color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate(name, (x[-40], rate.flops * saved / 1e9), textcoords="offset points", xytext=(0, 3), fontsize=7.5)
     axes.set(xscale="log", yscale="log", xlabel="classical flops per byte moved", ylabel="classical Gflop/s")
+    _named(axes, [(x[-1], rate.flops * saved / 1e9, name) for saved, name in above])
     axes.set_title("Roofline, with the plans on it")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, place: f"{value:g}")
         axis.set_minor_formatter(lambda value, place: f"{value:g}" if f"{value:e}"[0] in "25" else "")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    axes.legend(loc="lower left", bbox_to_anchor=(1, 0), fontsize=8)
     return made
 
 

@@ -10,12 +10,12 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm import cupy_gemm
-from fmm.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.decision import Decision
-from fmm.device_arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless, kind_of, two_devices
-from fmm.device_call import Call
-from fmm.device_multiply import explained, lost, product
+from fmm.device import cupy_gemm
+from fmm.device.arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless, kind_of, two_devices
+from fmm.device.call import Call
+from fmm.device.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
+from fmm.device.multiply import explained, lost, product
 from fmm.kernels.plan import VENDOR, PlanError
 
 ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
@@ -25,7 +25,7 @@ _TYPES = {name: np.dtype(name) for name in FAST if name != "bfloat16"}  # of tha
 
 
 class CupyArrays:
-    """CuPy's side of `device_arrays.Arrays`."""
+    """CuPy's side of `arrays.Arrays`."""
 
     name = "CuPy"
     out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fmm.decision import Decision
-from fmm.device_arrays import Operand, Setting
-from fmm.device_decision import decide_on, gpu
-from fmm.kernels.needs import GRAPH_SCRATCH
+from fmm.device.arrays import Operand, Setting
+from fmm.device.decision import decide_on, gpu
+from fmm.kernels.needs import GRAPH_SCRATCH, check_depth
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.kernels.tape import Layout, Tape, record
 from fmm.kernels.tape import Problem as TapeProblem
@@ -142,6 +142,7 @@ def _decided(asked: Question, work: Work, dtype: str, limits: Limits) -> tuple[D
     kind = "tf32" if asked.setting.math == "tf32" else dtype
     problem, recorded = Problem(*work.size, kind), work.problem(kind)
     if asked.plan is not None:
+        check_depth(asked.plan, *work.size)
         return Decision(asked.plan, problem, "this plan was given"), _recorded(asked.plan, recorded, True)
     while True:
         decision = decide_on(gpu(asked.setting.device), problem, limits)

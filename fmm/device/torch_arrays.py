@@ -11,14 +11,13 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch.autograd import forward_ad
 
 from fmm.decision import Decision
-from fmm.device_arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless
-from fmm.device_call import Call
-from fmm.device_multiply import explained, lost, prepared, product
+from fmm.device.arrays import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless
+from fmm.device.call import Call, NotOursError, product_shape
+from fmm.device.multiply import explained, lost, prepared, product
 from fmm.kernels.plan import VENDOR, PlanError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -31,6 +30,7 @@ NAMES = {
     torch.complex128: "complex128",
 }
 TYPES = {name: dtype for dtype, name in NAMES.items()}
+ITS_OWN = "this call is its own (see fmm.matmul)"
 HOST_TYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
@@ -56,7 +56,7 @@ def _no_kernels() -> str:
 
 
 class TorchArrays:
-    """torch's side of `device_arrays.Arrays`."""
+    """torch's side of `arrays.Arrays`."""
 
     name = "torch"
     out_of_memory: type[BaseException] = torch.OutOfMemoryError
@@ -80,7 +80,7 @@ class TorchArrays:
 
     def _judged(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
         if not self._ours(a, b, out):
-            return self._refused(a, b, out, wanted)
+            return self._refused(a, b, out, wanted, ITS_OWN)
         if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
             a, b = (x.resolve_conj().resolve_neg() for x in (a, b))  # torch keeps these as marks on unchanged numbers
         if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
@@ -91,7 +91,7 @@ class TorchArrays:
         if options:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
         if not self._ours(a, b, out):
-            return Decision(VENDOR, None, "torch answers: this call is its own (see fmm.matmul)")
+            return _torchs(wanted, ITS_OWN)
         return explained(self, a, b, out, wanted) if a.is_cuda else _host_decision(a, b, out, wanted)
 
     def _ours(self, a: Any, b: Any, out: Any) -> bool:
@@ -115,11 +115,11 @@ class TorchArrays:
         marked = type(out) not in PLAIN or out.requires_grad or out.is_conj() or out.is_neg()
         return not marked and bool(out.device == like.device)
 
-    def _refused(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
-        if wanted.plan is None or wanted.plan == VENDOR:
-            return self.vendor(a, b, out)
-        self.vendor(a, b)  # torch's own exception, if it rejects the call
-        raise PlanError(f"the plan {wanted.plan} cannot run here: this call is torch's own")
+    def _refused(self, a: Any, b: Any, out: Any, wanted: Wanted, why: str) -> Any:
+        if wanted.plan not in (None, VENDOR):
+            self.vendor(a, b)  # torch's own exception, if it rejects the call
+        _torchs(wanted, why)
+        return self.vendor(a, b, out)
 
     def _recorded(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
         """A product that gradients will be asked of; torch's own where no plan pays, and where torch rejects it."""
@@ -130,7 +130,7 @@ class TorchArrays:
     def _wins(self, a: Any, b: Any, wanted: Wanted) -> bool:
         if not a.is_cuda:
             chosen = wanted.plan or _host_decision(a, b, None, wanted).plan
-            return chosen != VENDOR and _host_types(a, b, None) and a.shape[-1] == b.shape[-2]
+            return chosen != VENDOR and not _torchs_alone(a, b, None)
         return prepared(self, a, b, None, wanted).tape is not None
 
     def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
@@ -236,20 +236,38 @@ def _matmul(a: Any, b: Any, wanted: Wanted) -> Any:
 
 def _host_product(a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
     """By NumPy's view of the same memory where a plan pays; torch's own product, with its BLAS, where none does."""
-    if wanted.plan is None and _host_decision(a, b, out, wanted).plan == VENDOR:
+    if why := _torchs_alone(a, b, out):
+        return TORCH._refused(a, b, out, wanted, why)
+    if (wanted.plan or _host_decision(a, b, out, wanted).plan) == VENDOR:
         return TORCH.vendor(a, b, out)
-    if not _host_types(a, b, out):
-        return TORCH._refused(a, b, out, wanted)
     from fmm.multiply import matmul
 
-    limits: Any = {"max_error_growth": wanted.error_growth, "workspace": wanted.workspace, "plan": wanted.plan}
-    if out is not None:
-        if tuple(out.shape) != (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]):
-            return TORCH.vendor(a, b, out)  # it resizes
-        matmul(a.detach().numpy(), b.detach().numpy(), out.numpy(), **limits)
-        TORCH.written(out)
-        return out
-    return torch.from_numpy(matmul(a.detach().numpy(), b.detach().numpy(), **limits))
+    if out is None:
+        return torch.from_numpy(matmul(_view(a), _view(b), **_wishes(wanted)))
+    matmul(_view(a), _view(b), out.numpy(), **_wishes(wanted))
+    TORCH.written(out)
+    return out
+
+
+def _view(x: Any) -> Any:
+    """NumPy's view of the same memory."""
+    return x.detach().resolve_conj().resolve_neg().numpy()
+
+
+def _wishes(wanted: Wanted) -> dict[str, Any]:
+    """As fmm.matmul takes them."""
+    return {"plan": wanted.plan, "max_error_growth": wanted.error_growth, "workspace": wanted.workspace}
+
+
+def _torchs_alone(a: Any, b: Any, out: Any) -> str:
+    """Why no plan can run, if none can."""
+    if not _host_types(a, b, out):
+        return "NumPy has no products of these types or vectors"
+    try:
+        shape = product_shape(TORCH.operand(a), TORCH.operand(b))
+    except NotOursError as reason:
+        return str(reason)
+    return "" if out is None or out.shape == shape else "out has another shape than the product"
 
 
 def _host_types(a: Any, b: Any, out: Any) -> bool:
@@ -261,14 +279,20 @@ def _host_types(a: Any, b: Any, out: Any) -> bool:
 
 
 def _host_decision(a: Any, b: Any, out: Any, wanted: Wanted) -> Decision:
-    if not _host_types(a, b, out):
-        return Decision(VENDOR, None, "torch answers: NumPy has no products of these types or vectors")
+    if why := _torchs_alone(a, b, out):
+        return _torchs(wanted, why)
     from fmm.multiply import SIDE, explain
 
-    if min(*a.shape[-2:], b.shape[-1]) < SIDE and a.dim() == b.dim() == 2:
-        return Decision(VENDOR, None, "torch answers: too small for any plan")
-    limits: Any = {"max_error_growth": wanted.error_growth, "workspace": wanted.workspace}
-    return explain(a.detach().numpy(), b.detach().numpy(), **limits)
+    if wanted.plan is None and min(*a.shape[-2:], b.shape[-1]) < SIDE and a.dim() == b.dim() == 2:
+        return _torchs(wanted, "too small for any plan")
+    return explain(_view(a), _view(b), **_wishes(wanted))
+
+
+def _torchs(wanted: Wanted, why: str) -> Decision:
+    """The decision for a call that torch answers; PlanError if another plan was given."""
+    if wanted.plan not in (None, VENDOR):
+        raise PlanError(f"the plan {wanted.plan} cannot run here: {why}")
+    return Decision(VENDOR, None, f"torch answers: {why}")
 
 
 # ---- CuPy's current device, while the kernels are launched

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from fmm.config import token
 from fmm.decision import Decision
-from fmm.device_arrays import ANYTHING, Arrays, Wanted
-from fmm.device_call import Call, NotOursError, Question, answer, product_shape
-from fmm.device_decision import gpu, leaner_on
+from fmm.device.arrays import ANYTHING, Arrays, Wanted
+from fmm.device.call import Call, NotOursError, Question, answer, product_shape
+from fmm.device.decision import gpu, leaner_on
 from fmm.kernels.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 
@@ -66,7 +66,7 @@ def lost(arrays: Arrays, short: Hashable) -> bool:
 @lru_cache(maxsize=1)
 def _runner() -> Any:
     """The module that launches kernels, which loads CuPy."""
-    return import_module("fmm.device_run")
+    return import_module("fmm.device.run")
 
 
 def _leaner(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:

@@ -17,7 +17,7 @@ from fmm.kernels.plan import Plan
 from fmm.perfmodel.choose import GPU_GROWTH
 
 if TYPE_CHECKING:
-    from fmm.device_call import Call
+    from fmm.device.call import Call
 
 Kind = Literal["host", "cupy", "torch", "other"]
 DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -75,7 +75,7 @@ class Arrays(Protocol):
 
     name: str
     out_of_memory: type[BaseException]
-    calls: dict[Hashable, Any]  # prepared ones, kept by device_multiply
+    calls: dict[Hashable, Any]  # prepared ones, kept by multiply
 
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         """The product, whatever the arrays are; `options` are those of numpy.matmul that were given."""
@@ -202,7 +202,7 @@ def _judged(a: Any, b: Any, out: Any) -> Arrays | None:
             raise mixed(a, b, out)
         return _cupy(a, b, out)
     if kinds == {"torch"} or not any(isinstance(x, np.ndarray) or kind_of(x) in ("cupy", "other") for x in given):
-        from fmm.torch_arrays import TORCH
+        from fmm.device.torch_arrays import TORCH
 
         return TORCH
     if any(on_device(x) for x in given):
@@ -212,7 +212,7 @@ def _judged(a: Any, b: Any, out: Any) -> Arrays | None:
 
 def _cupy(a: Any, b: Any, out: Any) -> Arrays:
     try:
-        from fmm.cupy_arrays import CUPY
+        from fmm.device.cupy_arrays import CUPY
     except ImportError as error:
         raise TypeError(f"a is {described(a)}, b is {described(b)}: fmm.matmul needs CuPy to read them") from error
     return CUPY

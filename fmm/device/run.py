@@ -13,8 +13,8 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
-from fmm.device_arrays import Arrays
-from fmm.device_call import Call, scratch
+from fmm.device.arrays import Arrays
+from fmm.device.call import Call, scratch
 from fmm.kernels import cupy_rescue
 from fmm.kernels.cublas import Lane, Pointers, set_stream
 from fmm.kernels.cupy_backend import CupyBackend, cublas_handle

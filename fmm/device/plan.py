@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from fmm.decision import Decision
-from fmm.device_arrays import Wanted
-from fmm.device_decision import decide_on, gpu
-from fmm.device_multiply import default_limit
+from fmm.device.arrays import Wanted
+from fmm.device.decision import decide_on, gpu
+from fmm.device.multiply import default_limit
 from fmm.kernels.plan import VENDOR
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.problem import ELEMENTS, Problem
@@ -48,7 +48,7 @@ def type_name(dtype: Any) -> str:
 def _free(index: int) -> int:
     import cupy
 
-    from fmm.cupy_arrays import CUPY
+    from fmm.device.cupy_arrays import CUPY
 
     with cupy.cuda.Device(index):
         return default_limit(CUPY, index)
