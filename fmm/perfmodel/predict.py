@@ -232,7 +232,7 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         count *= f.products
     whole = traffic or 1.0
     leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
-    shares = [x / whole for x in (sequential, ragged, overlapped, scalar, deep, rough)]
+    shares = sequential / whole, ragged / whole, overlapped / whole, scalar / whole, deep / whole, rough / whole
     direct = 0.0 if _batched(plan) else direct
     a, b, _ = _rows(problem, ACCESS)
     return Work(leaves, traffic, passes, *shares, direct * (unaligned - odd), direct * odd, b and not a)
