@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise
 from operator import eq
@@ -27,7 +28,7 @@ from fmm.tuner import shapes
 from fmm.tuner.conclude import entries, noise_floor
 from fmm.tuner.device import FailedError
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.fake_device import TRUTH, FakeDevice
+from fmm.tuner.fake_device import TRUTH, FakeDevice, FakeSession
 from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
 from fmm.tuner.search import CPU_SPACE, GPU_SPACE, built, fits, inverse
 from fmm.tuner.shapes import ShapesError
@@ -246,6 +247,32 @@ def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
     assert orders[0] == orders[1]
     rounds = [tuple(orders[0][i : i + 2]) for i in range(0, 16, 2)]
     assert len(set(rounds)) == 2 and all(set(r) == {"vendor", "winograd > vendor"} for r in rounds)
+
+
+def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that cannot be leaves before the race, and a replay asks the device for nothing."""
+    seen: list[str] = []
+    broken, fine = Run(Plan.parse("hasa > vendor")), Run(Plan.parse("winograd > vendor"))
+
+    def noted(name: str) -> Callable[[FakeSession, Run], Any]:
+        original = getattr(FakeSession, name)
+
+        def call(session: FakeSession, run: Run) -> Any:
+            seen.append(name)
+            return original(session, run)
+
+        return call
+
+    for name in ("prepare", "sample"):
+        monkeypatch.setattr(FakeSession, name, noted(name))
+    device = FakeDevice(broken=frozenset({str(broken.plan)}))
+    journal, problem = Journal("run", device), Problem(500, 500, 500)
+    with journal.open("probe", problem) as desk:
+        live = desk.rounds([Run(), broken, fine], Pace(2))
+    assert seen == ["prepare"] * 3 + ["sample"] * 4 and live[broken] == []
+    replayed = Journal("run", device, journal.recorded, live=False)
+    with replayed.open("probe", problem) as desk:
+        assert desk.rounds([Run(), broken, fine], Pace(2)) == live
 
 
 def test_cheap_runs_get_more_rounds() -> None:

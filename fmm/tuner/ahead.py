@@ -37,7 +37,7 @@ def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     for dtype in dtypes:
         for plan in covering:
             for size in SIZES:
-                for label in LABELS if _weight(plan) >= HEAVY else ("",):
+                for label in LABELS if weight(plan) >= HEAVY else ("",):
                     yield dtype, str(plan), size, label
 
 
@@ -45,7 +45,7 @@ def _covering(plans: Iterable[Plan]) -> list[Plan]:
     """Plans enough for every level of all, the light ones first."""
     found: list[Plan] = []
     seen: set[Place] = set()
-    for plan in sorted((p for p in plans if p.levels), key=_weight):
+    for plan in sorted((p for p in plans if p.levels), key=weight):
         if not places(plan) <= seen:
             found.append(plan)
             seen |= places(plan)
@@ -57,7 +57,7 @@ def places(plan: Plan) -> frozenset[Place]:
     return frozenset((str(Plan((step,))), step is plan.levels[-1]) for step in plan.levels)
 
 
-def _weight(plan: Plan) -> int:
+def weight(plan: Plan) -> int:
     """As the compiler's time: the statements of the largest kernel."""
     return max(step.products if isinstance(step, Level) else 0 for step in plan.levels)
 

@@ -26,7 +26,7 @@ EFFORTS = {
 }
 # A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled.
 GPU_EFFORTS = {
-    "quick": Effort(6, 25, 3, 10, 3, 2, 7, 3),
-    "default": Effort(90, 280, 5, 60, 10, 4, 11),
+    "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
+    "default": Effort(70, 280, 5, 60, 10, 4, 11),
     "full": Effort(450, 1500, 7, 120, 24, 6, 21),
 }

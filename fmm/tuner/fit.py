@@ -142,19 +142,22 @@ class Fit:
 
 
 TILES = (64.0, 128.0, 256.0)  # sides of the blocks in which vendors' products are computed
+SCREENED = 8  # steps after which their fits are compared
 
 
 def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
     if not start.batches:
         return _fitted(start, dtype, observed)[1]
-    starts = (TILE.put(start, dtype, tile) for tile in TILES)
-    return min((_fitted(s, dtype, observed) for s in starts), key=lambda found: found[0])[1]
+    starts = [TILE.put(start, dtype, tile) for tile in TILES]
+    return _fitted(min(starts, key=lambda s: _fitted(s, dtype, observed, SCREENED)[0]), dtype, observed)[1]
 
 
-def _fitted(start: Calibration, dtype: str, observed: Sequence[Observation]) -> tuple[float, Fit]:
-    """Least squares of the residuals with a robust loss, and what is left of it; parameters that nothing informs stay
-    at their start."""
+def _fitted(
+    start: Calibration, dtype: str, observed: Sequence[Observation], steps: int | None = None
+) -> tuple[float, Fit]:
+    """Least squares of the residuals with a robust loss, in so many steps at most, and what is left of them;
+    parameters that nothing informs stay at their start."""
     from scipy.optimize import least_squares
 
     kinds = {o.kind for o in observed}
@@ -177,7 +180,7 @@ def _fitted(start: Calibration, dtype: str, observed: Sequence[Observation]) -> 
         times = [predicted(o.run, o.problem, w, c) for o, w in zip(observed, works, strict=True)]
         return np.concatenate([weights * (np.log(times) - measured), PRIOR * (x - origin)])
 
-    solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, x_scale=1.0)
+    solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, max_nfev=steps)
     residues = tuple(solved.fun[: len(observed)] / weights)
     return float(solved.cost), Fit(calibrated(solved.x), _intervals(free, solved, len(observed)), residues)
 

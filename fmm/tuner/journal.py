@@ -72,6 +72,10 @@ class Journal:
             yield desk
             desk.leave()
 
+    def knows(self, key: Key) -> bool:
+        """Is there a record of this to be recalled?"""
+        return bool(self._past.get(key))
+
     def recall(self, key: Key) -> Trial | None:
         """What is recorded of this, once."""
         queue = self._past.get(key)
@@ -144,28 +148,40 @@ class Desk:
 
     def sample(self, run: Run) -> float:
         """One sample; FailedError if the run cannot be, TimeUpError if it would end too late."""
-        key = self.stage, self.problem, self.seed, run
-        if (trial := self.journal.recall(key)) is None:
-            trial = self._measured(key, run)
+        trial = self.journal.recall(self._key(run)) or self._measured(run)
+        assert trial is not None
         if trial.seconds is None:
             raise FailedError(trial.failed or "no reason is recorded")
         return trial.seconds
 
-    def _measured(self, key: Key, run: Run) -> Trial:
+    def _key(self, run: Run) -> Key:
+        return self.stage, self.problem, self.seed, run
+
+    def _measured(self, run: Run, timed: bool = True) -> Trial | None:
+        """A sample's trial, or of what keeps the run from having one; None if the run was only made ready."""
         self.journal.begin()
         if self.journal.elapsed >= self.journal.limit:
             raise TimeUpError
+        key = self._key(run)
         try:
             session = self._opened()
             if run not in self._ready:
                 self._wait(run)
                 session.prepare(run)
                 self._ready.add(run)
-            return self.journal.note(key, session.sample(run))
+            return self.journal.note(key, session.sample(run)) if timed else None
         except FailedError as error:
             return self.journal.note(key, None, str(error)[:300])
         except MemoryError:
             return self.journal.note(key, None, "out of memory")
+
+    def _able(self, runs: Iterable[Run]) -> list[Run]:
+        """Those that can race. All are made ready before any is timed: a device that waits in between cools down."""
+        return [
+            run
+            for run in runs
+            if run in self._ready or self.journal.knows(self._key(run)) or self._measured(run, False) is None
+        ]
 
     def _wait(self, run: Run) -> None:
         """For what is made ready beside the measurements, and what the vendor's product does not need."""
@@ -185,7 +201,7 @@ class Desk:
     def rounds(self, runs: Sequence[Run], pace: Pace, drop: Drop = lambda samples: ()) -> Samples:
         """Samples of all runs in shuffled rounds; runs that fail, or that `drop` names, leave the race."""
         samples: Samples = {run: [] for run in runs}
-        racing, done = list(samples), 0
+        racing, done = self._able(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
         while racing and pace.go_on(done, samples):
             for run in shuffled.sample(racing, len(racing)):

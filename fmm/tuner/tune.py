@@ -6,7 +6,7 @@ Ctrl-C, is worth as much as it can be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked
 from fmm.perfmodel.problem import Problem
 from fmm.tuner import shapes
+from fmm.tuner.ahead import HEAVY, weight
 from fmm.tuner.conclude import FITTED, concluded, fit, noise_floor, started
 from fmm.tuner.device import Device
 from fmm.tuner.effort import Effort
@@ -78,25 +79,36 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
 
     The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and mind
     least that the processor is compiling. On a GPU the sums are measured up to half the largest side: they reach their
-    rate long before, and operands and workspace of large ones take longer to fill than to add.
+    rate long before, and operands and workspace of large ones take longer to fill than to add; what needs no kernels
+    that take long to compile goes first.
     """
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
     parts = ("sums", "products") if gpu else ("sums",)
     for size in shapes.probed(side):
-        with journal.open("rates", Problem(*size, dtype)) as desk:
-            desk.rounds([Run()], pace_of(journal, effort))
-    for size in (s for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1):
-        problem = Problem(*size, dtype)
-        own = [p for p in plans if fits(device, p, problem)]
-        runs = [Run(), Run(VENDOR, "whole", 1), *(Run(p, part) for p in own for part in parts)]
-        if side // 2 <= min(size) + shapes.STEP < side:
-            runs += [Run(p) for p in own]
-        with journal.open("probe", problem) as desk:
-            desk.rounds(runs, pace_of(journal, effort))
-    for stage, problem, some in scattered(device, dtype, side, effort):
+        _raced(journal, "rates", Problem(*size, dtype), [Run()], effort)
+    squares = [Problem(*s, dtype) for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1]
+    twins = Run(), Run(VENDOR, "whole", 1)
+    for some, beside in ((plans[:2], twins), (plans[2:], ())):  # the kernels of the third take longest to compile
+        for problem in squares:
+            own = [p for p in some if fits(device, p, problem)]
+            runs = [*beside, *(Run(p, part) for p in own for part in parts)]
+            if side // 2 <= problem.m + shapes.STEP < side:
+                runs += [Run(p) for p in own]
+            _raced(journal, "probe", problem, runs, effort)
+    for stage, problem, found in sorted(scattered(device, dtype, side, effort), key=lambda x: _heavy(x[2])):
+        _raced(journal, stage, problem, [Run(), *(Run(p) for p in found if fits(device, p, problem))], effort)
+
+
+def _heavy(plans: Iterable[Plan]) -> bool:
+    """Are there kernels to be waited for?"""
+    return max(map(weight, plans)) >= HEAVY
+
+
+def _raced(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
+    if runs:
         with journal.open(stage, problem) as desk:
-            desk.rounds([Run(), *(Run(p) for p in some if fits(device, p, problem))], pace_of(journal, effort))
+            desk.rounds(runs, pace_of(journal, effort))
 
 
 def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
