@@ -89,7 +89,7 @@ def matmul(
                 tiny = a.nbytes * b.nbytes < TINY_BYTES
             except RuntimeError:  # sparse tensors have no such numbers
                 tiny = False
-            return library.mm(a, b) if tiny and a.ndim == b.ndim == 2 else library.plain(a, b)
+            return library.mm(a, b) if tiny else library.plain(a, b)
         if out is not None:
             out = _single(out)
         arrays = arrays_of(a, b, out)

@@ -85,7 +85,7 @@ class Arrays(Protocol):
 
     @property
     def mm(self) -> Callable[[Any, Any], Any]:
-        """The library's own product of two such matrices, on its shortest way."""
+        """The library's own product of two such arrays, on its shortest way."""
         ...
 
     def explain(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Decision:

@@ -63,7 +63,7 @@ class TorchArrays:
 
     def __init__(self) -> None:
         self.calls: dict[Hashable, Any] = {}
-        self.mm = torch.mm  # which torch.matmul calls, after some thought
+        self.mm = torch.matmul
 
     def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
         if options:
