@@ -18,9 +18,9 @@ from math import ceil, inf, sqrt
 
 from fmm.perfmodel.devices import Capability, Device
 from fmm.perfmodel.occupancy import active_blocks, most_registers
+from fmm.perfmodel.problem import Shape, positive
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
-Shape = tuple[int, int, int]  # (m, k, n)
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
 GEMM: Operands = (1, 1, 1)
@@ -331,7 +331,7 @@ class BlockTime:
 
 def block_time(s: Strategy, w: Operands, shape: Shape, on: Machine, model: RegisterModel = FOOTNOTE_15) -> BlockTime:
     """Eq. (19) to (22) for one product of shape (m, k, n)."""
-    m, k, n = _positive(shape)
+    m, k, n = positive(shape)
     per_sm = blocks_per_sm(s, w, on, model)
     if per_sm == 0:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on an SM")
@@ -347,18 +347,12 @@ def block_time(s: Strategy, w: Operands, shape: Shape, on: Machine, model: Regis
 
 def direct_seconds(s: Strategy, counts: Mapping[Operands, int], split: Shape, shape: Shape, on: Machine) -> float:
     """A direct fast multiplication: its products one after the other, each on shape / split, rounded up."""
-    m, k, n = _positive(shape)
+    m, k, n = positive(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))
     return sum(times * block_time(s, w, block, on).seconds for w, times in counts.items())
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:
     """Eq. (7): the classical flop count over the time."""
-    m, k, n = _positive(shape)
+    m, k, n = positive(shape)
     return 2e-12 * m * n * k / seconds
-
-
-def _positive(shape: Shape) -> Shape:
-    if min(shape) < 1:
-        raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")
-    return shape

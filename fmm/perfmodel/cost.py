@@ -22,8 +22,8 @@ from fmm.kernels.needs import LT_SCRATCH, temporary_bytes
 from fmm.kernels.plan import Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program, restricted
 from fmm.kernels.recipe import Place, Recipe, Sum
+from fmm.perfmodel.problem import Shape
 
-Shape = tuple[int, int, int]  # (m, k, n)
 Rectangle = tuple[int, int]  # rows, columns
 Leaves = tuple[tuple[Shape, int], ...]
 Key = TypeVar("Key")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+Shape = tuple[int, int, int]  # (m, k, n)
+
 
 @dataclass(frozen=True)
 class Element:
@@ -42,7 +44,7 @@ class Problem:
                 raise ValueError(f"{name} must be 0 or more, not {side}")
 
     @property
-    def size(self) -> tuple[int, int, int]:
+    def size(self) -> Shape:
         return self.m, self.k, self.n
 
     @cached_property
@@ -57,3 +59,10 @@ class Problem:
     def flops(self) -> int:
         """Of the classical product."""
         return self.element.flops * self.m * self.k * self.n
+
+
+def positive(shape: Shape) -> Shape:
+    """The shape; ValueError if it has nothing to multiply."""
+    if min(shape) < 1:
+        raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")
+    return shape

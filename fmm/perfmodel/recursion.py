@@ -14,10 +14,11 @@ from fractions import Fraction
 from math import inf
 from typing import TYPE_CHECKING
 
+from fmm.perfmodel.problem import Shape, positive
+
 if TYPE_CHECKING:
     from fmm.kernels.scheme import Scheme
 
-Shape = tuple[int, int, int]  # (m, k, n)
 Ratio = float | Callable[[int, int, int], float]  # alpha / pi, fixed or by shape
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
@@ -85,7 +86,7 @@ def recurse(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: flo
 
     For odd sizes the left side of the paper's equation is the largest block's product, not the exact saving.
     """
-    if any(size < parts for size, parts in zip(_positive(shape), work.split, strict=True)):
+    if any(size < parts for size, parts in zip(positive(shape), work.split, strict=True)):
         return False
     return saved_flops(shape, work) > (_at(ratio, shape) + epsilon) * added_elements(shape, work)
 
@@ -134,7 +135,7 @@ def levels(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: floa
 def levels_until(shape: Shape, point: float, work: BlockWork = STRASSEN) -> tuple[Level, ...]:
     """The rule of sections 4.1.1 and 4.1.2: stop when at least one size is below the recursion point."""
     found: list[Level] = []
-    while min(_positive(shape)) >= max(point, *work.split) and _blocks(shape, work.split) != shape:
+    while min(positive(shape)) >= max(point, *work.split) and _blocks(shape, work.split) != shape:
         found.append(_level(shape, work, len(found)))
         shape = _blocks(shape, work.split)
     return tuple(found)
@@ -160,7 +161,7 @@ def speedups(
     The paper gives only sp_1 and says that the later ones are smaller; here level i's share is that of its
     products**(i-1) smaller problems.
     """
-    m, k, n = _positive(shape)
+    m, k, n = positive(shape)
     shares: list[float] = []
     for above in range(depth):
         level = _level(shape, work, above)
@@ -186,7 +187,7 @@ def balanced(shape: Shape, gamma: float = 2.0) -> Balanced:
     """Table 1: halve the longest size while it is at least gamma times the larger of the other two."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
-    work: Counter[Shape] = Counter({_positive(shape): 1})
+    work: Counter[Shape] = Counter({positive(shape): 1})
     leaves: Counter[Shape] = Counter()
     cuts = depth = 0
     while work:
@@ -237,9 +238,3 @@ def _at(ratio: Ratio, shape: Shape) -> float:
     if value < 0:
         raise ValueError(f"alpha/pi must not be negative: {value}")
     return value
-
-
-def _positive(shape: Shape) -> Shape:
-    if min(shape) < 1:
-        raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")
-    return shape

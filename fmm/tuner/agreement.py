@@ -18,6 +18,7 @@ from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.predict import estimated, seconds
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.config_commands import checked, sections
+from fmm.tuner.options import add_json
 from fmm.tuner.tuning import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
@@ -71,8 +72,7 @@ def _apart(calibration: Calibration, problem: Problem, first: Plan, second: Plan
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("compare", help="do two configs of one device choose the same plans?")
     parser.add_argument("configs", nargs=2, type=Path, metavar="CONFIG")
-    # No default of its own, so that --json before the command holds too.
-    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 

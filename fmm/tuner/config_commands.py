@@ -16,6 +16,7 @@ from fmm.config import ConfigError, Entry, Raw
 from fmm.identity import Identity
 from fmm.kernels.plan import Plan, PlanError
 from fmm.tuner.fit import predicted, work
+from fmm.tuner.options import add_json
 from fmm.tuner.trials import Trial, Trials
 from fmm.tuner.tuning import described, output_path, trials_path
 
@@ -23,8 +24,7 @@ from fmm.tuner.tuning import described, output_path, trials_path
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     show = commands.add_parser("show", help="print what a config says of each device and type")
     _takes_config(show)
-    # No default of its own, so that --json before the command holds too.
-    show.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the sections as JSON")
+    add_json(show, "the sections as JSON")
     show.set_defaults(run=_guarded(_show))
     validate = commands.add_parser("validate", help="check a config to the last field")
     _takes_config(validate)

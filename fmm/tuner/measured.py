@@ -21,6 +21,7 @@ from fmm.tuner.device import Device
 from fmm.tuner.devices import UnknownDeviceError, chosen
 from fmm.tuner.environment import command, device_folder, environment
 from fmm.tuner.journal import Journal, Pace, Samples, speedup
+from fmm.tuner.options import add_json
 from fmm.tuner.trials import Run
 from fmm.tuner.tuning import output_path
 
@@ -36,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.add_argument("--dtype", default="float64", help=", ".join(ELEMENTS))
     bench.add_argument("--device", default=argparse.SUPPRESS)
     bench.add_argument("--rounds", type=int, default=9)
-    bench.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    add_json(bench)
     bench.set_defaults(run=_bench)
     canary = commands.add_parser("canary", help="measure a few certified entries again after an update, in a second")
     canary.add_argument("--device", default=argparse.SUPPRESS)
@@ -48,7 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     suites.add_argument("--effort", choices=("quick", "full"), default="quick", help="how much to measure")
     suites.add_argument("--suite", action="append", choices=SUITE_NAMES, help="only this suite (may be repeated)")
     suites.add_argument("--output", type=Path, metavar="DIR", help="write the results below this folder")
-    suites.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the rows as JSON lines")
+    add_json(suites, "the rows as JSON lines")
     suites.set_defaults(run=_suites)
 
 

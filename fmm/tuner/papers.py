@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fmm.perfmodel import paper_dalberto, paper_huang, paper_li
 from fmm.perfmodel.table import Table
+from fmm.tuner.options import add_json
 from fmm.tuner.render import as_csv, fields, text
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
@@ -22,8 +23,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("table", nargs="?", metavar="NAME", help="such as li-fig17; 'all' for every table")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
-    # No default of its own, so that --json before the command holds too.
-    style.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    add_json(style)
     parser.set_defaults(run=run)
 
 

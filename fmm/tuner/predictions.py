@@ -18,6 +18,7 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.devices import device, device_names
 from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.perfmodel.problem import ELEMENTS, Problem
+from fmm.tuner.options import add_json
 
 NO_LIMIT = 1 << 62
 DEVICES = ("cpu", *device_names())
@@ -33,8 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--device", default=argparse.SUPPRESS, help=", ".join(DEVICES))
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
     parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
-    # No default of its own, so that --json before the command holds too.
-    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 

@@ -31,6 +31,7 @@ from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.conclude import FITTED, paired_samples
 from fmm.tuner.config_commands import checked, sections
 from fmm.tuner.fit import Observation, observations, predicted, work
+from fmm.tuner.options import add_json
 from fmm.tuner.trials import Trials, Tuning
 from fmm.tuner.tuning import described, output_path, trials_path
 
@@ -449,8 +450,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("report", help="draw a config and its trials: an HTML page, PNG and SVG files")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="(the one that fmm reads)")
     parser.add_argument("--into", type=Path, metavar="DIR", help="where to write (the folder of the config)")
-    # No default of its own, so that --json before the command holds too.
-    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the files' names as JSON")
+    add_json(parser, "the files' names as JSON")
     parser.set_defaults(run=run)
 
 
