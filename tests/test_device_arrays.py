@@ -796,12 +796,13 @@ def test_small_matrices_take_the_shortest_way_and_nothing_else_does(ways: list[s
     for a, b in ((large, large), (Exact(3, 20, 20), Exact(20, 20)), (Exact(20), Exact(20, 20))):
         fmm.matmul(a, b)
     fmm.matmul(Exact(9, 9, itemsize=0), small)  # sparse
-    assert ways == ["mm", *["plain"] * 4]
+    first = ["mm", "plain", "mm", "mm", "plain"]  # small stacks and vectors too are the library's
+    assert ways == first
     for wishes in ({"out": out}, {"plan": "vendor"}, {"workspace": 0}, {"max_error_growth": 2.0}):
         fmm.matmul(small, small, **wishes)
     for options in ({"dtype": "float64"}, {"order": "F"}, {"casting": "unsafe"}):
         fmm.matmul(small, small, **options)  # type: ignore[arg-type]
-    assert ways == ["mm", *["plain"] * 4, *["matmul"] * 7]
+    assert ways == [*first, *["matmul"] * 7]
 
 
 def test_host_tensors_take_the_shortest_way_too() -> None:
