@@ -20,13 +20,13 @@ from typing import Any
 from fmm import config
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, ranked
+from fmm.perfmodel.choose import Limits, choose, ranked, usual_growth
 from fmm.perfmodel.problem import Problem
 from fmm.tuner import shapes
 from fmm.tuner.device import Device
 from fmm.tuner.devices import chosen
 from fmm.tuner.effort import Effort
-from fmm.tuner.environment import command, environment
+from fmm.tuner.environment import command, commit, environment
 from fmm.tuner.journal import Journal, Pace, speedup
 from fmm.tuner.search import explored, fits, inverse
 from fmm.tuner.shapes import Size
@@ -71,13 +71,13 @@ def rows(
     journal: Journal, dtype: str, sizes: Iterable[Size], calibration: Calibration, rounds: int, every: bool
 ) -> Iterator[Row]:
     device = journal.device
-    plans = list(device.candidates())
+    plans, limits = list(device.candidates()), Limits(device.memory, usual_growth(calibration.batches))
     if every:
         plans += [p for p in _space(device) if p not in plans]
     for size in sizes:
         problem = Problem(*size, dtype)
         found = measured(journal, problem, plans, rounds)
-        model = choose(problem, calibration, Limits(device.memory)).best.plan
+        model = choose(problem, calibration, limits).best.plan
         yield Row(size, found, model if model in found else VENDOR)
 
 
@@ -171,7 +171,8 @@ def main(arguments: list[str]) -> int:
     assert calibration is not None, "the config has no calibration"
     folder = options.output / device.identity.key
     trials = Trials(folder / f"exhaustive-{options.dtype}.jsonl")
-    where = environment(command()) if device.identity.key.startswith("cpu") else {"command": " ".join(command())}
+    said = {"command": " ".join(command()), "commit": commit()}
+    where = environment(command()) if device.identity.key.startswith("cpu") else said
     settings = {"dtype": options.dtype, "seed": SEED}
     versions = dict(device.identity.versions)
     past = [t for tuning in trials.tunings() for t in tuning.trials]  # an interrupted run goes on where it was

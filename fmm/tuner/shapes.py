@@ -31,8 +31,9 @@ def largest_side(problem: Problem, seconds: float, device: Device, effort: Effor
 # Shares of the largest side: squares of all sizes, then products that are thin in one way or another.
 SQUARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONGS = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-# Added to their sides: few products are of round numbers. Rows of 16-bit types then begin at multiples of 2 or 4 bytes.
-BEYOND = (0, 37, 6, 37, 2, 37)
+# Added to their sides: few products are of round numbers. Rows of 16-bit types then begin at multiples of 2 or 4 bytes,
+# in one product those of A alone, in another those of B and C.
+BEYOND = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
 def probed(side: int) -> Iterator[Size]:
@@ -40,7 +41,7 @@ def probed(side: int) -> Iterator[Size]:
     for share in SQUARES:
         yield _rounded(share * side), _rounded(share * side), _rounded(share * side)
     for beyond, shares in zip(BEYOND, OBLONGS, strict=True):
-        m, k, n = (_rounded(share * side) + beyond for share in shares)
+        m, k, n = (_rounded(share * side) + more for share, more in zip(shares, beyond, strict=True))
         yield m, k, n
 
 

@@ -19,7 +19,7 @@ from fmm.tuner.conclude import concluded
 from fmm.tuner.device import Device
 from fmm.tuner.devices import UnknownDeviceError, chosen
 from fmm.tuner.effort import EFFORTS, Effort
-from fmm.tuner.environment import command
+from fmm.tuner.environment import command, commit
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import ShapesError, Size
 from fmm.tuner.trials import Header, Trials, Tuning
@@ -195,7 +195,7 @@ def _kept(code: int, outcome: Outcome, path: Path) -> str:
 def _header(job: Job, options: argparse.Namespace) -> Header:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    settings, conditions = job.settings(options), dict(job.device.conditions)
+    settings, conditions = job.settings(options), {**job.device.conditions, "commit": commit()}
     return Header(
         uuid.uuid4().hex[:12], identity.key, dict(identity.versions), conditions, settings, " ".join(command()), now
     )
