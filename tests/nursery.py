@@ -60,7 +60,8 @@ def kill(folder: Path) -> None:
     """Tunings killed at random moments; each goes on where the last one was.
 
     In turns after so many seconds, and after so many of its own on the processor: on a loaded machine the first come
-    ever earlier in a tuning, and might never see its end.
+    ever earlier in a tuning, and might never see its end. A tuning that ends leaves more to read for the next, which
+    takes longer: the more are killed one after the other, the longer they are let live.
     """
     path, chance, states, killed, i = folder / "config.json", random.Random(5), set[str](), 0, 0
     arguments = ["--resume", "--output", str(path)]
@@ -68,16 +69,18 @@ def kill(folder: Path) -> None:
     _, _, used = os.wait4(forked(lambda: tuned(arguments, 0)), 0)
     longest = time.perf_counter() - start
     busiest = used.ru_utime + used.ru_stime
+    patience = 1.1
     while i < KILLS or (len(states) < CONFIGS and i < MOST):
         work = partial(tuned, arguments, i)
         if i % 2:
-            child = forked(partial(ended, work, chance.uniform(0, 1.1 * busiest)))
+            child = forked(partial(ended, work, chance.uniform(0, patience * busiest)))
         else:
             child = forked(work)
-            time.sleep(chance.uniform(0, 1.1 * longest))
+            time.sleep(chance.uniform(0, patience * longest))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         killed += os.WIFSIGNALED(status)
+        patience *= 1.03 if os.WIFSIGNALED(status) else 0.8
         states.add(whole(path))
         i += 1
     os.waitpid(forked(lambda: tuned(arguments, i)), 0)
