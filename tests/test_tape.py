@@ -21,6 +21,7 @@ from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.threads import Threads
+from fmm.perfmodel.cost import cost
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 Memory = dict[str, Matrix]  # base -> bytes
@@ -219,6 +220,15 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
             kept.insert(place, (lane, op))
     play(replace(tape, ops=tuple(op for _, op in kept)), memory)
     np.testing.assert_array_equal(c, a @ b)
+
+
+@pytest.mark.parametrize("text", ["aligned.overlapped.pad16", "aligned.overlapped.pad16 > winograd.pad16"])
+def test_a_single_product_runs_beside_nothing(text: str) -> None:
+    problem = Problem.contiguous(45, 38, 51, "float64")
+    found, expected, tape = _both(Plan.parse(f"{text} > vendor"), problem)
+    np.testing.assert_array_equal(found, expected)
+    assert tape.lanes_used == 1 and not any(isinstance(op, Turn) for op in tape.ops)
+    assert tape.workspace == _needed(tape.plan, problem) == cost(tape.plan, 45, 38, 51).workspace
 
 
 def test_tf32_is_float32_but_for_the_products() -> None:

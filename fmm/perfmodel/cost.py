@@ -124,7 +124,8 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
     start = _Tally(level.additions, read, written, 0, loads + stores, launches, own, ())
     inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
     first = plan.levels[0] if plan.levels else None
-    lanes = 2 if isinstance(first, Level) and first.traversal == "overlapped" and first.fringe != "peel" else 1
+    overlapped = isinstance(first, Level) and first.traversal == "overlapped" and first.fringe != "peel"
+    lanes = 2 if overlapped and sum(level.calls.values()) > 1 else 1
     return _total(start, inner, lanes)
 
 

@@ -49,6 +49,8 @@ def built(choices: Mapping[str, str]) -> Plan:
     if "inner" in choices:
         if choices["inner"] == "3" and (choices["traversal"], scheme) != ("batched", "strassen"):
             raise PlanError("three levels in one pass take long to compile, and gain by batches of Strassen's alone")
+        if scheme == "aligned" and (choices["outer"], choices["inner"], choices["traversal"]) != ("", "1", "batched"):
+            raise PlanError("one copy of the operands is aligned, and its product has nothing to run beside")
         outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
         return Plan.parse(" > ".join([*outer, _level(_power(scheme, choices["inner"]), options), leaf]))
     depth = int(choices["depth"])
