@@ -22,9 +22,9 @@ from fmm.tuner.trials import Trial
 
 FITTED = ("scale", "rates", "probe", "search")  # the stages whose trials the fit may see; never those held out
 RELEVANT = 0.01  # of the longest twin's time: shorter products say nothing of the noise of those that are tuned
-# The margin by which a plan must be predicted to win is the model's error on held-out shapes, within these ends, and
-# the last where too few were measured to know it.
-MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.05
+# The margin by which a plan must be predicted to win is the model's error on held-out shapes (the most that its median
+# may be), within these ends, and the last where too few were measured to know it.
+MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.08
 
 
 def fit(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
@@ -127,7 +127,7 @@ def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
     noise = noise_floor(trials)
     fitted = fit(journal, dtype)
     error = fitting.errors(fitted.calibration, fitting.observations(trials, ("held out",)))
-    off = error["speedup"].median if error["speedup"].count >= ENOUGH else UNKNOWN
+    off = error["speedup"].upper if error["speedup"].count >= ENOUGH else UNKNOWN
     calibration = replace(fitted.calibration, margin=min(max(MARGIN, off), MOST))
     return {
         "versions": dict(device.identity.versions),

@@ -225,21 +225,23 @@ def _intervals(free: Sequence[Parameter], solved: Any, count: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class Error:
-    """Of predictions: shares of the measured value. `bias` is the median signed one."""
+    """Of predictions: shares of the measured value. `bias` is the median signed one, `upper` the most that the median
+    may be, to 95 %, of all that could have been measured: few measurements know it badly."""
 
     count: int
     median: float
     p95: float
     bias: float
+    upper: float
 
     @staticmethod
     def of(relative: Sequence[float]) -> Error:
         if not relative:
-            return Error(0, 0.0, 0.0, 0.0)
-        sizes = np.abs(relative)
-        return Error(
-            len(relative), float(np.median(sizes)), float(np.quantile(sizes, 0.95)), float(np.median(relative))
-        )
+            return Error(0, 0.0, 0.0, 0.0, 0.0)
+        count, sizes = len(relative), np.abs(relative)
+        place = min(0.5 + 0.98 / count**0.5, 1.0)  # two standard deviations of how many of so many lie below the median
+        middle, far, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, place)))
+        return Error(count, middle, far, float(np.median(relative)), upper)
 
 
 def errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, Error]:
