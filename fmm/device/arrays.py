@@ -60,7 +60,7 @@ TINY, TINY_HALF, TINY_RAGGED = 1 << 29, 1 << 33, 1 << 31
 # The same without a look at the sides: the bytes of A times those of B are the multiply-adds times the inner side times
 # the square of an item's bytes. Where the inner side is under SHORT, a product waits for its result to be written, so
 # that no plan makes it faster; where it is not, there are fewer than TINY (of 2 bytes: TINY_RAGGED) multiply-adds.
-SHORT = 32
+SHORT = 144
 TINY_BYTES = SHORT * min(TINY * 4**2, TINY_RAGGED * 2**2)
 
 

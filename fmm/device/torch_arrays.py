@@ -73,8 +73,11 @@ class TorchArrays:
         return self._judged(a, b, out, wanted)
 
     def plain(self, a: Any, b: Any) -> Any:
-        x, y = a.shape, b.shape
-        if len(x) == 2 and len(y) == 2 and (hopeless(x[0], x[1], y[1], a.itemsize) or lost(self, self.short(a, b))):
+        try:
+            (m, k), (_, n) = a.shape, b.shape
+        except ValueError:  # not two matrices
+            return self._judged(a, b, None, ANYTHING)
+        if hopeless(m, k, n, a.itemsize) or lost(self, self.short(a, b)):
             return self.mm(a, b)
         return self._judged(a, b, None, ANYTHING)
 
