@@ -20,7 +20,9 @@ from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Trial
 
-FITTED = ("scale", "rates", "probe", "search")  # the stages whose trials the fit may see; never those held out
+# The stages whose trials the fit sees: never those held out, nor those of the search, whose plans are what Optuna makes
+# of all that a plan may be, on few shapes, and unlike those between which the model is to choose.
+FITTED = ("scale", "rates", "probe")
 RELEVANT = 0.01  # of the longest twin's time: shorter products say nothing of the noise of those that are tuned
 # The margin by which a plan must be predicted to win is the model's error on held-out shapes (the most that its median
 # may be), within these ends, and the last where too few were measured to know it.
@@ -103,9 +105,9 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
 
 
 def one_level(trials: Sequence[Trial]) -> list[tuple[Size, float]]:
-    """Shape and best speedup of one-level plans that the fit may see: what the epsilon correction is found from."""
+    """Shape and best speedup of one-level plans that were not held out: what the epsilon correction is found from."""
     found: dict[Size, float] = {}
-    for stage in FITTED:
+    for stage in (*FITTED, "search"):
         own = [t for t in trials if t.stage == stage]
         for size in dict.fromkeys(t.size for t in own):
             for plan, base, seconds in paired_samples([t for t in own if t.size == size]):

@@ -128,7 +128,7 @@ BESIDE = frozenset({"host"})  # where a processor launches what another device d
 # ---- fitting
 
 ROBUST = 0.03  # a residual, in logarithms, from which on it counts less than its square
-WEIGHTS = {"sums": 0.2}  # sums alone find other caches than within a plan, where they count
+WEIGHTS = {"sums": 0.1, "products": 0.1}  # alone they find other caches and clocks than within a plan, where they count
 PRIOR = 0.002  # how much a step away from the start weighs, for what the measurements leave open
 
 

@@ -126,9 +126,10 @@ def figure(width: float = 6.2, height: float = 4.0, columns: int = 1) -> tuple[A
 
 
 def measured_and_predicted(case: Case) -> Any:
-    """Predicted time over measured time: every shape and plan, those held out from the fit on top."""
+    """Predicted time over measured time: every shape and plan; those held out on top, those searched below."""
     made, axes = figure()
-    for stages, colour, name, z in ((FITTED, SKY, "fitted", 2), (("held out",), RED, "held out", 3)):
+    kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), (("held out",), RED, "held out", 3)
+    for stages, colour, name, z in kinds:
         seen = case.seen(*stages)
         x = [o.seconds for o in seen]
         y = [case.expected(o) for o in seen]

@@ -17,7 +17,7 @@ from fmm.perfmodel.choose import ranked
 from fmm.perfmodel.problem import Problem
 from fmm.tuner import shapes
 from fmm.tuner.ahead import HEAVY, weight
-from fmm.tuner.conclude import FITTED, concluded, fit, noise_floor, started
+from fmm.tuner.conclude import concluded, fit, noise_floor, started
 from fmm.tuner.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, Pace, TimeUpError
@@ -45,7 +45,7 @@ def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = 
     try:
         side = scale(journal, dtype, effort)
         probe(journal, dtype, side, effort)
-        calibration = fit(journal, dtype, FITTED[:-1]).calibration
+        calibration = fit(journal, dtype).calibration
         problems = [Problem(*size, dtype) for size in wanted or shapes.ladder(side, effort.stride)]
         if not wanted:
             problems = [p for p in problems if promising(journal, p, calibration)]
