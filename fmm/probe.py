@@ -20,23 +20,24 @@ import numpy as np
 
 from fmm.kernels.arena import Arena, Array, block
 from fmm.kernels.blas import held
-from fmm.kernels.flow import lanes
+from fmm.kernels.flow import LEAST, lanes
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan
 from fmm.kernels.recipe import Sum
-from fmm.kernels.threads import Threads
+from fmm.kernels.spent import spent
 from fmm.perfmodel.calibration import Calibration, Rate, cpu
 
 SMALL, LARGE = 256, 4096  # sides of the products that are timed, doubled from one to the other ...
 LONGEST = 0.02  # ... until the next would take longer than this many seconds
-REPEATS, ROUNDS = 7, 7  # of products, of sums
+REPEATS, ROUNDS = 7, 5  # of products, of sums
 # Products of 1000 or 2000 a side run 10 to 20 % below the rate of endless ones, which is as much as a level saves. That
 # cannot be measured in so short a time; two cores with AVX-512 show 200 to 250 (float64), 200 to 400 (float32). Where
 # two products run at a time, each on one thread, they lose less.
 PIPE, SIDE_BY_SIDE = 200.0, 150.0
 SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, about 40 MB, more than a core's own caches
+BESIDE = (640, 1024)  # of A's, of the product beside them: it takes longer than they do, and is not cut in halves
 # Of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product. Products of
 # float32 are over sooner, and what disturbs the sums counts for more.
 MARGIN = {"float64": 0.75, "float32": 0.65}
@@ -96,10 +97,7 @@ def _product(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sums(threads: int) -> float:
-    """Bytes a second that the sums of a split move, right after a product, as they do within a plan.
-
-    Where two products run at a time, a sum has one thread, and the processor is as good as summing on all of them.
-    """
+    """Bytes a second that the sums of a split move, as they do within a plan: after a product, or beside one."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
     recipe = lower(plan, SUMMED, SUMMED, SUMMED)
     assert recipe is not None
@@ -112,16 +110,14 @@ def _sums(threads: int) -> float:
         [places[p.name][p.row : p.row + p.rows, p.col : p.col + p.cols] for p in side]
         for side in (split.reads, split.writes)
     )
-    small = np.ones((SMALL, SMALL))
-    with lanes(threads) as (count, each):
-        backend = NumpyBackend(Threads(each))
+    left, right, dest = (np.ones(shape) for shape in (BESIDE, BESIDE[1:] * 2, BESIDE))
 
-        def once() -> float:
-            small @ small  # BLAS's threads are awake now, as in the middle of a plan
-            return _seconds(lambda: backend.sum(split, reads, writes))
+    def steps(backend: NumpyBackend) -> None:
+        backend.multiply("vendor", left, right, dest)
+        backend.sum(split, reads, writes)
 
-        once()  # fresh pages
-        return count * sum(x.nbytes for x in (*reads, *writes)) / median(once() for _ in range(ROUNDS))
+    moved, seconds = sum(x.nbytes for x in (*reads, *writes)), [spent(threads, LEAST, steps).sums for _ in range(ROUNDS + 1)]
+    return moved / median(seconds[1:])  # the first finds fresh pages
 
 
 def _seconds(call: Callable[[], object]) -> float:

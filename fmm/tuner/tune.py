@@ -27,6 +27,7 @@ from fmm.tuner.trials import Run
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
+NEAR = 1.5  # times the best predicted: on a CPU, plans of many small steps take ten times as long as those that matter
 PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on
 
 
@@ -82,12 +83,14 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
-    parts = ("sums", "products") if gpu else ("sums",)
+    parts = ("sums", "products")
     for size in shapes.probed(side):
         with journal.open("rates", Problem(*size, dtype)) as desk:
             desk.rounds([Run()], pace_of(journal, effort))
     for size in (s for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1):
         problem = Problem(*size, dtype)
+        if not gpu and min(size) + shapes.STEP >= side:
+            continue
         own = [p for p in plans if fits(device, p, problem)]
         runs = [Run(), Run(VENDOR, "whole", 1), *(Run(p, part) for p in own for part in parts)]
         if side // 2 <= min(size) + shapes.STEP < side:
@@ -106,7 +109,8 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
-            plans = [c.plan for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
+            known = [c for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
+            plans = [c.plan for i, c in enumerate(known) if untuned.batches or i < 2 or c.time < NEAR * known[0].time]
             yield stage, problem, plans[:2] if stage == "held out" else [plans[0], plans[1 + i % (len(plans) - 1)]]
 
 
