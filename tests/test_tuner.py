@@ -106,7 +106,7 @@ def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
 LANES = replace(
     TRUTH,
     rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
-    stream=1.2e10, lanes=2, tail=0.4, spin=0.025, apart=0.8, check=0.5,
+    stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 
 

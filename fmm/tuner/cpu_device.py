@@ -44,6 +44,8 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
+        with lanes(self.threads) as (self.lanes, _):
+            pass
         self._normal: tuple[tuple[str, int], Array] | None = None
 
     @cached_property
@@ -64,8 +66,7 @@ class CpuDevice:
         return memory.default_limit()
 
     def untuned(self) -> Calibration:
-        with lanes(self.threads) as (at_a_time, _):
-            return in_lanes(cpu(self.threads), at_a_time)
+        return in_lanes(cpu(self.threads), self.lanes)
 
     def candidates(self) -> Sequence[Plan]:
         return candidates(False)

@@ -28,7 +28,8 @@ FRESH = 1  # the seed of the operands on which the search's results are confirme
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
 NEAR = 1.5  # times the best predicted: on a CPU, plans of many small steps take ten times as long as those that matter
-PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on
+PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on ...
+DEAR = 0.03  # ... but a shape whose rounds have taken so much of them has had its share
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def pace_of(journal: Journal, effort: Effort) -> Pace:
     """At least the effort's rounds, more where they cost next to nothing or, while there is time, differ much."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
-    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient)
+    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)
 
 
 def promising(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
