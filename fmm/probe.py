@@ -116,8 +116,9 @@ def _sums(threads: int) -> float:
         backend.multiply("vendor", left, right, dest)
         backend.sum(split, reads, writes)
 
-    moved, seconds = sum(x.nbytes for x in (*reads, *writes)), [spent(threads, LEAST, steps).sums for _ in range(ROUNDS + 1)]
-    return moved / median(seconds[1:])  # the first finds fresh pages
+    spent(threads, LEAST, steps)  # finds fresh pages
+    seconds = median(spent(threads, LEAST, steps).sums for _ in range(ROUNDS))
+    return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -130,9 +130,7 @@ def sums_of_the_tuner() -> None:
 
 
 @pytest.mark.parametrize("timer", [sums_of_the_probe, sums_of_the_tuner])
-def test_sums_are_timed_as_they_run_within_a_plan(
-    timer: Any, eager: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each on one thread while BLAS has one for each product: on all threads, they were believed to be slower."""
     seen, original = set(), NumpyBackend.sum
 
@@ -146,7 +144,7 @@ def test_sums_are_timed_as_they_run_within_a_plan(
 
 
 def test_what_waits_for_its_processor_takes_no_time() -> None:
-    flowing, x = Flow(), np.zeros(4)
+    flowing, x, y, z = Flow(), *np.zeros((3, 4, 4))
 
     def busy() -> None:
         end = time.thread_time() + 0.02
@@ -154,7 +152,7 @@ def test_what_waits_for_its_processor_takes_no_time() -> None:
             pass
 
     flowing.add(Task([x], [x], lambda: time.sleep(0.1)))
-    flowing.add(Task([x], [x], busy, flops=1))
+    flowing.add(Task((x, y), (z,), busy, flops=1))
     flowing.close()
     flowing.work()
     assert flowing.seconds[False] < 0.02 <= flowing.seconds[True]

@@ -282,6 +282,14 @@ def test_cheap_runs_get_more_rounds() -> None:
     assert counts == [9, 2]
 
 
+def test_unsure_medians_are_measured_on_but_not_where_that_is_dear() -> None:
+    counts = []
+    for pace in (Pace(3), Pace(3, patient=9), Pace(3, patient=9, dear=1e-9)):
+        with Journal("run", FakeDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as desk:
+            counts.append(len(desk.rounds([Run()], pace)[Run()]))
+    assert counts == [3, 9, 3]
+
+
 def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
     class Closed(FakeDevice):
         def open(self, problem: Problem, seed: int) -> Any:

@@ -45,10 +45,10 @@ class Calibration:
     (`ragged`) or at multiples of 16 bytes (`scalar`: no wide accesses), and three levels in one pass (`deep`: so many
     values at a time leave registers for few threads). `host`: what starting a product takes at least.
 
-    On a CPU, plans run `lanes` products at a time, each on its share of the threads (a rate's `batch` is what that costs
-    a product), and sums beside them. They lose `idle` seconds at the beginning and the end, where a thread has nothing
-    to do, and `spin` seconds to BLAS's own threads, which after a product keep half of a processor each for a while.
-    Smaller plans do one step after the other; their sums reach the share `apart` of the rate.
+    On a CPU, plans run `lanes` products at a time, each on its share of the threads (`batch` of the rate is what that
+    costs a product), and sums beside them. They lose `idle` seconds at the beginning and the end, where a thread has
+    nothing to do, and `spin` seconds to BLAS's own threads, which after a product keep half of a processor each for a
+    while. Smaller plans do one step after the other; their sums reach the share `apart` of the rate.
     """
 
     name: str

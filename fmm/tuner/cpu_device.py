@@ -183,12 +183,12 @@ class CpuSession:
 
 
 def _awake() -> None:
-    """All of BLAS's threads have just worked, as in a program that multiplies: OpenBLAS's then spin for a tenth of a second
-    on processors that a plan would use. Without this, a plan's time would depend on what was measured before it."""
-    np.matmul(_SMALL, _SMALL)
+    """All of BLAS's threads have just worked, as in a program that multiplies: OpenBLAS's then spin for a tenth of a
+    second on processors that a plan would use. Without this, a plan's time hangs on what was measured before it."""
+    np.matmul(SMALL, SMALL)
 
 
-_SMALL = np.ones((256, 256))
+SMALL = np.ones((256, 256))
 
 
 def _distance(found: Array, exact: Array) -> float:

@@ -68,7 +68,7 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
     while True:
         problem = Problem(side, side, side, dtype)
         with journal.open("scale", problem) as desk:
-            seconds = min(desk.rounds([Run()], Pace(3))[Run()], default=0.0)
+            seconds = min(desk.rounds([Run()], Pace(3, 20, 0.5))[Run()], default=0.0)  # others may multiply meanwhile
         found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
