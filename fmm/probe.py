@@ -1,7 +1,7 @@
 """The probe: how fast this processor multiplies and adds, measured once in this process, when a plan first tempts.
 
 The built-in calibration is a guess, and where it errs a plan can be slower than the vendor. So a plan that it proposes
-is chosen again with rates that were just measured, in about a twentieth of a second. Every doubt speaks for the vendor:
+is chosen again with rates that were just measured, in a few tenths of a second. Every doubt speaks for the vendor:
 products count with their best time, sums with their middle one, and a margin.
 """
 
@@ -38,11 +38,11 @@ REPEATS, ROUNDS = 7, 5  # of products, of sums
 PIPE, SIDE_BY_SIDE = 200.0, 150.0
 SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, about 40 MB, more than a core's own caches
 BESIDE = (640, 1024)  # of A's, of the product beside them: it takes longer than they do, and is not cut in halves
-# Of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product. Products of
-# float32 are over sooner, and what disturbs the sums counts for more.
+# Of the sums' measured rate, where they take turns with products: the overflow check, and caches that are colder in the
+# middle of a product. Products of float32 are over sooner, and what disturbs the sums counts for more.
 MARGIN = {"float64": 0.75, "float32": 0.65}
-# That is predicted. Between 4096 and 7000 two cores with AVX-512 lose as much of it again (float64 2 to 5 %, float32 6
-# to 8 %) at the beginning and end of a product, where one thread waits for the other, and to sums beside products.
+# That much must be predicted. Between 4096 and 7000 two cores with AVX-512 lose as much of it again (float64 2 to 5 %,
+# float32 6 to 8 %) at the beginning and end of a product, and to OpenBLAS's other thread, which spins after a product.
 LEAST_GAIN = 0.075
 
 MEASURED = "measured in this process"
@@ -68,12 +68,14 @@ def measured(threads: int, dtype: str) -> Calibration:
 
 
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
-    built_in, stream = cpu(threads), _sums(threads) * MARGIN[dtypes[0]]
+    built_in, stream = cpu(threads), _sums(threads)
     rate = _products(np.dtype(dtypes[0]), PIPE)
     with lanes(threads) as (at_a_time, _):
         if at_a_time > 1:  # what disturbs products on all threads disturbs those on one less
             alone = _products(np.dtype(dtypes[0]), SIDE_BY_SIDE)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
+        else:
+            stream *= MARGIN[dtypes[0]]
     rates = MappingProxyType(dict.fromkeys(dtypes, rate))
     return Calibration(built_in.name, MEASURED, rates, stream, built_in.small, built_in.launch, margin=LEAST_GAIN)
 

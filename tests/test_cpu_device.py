@@ -19,6 +19,7 @@ from fmm.tuner.cli import main
 from fmm.tuner.cpu_device import CpuDevice, CpuSession
 from fmm.tuner.device import FailedError
 from fmm.tuner.journal import Journal, Pace
+from fmm.tuner.suites import fast_plan
 from fmm.tuner.trials import Run
 
 WINOGRAD = Plan.parse("winograd > vendor")
@@ -108,6 +109,10 @@ def test_a_real_tuning_is_obeyed(
     key = found["device"]
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32", "--device", key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] == key
+
+
+def test_a_fast_plan_is_found_where_a_certified_entry_considers_none() -> None:
+    assert fast_plan(decision.Decision(VENDOR, None, "no plan beat the vendor")) != VENDOR
 
 
 def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from fmm.tuner.trials import Run
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
-NEAR = 1.5  # times the best predicted: on a CPU, plans of many small steps take ten times as long as those that matter
+NEAR = 1.5  # times the best predicted: in lanes, plans of many small steps take ten times as long as those that matter
 PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on ...
 DEAR = 0.03  # ... but a shape whose rounds have taken so much of them has had its share
 
@@ -80,7 +80,8 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
 
     The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and mind
     least that the processor is compiling. On a GPU the sums are measured up to half the largest side: they reach their
-    rate long before, and operands and workspace of large ones take longer to fill than to add.
+    rate long before, and operands and workspace of large ones take longer to fill than to add. In lanes the parts
+    are timed in whole plans, which on the largest square would take more time than it tells.
     """
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
@@ -88,10 +89,9 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     for size in shapes.probed(side):
         with journal.open("rates", Problem(*size, dtype)) as desk:
             desk.rounds([Run()], pace_of(journal, effort))
-    for size in (s for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1):
+    squares = [s for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1]
+    for size in squares[1:] if device.untuned().lanes > 1 else squares:
         problem = Problem(*size, dtype)
-        if not gpu and min(size) + shapes.STEP >= side:
-            continue
         own = [p for p in plans if fits(device, p, problem)]
         runs = [Run(), Run(VENDOR, "whole", 1), *(Run(p, part) for p in own for part in parts)]
         if side // 2 <= min(size) + shapes.STEP < side:
@@ -111,7 +111,8 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
             known = [c for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
-            plans = [c.plan for i, c in enumerate(known) if untuned.batches or i < 2 or c.time < NEAR * known[0].time]
+            near = [c for c in known if untuned.lanes == 1 or c.time < NEAR * known[0].time]
+            plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
             yield stage, problem, plans[:2] if stage == "held out" else [plans[0], plans[1 + i % (len(plans) - 1)]]
 
 
