@@ -1,7 +1,7 @@
 """The probe: how fast this processor multiplies and adds, measured once in this process, when a plan first tempts.
 
 The built-in calibration is a guess, and where it errs a plan can be slower than the vendor. So a plan that it proposes
-is chosen again with rates that were just measured, in about a twentieth of a second. Every doubt speaks for the vendor:
+is chosen again with rates that were just measured, in a few tenths of a second. Every doubt speaks for the vendor:
 products count with their best time, sums with their middle one, and a margin.
 """
 
@@ -20,28 +20,29 @@ import numpy as np
 
 from fmm.kernels.arena import Arena, Array, block
 from fmm.kernels.blas import held
-from fmm.kernels.flow import lanes
+from fmm.kernels.flow import LEAST, lanes
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan
 from fmm.kernels.recipe import Sum
-from fmm.kernels.threads import Threads
+from fmm.kernels.spent import spent
 from fmm.perfmodel.calibration import Calibration, Rate, cpu
 
 SMALL, LARGE = 256, 4096  # sides of the products that are timed, doubled from one to the other ...
 LONGEST = 0.02  # ... until the next would take longer than this many seconds
-REPEATS, ROUNDS = 7, 7  # of products, of sums
+REPEATS, ROUNDS = 7, 5  # of products, of sums
 # Products of 1000 or 2000 a side run 10 to 20 % below the rate of endless ones, which is as much as a level saves. That
 # cannot be measured in so short a time; two cores with AVX-512 show 200 to 250 (float64), 200 to 400 (float32). Where
 # two products run at a time, each on one thread, they lose less.
 PIPE, SIDE_BY_SIDE = 200.0, 150.0
 SUMMED = 1536  # side of the float64 operand whose sums are timed: with them, about 40 MB, more than a core's own caches
-# Of the sums' measured rate: the overflow check, and caches that are colder in the middle of a product. Products of
-# float32 are over sooner, and what disturbs the sums counts for more.
+BESIDE = (640, 1024)  # of A's, of the product beside them: it takes longer than they do, and is not cut in halves
+# Of the sums' measured rate, where they take turns with products: the overflow check, and caches that are colder in the
+# middle of a product. Products of float32 are over sooner, and what disturbs the sums counts for more.
 MARGIN = {"float64": 0.75, "float32": 0.65}
-# That is predicted. Between 4096 and 7000 two cores with AVX-512 lose as much of it again (float64 2 to 5 %, float32 6
-# to 8 %) at the beginning and end of a product, where one thread waits for the other, and to sums beside products.
+# That much must be predicted. Between 4096 and 7000 two cores with AVX-512 lose as much of it again (float64 2 to 5 %,
+# float32 6 to 8 %) at the beginning and end of a product, and to OpenBLAS's other thread, which spins after a product.
 LEAST_GAIN = 0.075
 
 MEASURED = "measured in this process"
@@ -67,12 +68,14 @@ def measured(threads: int, dtype: str) -> Calibration:
 
 
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
-    built_in, stream = cpu(threads), _sums(threads) * MARGIN[dtypes[0]]
+    built_in, stream = cpu(threads), _sums(threads)
     rate = _products(np.dtype(dtypes[0]), PIPE)
     with lanes(threads) as (at_a_time, _):
         if at_a_time > 1:  # what disturbs products on all threads disturbs those on one less
             alone = _products(np.dtype(dtypes[0]), SIDE_BY_SIDE)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
+        else:
+            stream *= MARGIN[dtypes[0]]
     rates = MappingProxyType(dict.fromkeys(dtypes, rate))
     return Calibration(built_in.name, MEASURED, rates, stream, built_in.small, built_in.launch, margin=LEAST_GAIN)
 
@@ -96,10 +99,7 @@ def _product(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sums(threads: int) -> float:
-    """Bytes a second that the sums of a split move, right after a product, as they do within a plan.
-
-    Where two products run at a time, a sum has one thread, and the processor is as good as summing on all of them.
-    """
+    """Bytes a second that the sums of a split move, as they do within a plan: after a product, or beside one."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
     recipe = lower(plan, SUMMED, SUMMED, SUMMED)
     assert recipe is not None
@@ -112,16 +112,15 @@ def _sums(threads: int) -> float:
         [places[p.name][p.row : p.row + p.rows, p.col : p.col + p.cols] for p in side]
         for side in (split.reads, split.writes)
     )
-    small = np.ones((SMALL, SMALL))
-    with lanes(threads) as (count, each):
-        backend = NumpyBackend(Threads(each))
+    left, right, dest = (np.ones(shape) for shape in (BESIDE, BESIDE[1:] * 2, BESIDE))
 
-        def once() -> float:
-            small @ small  # BLAS's threads are awake now, as in the middle of a plan
-            return _seconds(lambda: backend.sum(split, reads, writes))
+    def steps(backend: NumpyBackend) -> None:
+        backend.multiply("vendor", left, right, dest)
+        backend.sum(split, reads, writes)
 
-        once()  # fresh pages
-        return count * sum(x.nbytes for x in (*reads, *writes)) / median(once() for _ in range(ROUNDS))
+    spent(threads, LEAST, steps)  # finds fresh pages
+    seconds = median(spent(threads, LEAST, steps).sums for _ in range(ROUNDS))
+    return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 
 def _seconds(call: Callable[[], object]) -> float:

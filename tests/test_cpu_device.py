@@ -19,6 +19,7 @@ from fmm.tuner.cli import main
 from fmm.tuner.cpu_device import CpuDevice, CpuSession
 from fmm.tuner.device import FailedError
 from fmm.tuner.journal import Journal, Pace
+from fmm.tuner.suites import fast_plan
 from fmm.tuner.trials import Run
 
 WINOGRAD = Plan.parse("winograd > vendor")
@@ -66,12 +67,27 @@ def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
         session.prepare(Run(WINOGRAD))
 
 
-def test_sums_alone_take_less_than_the_whole() -> None:
+def test_the_parts_take_less_than_the_whole() -> None:
     journal = Journal("run", CpuDevice())
-    runs = [Run(WINOGRAD), Run(WINOGRAD, "sums")]
+    runs = [Run(WINOGRAD), Run(WINOGRAD, "sums"), Run(WINOGRAD, "products")]
     with journal.open("probe", Problem(1200, 1200, 1200)) as desk:
-        samples = desk.rounds(runs, Pace(3))
-    assert min(samples[runs[1]]) < min(samples[runs[0]])
+        samples = desk.rounds(runs, Pace(5))
+    whole, sums, products = (min(samples[run]) for run in runs)
+    assert 0 < sums < products and sums + products < 1.3 * whole
+
+
+def test_one_run_tells_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, timed = [], CpuSession._timed
+
+    def counting(self: CpuSession, plan: Plan) -> Any:
+        runs.append(plan)
+        return timed(self, plan)
+
+    monkeypatch.setattr(CpuSession, "_timed", counting)
+    with CpuDevice().open(Problem(128, 128, 128), 0) as session:
+        for part in ("sums", "products", "products", "sums", "sums"):
+            session.sample(Run(WINOGRAD, part))
+    assert len(runs) == 3
 
 
 def test_a_real_tuning_is_obeyed(
@@ -93,6 +109,10 @@ def test_a_real_tuning_is_obeyed(
     key = found["device"]
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32", "--device", key, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] == key
+
+
+def test_a_fast_plan_is_found_where_a_certified_entry_considers_none() -> None:
+    assert fast_plan(decision.Decision(VENDOR, None, "no plan beat the vendor")) != VENDOR
 
 
 def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,16 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm import probe
 from fmm.kernels import blas, flow
 from fmm.kernels.flow import Flow, SideBySide, Task
 from fmm.kernels.numpy_backend import NumpyBackend
+from fmm.kernels.plan import Plan
+from fmm.kernels.spent import spent
 from fmm.kernels.threads import Threads, blas_threads, processors
+from fmm.perfmodel.problem import Problem
+from fmm.tuner.cpu_device import CpuDevice
+from fmm.tuner.trials import Run
 
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,6 +115,58 @@ def test_a_small_product_is_not_worth_it(monkeypatch: pytest.MonkeyPatch, rng: n
 def test_other_numbers_of_threads_do_as_before(count: int) -> None:
     with flow.backend(count, 1 << 60) as found:
         assert type(found) is NumpyBackend and found.threads == Threads(count)
+
+
+# ---- what its steps take
+
+
+def sums_of_the_probe() -> None:
+    probe._sums(2)
+
+
+def sums_of_the_tuner() -> None:
+    with CpuDevice().open(Problem(300, 300, 300), 0) as session:
+        assert 0 < session.sample(Run(Plan.parse("winograd > vendor"), "sums")) < 1
+
+
+@pytest.mark.parametrize("timer", [sums_of_the_probe, sums_of_the_tuner])
+def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on one thread while BLAS has one for each product: on all threads, they were believed to be slower."""
+    seen, original = set(), NumpyBackend.sum
+
+    def watched(self: NumpyBackend, *arguments: Any) -> None:
+        seen.add((self.threads.count, blas.held(), threading.current_thread().name[:3]))
+        original(self, *arguments)
+
+    monkeypatch.setattr(NumpyBackend, "sum", watched)
+    timer()
+    assert seen == {(1, 2, "fmm")}
+
+
+def test_what_waits_for_its_processor_takes_no_time() -> None:
+    flowing, x, y, z = Flow(), *np.zeros((3, 4, 4))
+
+    def busy() -> None:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+
+    flowing.add(Task([x], [x], lambda: time.sleep(0.1)))
+    flowing.add(Task((x, y), (z,), busy, flops=1))
+    flowing.close()
+    flowing.work()
+    assert flowing.seconds[False] < 0.02 <= flowing.seconds[True]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_sums_and_products_are_told_apart(count: int, eager: None) -> None:
+    x = np.ones((1500, 1500))
+
+    def steps(backend: NumpyBackend) -> None:
+        backend.multiply("vendor", x[:600], x, np.empty((600, 1500)))
+
+    found = spent(count, 1 << 60, steps)
+    assert found.sums == 0 < found.products
 
 
 # ---- tasks

@@ -105,6 +105,41 @@ def test_three_levels_on_rows_of_odd_bytes_are_slower_still(plan: str, slower: f
         assert after == pytest.approx(factor * before)
 
 
+LANES = replace(SIMPLE, lanes=2, idle=0.1, spin=0.2, apart=0.25)
+
+
+@pytest.mark.parametrize("spin", [0.2, 1e9])
+def test_two_products_at_a_time(spin: float) -> None:
+    """Leaves are batches of two, the check for overflow is a sum that reads A and B, and what BLAS's threads spin takes
+    at most the half of one processor of two: a third of the time without it."""
+    n = 1024
+    calibration = replace(LANES, spin=spin, rates={"float64": Rate(1e9, n * n / 4, 0, batch=1.1)})
+    work = Work(((n / 2, n / 2, n / 2, 7, 1),), 5e6, 4)
+    found = seconds(Plan.parse("winograd > vendor"), Problem(n, n, n), work, calibration)
+    assert found.products == pytest.approx(7 / 4 * n**3 / 1e9 * 1.1 * (1 + 1 / 2))
+    assert found.sums == pytest.approx((5e6 + 2 * n * n) * 8 / 1e9)
+    assert found.ends == pytest.approx(0.1 + min(spin, (found.products + found.sums + 0.1) / 3))
+    assert found.seconds == pytest.approx(found.products + found.sums + found.ends)
+    assert "beginning and end" in str(found)
+
+
+def test_the_vendors_product_and_small_plans_know_no_lanes() -> None:
+    for n in (512, 4096):
+        problem = Problem(n, n, n)
+        assert vendor(problem, LANES).seconds == vendor(problem, SIMPLE).seconds
+    plan, problem = Plan.parse("winograd > vendor"), Problem(1000, 1000, 1000)
+    found, plain = (predict(plan, problem, c) for c in (LANES, SIMPLE))
+    assert found.products == plain.products and found.ends == 0
+    assert found.sums == pytest.approx((plain.sums + 2 * 1000**2 * 8 / 1e9) / 0.25)
+
+
+def test_a_device_without_lanes_is_predicted_as_before() -> None:
+    told = replace(datasheet("h200"), idle=9.0, spin=9.0, apart=9.0)
+    for plan in candidates(True):
+        problem = Problem(8192, 8192, 8192, "float32")
+        assert predict(plan, problem, told) == predict(plan, problem, datasheet("h200"))
+
+
 def test_complex_products_do_four_times_the_flops() -> None:
     calibration = datasheet("h200")
     real, complex_ = (vendor(Problem(4096, 4096, 4096, t), calibration) for t in ("float32", "complex64"))

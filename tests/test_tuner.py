@@ -95,12 +95,37 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
     assert sum(lost) / len(lost) < 0.001 and max(lost) < 0.035
 
 
-def fresh(seed: int) -> Calibration:
-    journal = Journal("run", FakeDevice(seed=seed, noise=0.02))
+def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
+    journal = Journal("run", FakeDevice(truth, seed=seed, noise=0.02))
     outcome = tune(journal, "float64", EFFORTS["quick"])
     found = config.section(outcome.section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
     return found.calibration
+
+
+# Two cores that run two products at a time, and the sums beside them.
+LANES = replace(
+    TRUTH,
+    rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
+    stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
+    """A quick tuning measures up to 4000 or so; by the model, products twice as long are not left to the vendor."""
+    found = fresh(seed, LANES)
+    assert found.margin < 0.03
+    problem = Problem(8192, 8192, 8192)
+    decided, truth = (choose(problem, c, Limits(1 << 60)).best for c in (found, LANES))
+    assert decided.plan != VENDOR and decided.time == pytest.approx(truth.time, rel=0.03)
+
+
+def test_a_model_without_lanes_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot describe such a device: its error becomes the margin."""
+    untuned = FakeDevice.untuned
+    monkeypatch.setattr(FakeDevice, "untuned", lambda self: replace(untuned(self), lanes=1))
+    assert fresh(0, LANES).margin > 0.03
 
 
 GPU_TRUTH = Calibration(
@@ -282,6 +307,14 @@ def test_cheap_runs_get_more_rounds() -> None:
         with journal.open("probe", Problem(n, n, n)) as desk:
             counts.append(len(desk.rounds([Run()], Pace(2, 9, 0.05))[Run()]))
     assert counts == [9, 2]
+
+
+def test_unsure_medians_are_measured_on_but_not_where_that_is_dear() -> None:
+    counts = []
+    for pace in (Pace(3), Pace(3, patient=9), Pace(3, patient=9, dear=1e-9)):
+        with Journal("run", FakeDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as desk:
+            counts.append(len(desk.rounds([Run()], pace)[Run()]))
+    assert counts == [3, 9, 3]
 
 
 def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:

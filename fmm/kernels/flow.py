@@ -8,6 +8,7 @@ what must wait for what is read off the memory that they touch, so that temporar
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -80,6 +81,7 @@ class Flow:
         self.gate: Task | None = None  # large products wait for it
         self.closed = False
         self.error: BaseException | None = None
+        self.seconds = {False: 0.0, True: 0.0}  # of the workers: on sums, on products
 
     def add(self, task: Task) -> None:
         """Append a task, as soon as there is room in the window."""
@@ -110,8 +112,9 @@ class Flow:
         """What each worker does until the end."""
         try:
             while (task := self._next()) is not None:
+                start = time.thread_time()  # what it waits for its processor is no work of the task's
                 task.work()
-                self._finish(task)
+                self._finish(task, time.thread_time() - start)
         except BaseException as error:
             self.fail(error)
 
@@ -148,8 +151,9 @@ class Flow:
                 other.after.remove(task)
                 other.after.update(part for part in parts if other.must_follow(part))
 
-    def _finish(self, task: Task) -> None:
+    def _finish(self, task: Task, seconds: float) -> None:
         with self.changed:
+            self.seconds[task.flops > 0] += seconds
             self.running.discard(task)
             for other in self.waiting:
                 other.after.discard(task)

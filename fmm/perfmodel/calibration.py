@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from fmm.kernels.threads import MOST as SUM_THREADS
@@ -47,6 +47,11 @@ class Calibration:
     (`ragged`) or at multiples of 4 bytes (`scalar`: no access of a whole word), and three levels in one pass (`deep`:
     so many values at a time leave registers for few threads), more so if they are scalar too (`rough`). `host`: what
     starting a product takes at least.
+
+    On a CPU, plans run `lanes` products at a time, each on its share of the threads (`batch` of the rate is what that
+    costs a product), and sums beside them. They lose `idle` seconds at the beginning and the end, where a thread has
+    nothing to do, and `spin` seconds to BLAS's own threads, which after a product keep half of a processor each for a
+    while. Smaller plans do one step after the other; their sums reach the share `apart` of the rate.
     """
 
     name: str
@@ -65,6 +70,10 @@ class Calibration:
     rough: float = 1.0
     host: float = 0.0
     least: float = 0.0
+    lanes: int = 1
+    idle: float = 0.0
+    spin: float = 0.0
+    apart: float = 1.0
 
     def rate(self, dtype: str) -> Rate:
         if dtype not in self.rates:
@@ -87,6 +96,16 @@ def cpu(threads: int) -> Calibration:
     rates = {t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0) for t, r in FLOPS_PER_BYTE.items()}
     stream = CPU_STREAM * min(threads, SUM_THREADS)
     return Calibration(f"cpu, {threads} threads", BUILT_IN, MappingProxyType(rates), stream, 1e6, 20e-6)
+
+
+# What plans in lanes cost two cores with AVX-512, in seconds: to hand a step to a thread, to begin and to end, and
+# OpenBLAS's other thread, which spins for 2^28 ticks after a product: a tenth of a second of half a core.
+HAND_OVER, IDLE, SPIN = 1e-4, 0.008, 0.025
+
+
+def in_lanes(found: Calibration, lanes: int) -> Calibration:
+    """The same CPU where plans run so many products at a time: guesses, from which a fit begins."""
+    return replace(found, lanes=lanes, launch=HAND_OVER, idle=IDLE, spin=SPIN) if lanes > 1 else found
 
 
 # ---- a GPU of which only the datasheet is known

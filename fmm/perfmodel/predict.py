@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
+from fmm.kernels.flow import LEAST
 from fmm.kernels.lowering import lower, side
 from fmm.kernels.needs import ALIGN
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan
@@ -64,10 +65,11 @@ class Prediction:
     sums: float
     launches: float
     hidden: float
+    ends: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.products + self.sums + self.launches - self.hidden
+        return self.products + self.sums + self.launches + self.ends - self.hidden
 
     @property
     def dominant(self) -> str:
@@ -83,7 +85,8 @@ class Prediction:
     def __str__(self) -> str:
         parts = f"products {self.products:.3g} s, sums {self.sums:.3g} s, launches {self.launches:.3g} s"
         hidden = f", {self.hidden:.3g} s of it hidden" if self.hidden else ""
-        return f"{self.seconds:.4g} s ({parts}{hidden}; mostly {self.dominant}; leaves out {LEAVES_OUT})"
+        ends = f", beginning and end {self.ends:.3g} s" if self.ends else ""
+        return f"{self.seconds:.4g} s ({parts}{ends}{hidden}; mostly {self.dominant}; leaves out {LEAVES_OUT})"
 
 
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
@@ -100,12 +103,18 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes), and what `host` takes longer for the starts than the device for all its work
+    ends      in lanes: idle + spin, which takes no more than half of each processor but one
+
+    In lanes, a leaf is one of a batch of as many as run at a time; sums and products are the time of all lanes at work,
+    and the check for overflow, which reads A and B, is one of the sums.
     """
     rate, item = calibration.rate(problem.dtype), problem.itemsize
+    lanes = _lanes(plan, problem, calibration)
     products = starts = 0.0
     aside = 1 + (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
-    for m, k, n, count, together in work.leaves:
+    for m, k, n, count, batch in work.leaves:
         if m and k and n:
+            together = max(batch, lanes)
             slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
             if rate.tile > 1:
                 slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
@@ -113,7 +122,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
             compute = problem.element.flops * m * k * n / rate.flops * slowdown
             moved = (m * k + k * n + m * n) * item / (rate.memory or calibration.stream)
             products += count * max(compute, moved)
-            starts += count / together
+            starts += count / batch
     traffic = work.traffic
     for share, rest in (
         (calibration.sequential, work.sequential),
@@ -123,11 +132,24 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
         (calibration.rough, work.rough),
     ):
         traffic *= 1 - rest + rest / share
+    if plan.levels and calibration.lanes > 1:
+        traffic += (problem.m + problem.n) * problem.k
+        traffic /= 1.0 if lanes > 1 else calibration.apart
     sums = (traffic * item + calibration.small * work.passes) / calibration.stream
     hidden = calibration.overlap * min(products, sums * work.overlapped)
     calls = starts + work.passes
     launches = max(calibration.launch * calls, calibration.host * starts - (products + sums - hidden))
-    return Prediction(plan, problem, calibration.name, products, sums, launches, hidden)
+    ends = 0.0
+    if lanes > 1:
+        ends = calibration.idle
+        ends += min(calibration.spin, (products + sums + ends) * (lanes - 1) / (lanes + 1))
+    return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
+
+
+def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
+    """How many products of a plan run at a time, each on its share of the threads."""
+    m, k, n = problem.size
+    return calibration.lanes if plan.levels and 2 * m * k * n >= LEAST else 1
 
 
 def counted(plan: Plan, problem: Problem) -> Work:

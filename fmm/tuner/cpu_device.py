@@ -7,21 +7,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 import fmm
 from fmm import identity, memory
+from fmm.guard import may_overflow
 from fmm.identity import Identity
 from fmm.kernels.arena import Arena, Array
 from fmm.kernels.executor import execute
+from fmm.kernels.flow import lanes
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import VENDOR, Plan, PlanError
-from fmm.kernels.threads import Threads, blas_threads, processors
-from fmm.perfmodel.calibration import Calibration, cpu
+from fmm.kernels.spent import Spent, spent
+from fmm.kernels.threads import blas_threads, processors
+from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
@@ -41,6 +44,8 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
+        with lanes(self.threads) as (self.lanes, _):
+            pass
         self._normal: tuple[tuple[str, int], Array] | None = None
 
     @cached_property
@@ -61,7 +66,7 @@ class CpuDevice:
         return memory.default_limit()
 
     def untuned(self) -> Calibration:
-        return cpu(self.threads)
+        return in_lanes(cpu(self.threads), self.lanes)
 
     def candidates(self) -> Sequence[Plan]:
         return candidates(False)
@@ -81,7 +86,7 @@ class CpuDevice:
         m, k, n = problem.size
         numbers = self._numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
-        yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), Threads(self.threads))
+        yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
     def _numbers(self, dtype: str, seed: int, count: int) -> Array:
         """Random normal numbers, drawn once for a type and a seed: drawing takes as long as many a product."""
@@ -108,10 +113,11 @@ class CpuSession:
     a: Array
     b: Array
     c: Array
-    threads: Threads
+    threads: int
 
     def __post_init__(self) -> None:
         self._repeats: dict[Run, int] = {}
+        self._spent: dict[Plan, dict[str, float]] = {}
 
     @cached_property
     def _exact(self) -> tuple[Array, Array]:
@@ -141,44 +147,48 @@ class CpuSession:
             raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
 
     def sample(self, run: Run) -> float:
+        if run.part != "whole":
+            return self._part(run)
         call, repeats = self._call(run), self._repeats[run]
-        if run.part == "sums":
-            _flush()  # in a plan, the products between the sums leave nothing of them in the caches
-            repeats = 1
+        _awake()
         start = time.perf_counter()
         for _ in range(repeats):
             call()
         return (time.perf_counter() - start) / repeats
 
     def _call(self, run: Run) -> Callable[[], Any]:
-        if run.part == "sums":
-            return partial(self._sums, run.plan)
+        if run.part != "whole":
+            return partial(self._part, run)
         if run.plan == VENDOR:
             return partial(np.matmul, self.a, self.b, out=self.c)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
-    def _sums(self, plan: Plan) -> None:
-        """The plan without its products."""
-        with memory.borrowed(workspace(plan, *self.problem.size, self.problem.itemsize)) as block:
-            execute(plan, self.a, self.b, self.c, _SumsOnly(self.threads), Arena(block, self.c.dtype))
+    def _part(self, run: Run) -> float:
+        """What the plan's sums or products take. One run of the plan tells both: the second that is asked is free."""
+        kept = self._spent.setdefault(run.plan, {})
+        if run.part not in kept:
+            kept.update(vars(self._timed(run.plan)))
+        return kept.pop(run.part)
+
+    def _timed(self, plan: Plan) -> Spent:
+        m, k, n = self.problem.size
+        with memory.borrowed(workspace(plan, m, k, n, self.problem.itemsize)) as block:
+            arena = Arena(block, self.c.dtype)
+
+            def steps(backend: NumpyBackend) -> None:
+                backend.first((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
+                execute(plan, self.a, self.b, self.c, backend, arena)
+
+            return spent(self.threads, 2 * m * k * n, steps)
 
 
-class _SumsOnly(NumpyBackend):
-    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        pass
+def _awake() -> None:
+    """All of BLAS's threads have just worked, as in a program that multiplies: OpenBLAS's then spin for a tenth of a
+    second on processors that a plan would use. Without this, a plan's time hangs on what was measured before it."""
+    np.matmul(SMALL, SMALL)
 
 
-FLUSH = 256 << 20  # bytes: more than any cache
-
-
-@lru_cache(maxsize=1)
-def _flushing() -> Array:
-    return np.ones(FLUSH // 8)
-
-
-def _flush() -> None:
-    """Fill the caches with something else."""
-    np.negative(_flushing(), out=_flushing())
+SMALL = np.ones((256, 256))
 
 
 def _distance(found: Array, exact: Array) -> float:

@@ -21,7 +21,7 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(40, 57, 3, 10, 3, 2, 7),
-    "default": Effort(180, 290, 5, 60, 10, 4, 11),
+    "default": Effort(150, 290, 5, 60, 10, 4, 11),
     "full": Effort(900, 1500, 7, 120, 24, 6, 21),
 }
 # A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled.

@@ -13,7 +13,7 @@ from typing import Any
 
 from fmm.identity import Identity
 from fmm.kernels.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate, cpu
+from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.predict import counted
 from fmm.perfmodel.problem import Problem
@@ -56,7 +56,7 @@ class FakeDevice:
         return tuple(reversed(list(self.truth.rates)))
 
     def untuned(self) -> Calibration:
-        return replace(cpu(2), name=self.identity.name, batches=self.gpu)
+        return in_lanes(replace(cpu(2), name=self.identity.name, batches=self.gpu), self.truth.lanes)
 
     def candidates(self) -> Sequence[Plan]:
         return candidates(self.gpu)

@@ -59,6 +59,8 @@ def predicted(run: Run, problem: Problem, counts: Work, calibration: Calibration
     found = seconds(run.plan, problem, counts, calibration)
     if run.part == "whole":
         return found.seconds
+    if calibration.lanes > 1:  # what the workers themselves take
+        return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)
     if run.part == "sums":
         return found.sums + calibration.launch * counts.passes
@@ -118,17 +120,24 @@ PARAMETERS = (
     Parameter("launch", 1e-8, 1e-2, SUMS),
     Parameter("host", 1e-8, 1e-2, frozenset({"products", "plan"})),
     Parameter("overlap", 0.0, 1.0, frozenset({"plan"}), linear=True),
+    Parameter("idle", 1e-5, 1.0, frozenset({"plan"})),
+    Parameter("spin", 1e-5, 1.0, frozenset({"plan"})),
+    Parameter("apart", 0.1, 10.0, SUMS),
 )
 
 
 TILE = Parameter("rate.tile", 1.0, 1024.0, frozenset())
 BESIDE = frozenset({"host"})  # where a processor launches what another device does, in its own time
+LANES = frozenset({"idle", "spin", "apart"})  # where it multiplies itself, several products at a time
 
 
 # ---- fitting
 
 ROBUST = 0.03  # a residual, in logarithms, from which on it counts less than its square
 WEIGHTS = {"sums": 0.1, "products": 0.1}  # alone they find other caches and clocks than within a plan, where they count
+# Where a CPU runs plans in lanes, sums are timed in them. There, a plan that takes more than this many times as long as
+# the vendor's product is nobody's choice, and what it says counts less.
+NEAR = 1.5
 PRIOR = 0.002  # how much a step away from the start weighs, for what the measurements leave open
 
 
@@ -163,9 +172,9 @@ def _fitted(
     kinds = {o.kind for o in observed}
     start = _rescaled(start, dtype, observed)
     free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
-    free = [p for p in free if kinds & p.informed_by and (start.batches or p.name not in BESIDE)]
+    free = [p for p in free if kinds & p.informed_by and _told(p, start)]
     works = [work(o.run.plan, o.problem) for o in observed]
-    measured, weights = np.log([o.seconds for o in observed]), np.array([WEIGHTS.get(o.kind, 1.0) for o in observed])
+    measured, weights = np.log([o.seconds for o in observed]), np.array(_weights(start, observed))
     low, high = (np.array([p.coordinate(max(x, 1e-300)) if not p.linear else x for p, x in ((p, getattr(p, side)) for p in free)]) for side in ("low", "high"))  # fmt: skip  # noqa: E501
     origin = np.clip([p.coordinate(max(p.get(start, dtype), p.low)) for p in free], low, high)
 
@@ -183,6 +192,19 @@ def _fitted(
     solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, max_nfev=steps)
     residues = tuple(solved.fun[: len(observed)] / weights)
     return float(solved.cost), Fit(calibrated(solved.x), _intervals(free, solved, len(observed)), residues)
+
+
+def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
+    if start.lanes == 1:
+        return [WEIGHTS.get(o.kind, 1.0) for o in observed]
+    vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
+    near = [NEAR * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
+    return [min(x, 1.0) ** 2 for x in near]
+
+
+def _told(parameter: Parameter, start: Calibration) -> bool:
+    """Is there such a thing on this kind of device?"""
+    return (start.batches or parameter.name not in BESIDE) and (start.lanes > 1 or parameter.name not in LANES)
 
 
 def _owner(calibration: Calibration, parameter: Parameter, dtype: str) -> object:

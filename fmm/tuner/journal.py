@@ -113,13 +113,15 @@ def _key(trial: Trial) -> Key:
 @dataclass(frozen=True)
 class Pace:
     """How many rounds: `least`; up to `most` while they have taken less than `seconds`; up to `patient` while a
-    median is not yet known to `steady`, as a share of itself (a machine that is not ours alone)."""
+    median is not yet known to `steady`, as a share of itself (a machine that is not ours alone), and they have taken
+    less than `dear` seconds."""
 
     least: int
     most: int = 0
     seconds: float = 0.0
     patient: int = 0
     steady: float = 0.02
+    dear: float = float("inf")
 
     def go_on(self, done: int, samples: Samples) -> bool:
         if done < max(self.least, self.most):
@@ -128,7 +130,9 @@ class Pace:
         return self._patient(done, samples)
 
     def _patient(self, done: int, samples: Samples) -> bool:
-        return done < self.patient and any(uncertainty(s) > self.steady for s in samples.values() if s)
+        if done >= self.patient or sum(map(sum, samples.values())) >= self.dear:
+            return False
+        return any(uncertainty(s) > self.steady for s in samples.values() if s)
 
 
 def uncertainty(samples: Sequence[float]) -> float:

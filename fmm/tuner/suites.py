@@ -22,6 +22,7 @@ from fmm.kernels.arena import Array
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.threads import Threads, blas_threads
+from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.tuner.measure import Rounds, paired
 
@@ -143,8 +144,8 @@ def guard(effort: Effort) -> Iterator[Row]:
 
 def fast_plan(decision: fmm.Decision) -> Plan:
     """The chosen plan or, where that is the vendor's, the fastest other one: memory, errors and the check are measured
-    on every machine."""
-    plans = (decision.plan, *(candidate.plan for candidate in decision.considered))
+    on every machine. A certified entry considers no others: then the first candidate."""
+    plans = (decision.plan, *(candidate.plan for candidate in decision.considered), *candidates(False))
     return next(plan for plan in plans if plan != VENDOR)
 
 

@@ -28,7 +28,9 @@ from fmm.tuner.trials import Run
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
-PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on
+NEAR = 1.5  # times the best predicted: in lanes, plans of many small steps take ten times as long as those that matter
+PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on ...
+DEAR = 0.03  # ... but a shape whose rounds have taken so much of them has had its share
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
     while True:
         problem = Problem(side, side, side, dtype)
         with journal.open("scale", problem) as desk:
-            seconds = min(desk.rounds([Run()], Pace(3))[Run()], default=0.0)
+            seconds = min(desk.rounds([Run()], Pace(3, 20, 0.5))[Run()], default=0.0)  # others may multiply meanwhile
         found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
@@ -80,14 +82,16 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and mind
     least that the processor is compiling. On a GPU the sums are measured up to half the largest side: they reach their
     rate long before, and operands and workspace of large ones take longer to fill than to add; what needs no kernels
-    that take long to compile goes first.
+    that take long to compile goes first. In lanes the parts are timed in whole plans, which on the largest square would
+    take more time than it tells.
     """
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
-    parts = ("sums", "products") if gpu else ("sums",)
+    parts = ("sums", "products")
     for size in shapes.probed(side):
         _raced(journal, "rates", Problem(*size, dtype), [Run()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1]
+    squares = squares[1:] if device.untuned().lanes > 1 else squares
     twins = Run(), Run(VENDOR, "whole", 1)
     for some, beside in ((plans[:2], twins), (plans[2:], ())):  # the kernels of the third take longest to compile
         for problem in squares:
@@ -118,7 +122,9 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
-            plans = [c.plan for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
+            known = [c for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
+            near = [c for c in known if untuned.lanes == 1 or c.time < NEAR * known[0].time]
+            plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
             yield stage, problem, plans[:2] if stage == "held out" else [plans[0], plans[1 + i % (len(plans) - 1)]]
 
 
@@ -126,7 +132,7 @@ def pace_of(journal: Journal, effort: Effort) -> Pace:
     """At least the effort's rounds, more where they cost next to nothing or, while there is time, differ much."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
-    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient)
+    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)
 
 
 def promising(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
