@@ -115,7 +115,7 @@ LANES = replace(
 def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
     """A quick tuning measures up to 4000 or so; by the model, products twice as long are not left to the vendor."""
     found = fresh(seed, LANES)
-    assert found.margin < 0.03
+    assert found.margin < 0.04
     problem = Problem(8192, 8192, 8192)
     decided, truth = (choose(problem, c, Limits(1 << 60)).best for c in (found, LANES))
     assert decided.plan != VENDOR and decided.time == pytest.approx(truth.time, rel=0.03)

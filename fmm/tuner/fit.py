@@ -191,7 +191,7 @@ def _fitted(
 
     solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, max_nfev=steps)
     residues = tuple(solved.fun[: len(observed)] / weights)
-    return float(solved.cost), Fit(calibrated(solved.x), _intervals(free, solved, len(observed)), residues)
+    return float(solved.cost), Fit(calibrated(solved.x), _intervals(free, solved, weights), residues)
 
 
 def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
@@ -227,13 +227,15 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
     return memory.put(found, dtype, 4 * stream.get(found, dtype))
 
 
-def _intervals(free: Sequence[Parameter], solved: Any, count: int) -> dict[str, tuple[float, float]]:
-    """From the curvature at the solution, as if the residuals were normal: wide where little is known."""
+def _intervals(free: Sequence[Parameter], solved: Any, weights: Any) -> dict[str, tuple[float, float]]:
+    """From the curvature at the solution, as if the residuals were normal: wide where little is known. Observations
+    that weigh little count as few."""
     from scipy.stats import t
 
-    spread = float(np.sum(solved.fun[:count] ** 2)) / max(count - len(free), 1)
+    more = max(float(np.sum(weights**2)) - len(free), 1.0)
+    spread = float(np.sum(solved.fun[: len(weights)] ** 2)) / more
     covariance = np.linalg.pinv(solved.jac.T @ solved.jac) * spread
-    room = float(t.ppf(0.975, max(count - len(free), 1))) * np.sqrt(np.diag(covariance))
+    room = float(t.ppf(0.975, more)) * np.sqrt(np.diag(covariance))
     found = {}
     for parameter, x, r in zip(free, solved.x, room, strict=True):
         ends = (x - r, x + r) if parameter.linear else (max(x - r, -600.0), min(x + r, 600.0))
