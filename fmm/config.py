@@ -205,7 +205,9 @@ SECTION: Mapping[str, Check] = {
 }
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
-    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "deep", "rough", "apart"), POSITIVE),
+    **dict.fromkeys(
+        ("flops", "stream", "sequential", "ragged", "scalar", "deep", "frayed", "rough", "apart"), POSITIVE
+    ),
     **dict.fromkeys(("overlap", "margin"), number(0, 1)),
 }
 _BY_TYPE: Mapping[str, Check] = {"float": number(0, 1e30), "int": whole(0, 1 << 60), "bool": flag}

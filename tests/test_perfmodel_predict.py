@@ -96,12 +96,18 @@ def test_rows_of_a_alone_that_are_not_aligned_are_a_case_of_their_own(k: int, n:
     assert after.products == pytest.approx(slower * before.products)
 
 
-@pytest.mark.parametrize(("plan", "slower"), [("strassen^3", 2.0), ("strassen^2", 1.0)])
-def test_three_levels_on_rows_of_odd_bytes_are_slower_still(plan: str, slower: float) -> None:
+@pytest.mark.parametrize(
+    ("term", "n"), [("rough", 8191), ("frayed", 8191), ("frayed", 8184), ("ragged", 8184), ("scalar", 8191)]
+)
+@pytest.mark.parametrize("plan", ["strassen^2", "strassen^3"])
+def test_sums_on_rows_that_begin_anywhere(term: str, n: int, plan: str) -> None:
+    """Of one level nearly all are on A, B and C; two of the terms are told of three levels in one pass alone."""
     smooth = Calibration("", "", {"bfloat16": Rate(1e15, 0, 0)}, 1e12)
-    rough, plan_ = replace(smooth, rough=0.5), Plan.parse(f"{plan}.batched.pad16 > vendor")
-    for n, factor in ((8192, 1.0), (8191, slower)):  # of the sums, nearly all are on A, B and C themselves
-        before, after = (predict(plan_, Problem(n, n, n, "bfloat16"), c).sums for c in (smooth, rough))
+    slow = replace(smooth, **{term: 0.5})  # type: ignore[arg-type]
+    plan_ = Plan.parse(f"{plan}.batched.pad16 > vendor")
+    told = plan == "strassen^3" or term in ("ragged", "scalar")
+    for side, factor in ((8192, 1.0), (n, 2.0 if told else 1.0)):
+        before, after = (predict(plan_, Problem(side, side, side, "bfloat16"), c).sums for c in (smooth, slow))
         assert after == pytest.approx(factor * before)
 
 

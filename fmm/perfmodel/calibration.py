@@ -45,8 +45,8 @@ class Calibration:
     Plans whose leaf products have a side below `least` are not chosen: the formula does not hold for them.
     Sums reach these shares of their rate: `sequential` levels, those on rows that do not begin on cache lines
     (`ragged`) or at multiples of 4 bytes (`scalar`: no access of a whole word), and three levels in one pass (`deep`:
-    so many values at a time leave registers for few threads), more so if they are scalar too (`rough`). `host`: what
-    starting a product takes at least.
+    so many values at a time leave registers for few threads), and those again that are deep and ragged (`frayed`) or
+    scalar (`rough`). `host`: what starting a product takes at least.
 
     On a CPU, plans run `lanes` products at a time, each on its share of the threads (`batch` of the rate is what that
     costs a product), and sums beside them. They lose `idle` seconds at the beginning and the end, where a thread has
@@ -67,6 +67,7 @@ class Calibration:
     ragged: float = 1.0
     scalar: float = 1.0
     deep: float = 1.0
+    frayed: float = 1.0
     rough: float = 1.0
     host: float = 0.0
     least: float = 0.0

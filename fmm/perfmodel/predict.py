@@ -30,9 +30,10 @@ class Work:
 
     `sequential` is the share of the traffic that belongs to sequential levels, `deep` to three levels in one pass,
     `overlapped` of that below an overlapped one, `ragged` and `scalar` that of the first level on those of A, B and C
-    whose rows do not begin on cache lines, or not even at multiples of 4 bytes (those of temporaries do both); `rough`
-    is what of the scalar share is deep too. `unaligned` is the share of the leaf products that read or write in place
-    rows that do not begin at multiples of 16 bytes, `odd` if at none of 4; `alone`: A's rows are the only such ones.
+    whose rows do not begin on cache lines, or not even at multiples of 4 bytes (those of temporaries do both);
+    `frayed` and `rough` are what of these two is deep too. `unaligned` is the share of the leaf products that read or
+    write in place rows that do not begin at multiples of 16 bytes, `odd` if at none of 4; `alone`: A's rows are the
+    only such ones.
     """
 
     leaves: tuple[Leaf, ...]
@@ -43,6 +44,7 @@ class Work:
     overlapped: float = 0.0
     scalar: float = 0.0
     deep: float = 0.0
+    frayed: float = 0.0
     rough: float = 0.0
     unaligned: float = 0.0
     odd: float = 0.0
@@ -129,6 +131,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
         (calibration.ragged, work.ragged),
         (calibration.scalar, work.scalar),
         (calibration.deep, work.deep),
+        (calibration.frayed, work.frayed),
         (calibration.rough, work.rough),
     ):
         traffic *= 1 - rest + rest / share
@@ -226,7 +229,7 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
-    traffic = passes = sequential = ragged = overlapped = scalar = deep = rough = 0.0
+    traffic = passes = sequential = ragged = overlapped = scalar = deep = frayed = rough = 0.0
     unaligned = 0.0 if _even(problem, ACCESS) else 1.0
     odd = 0.0 if _even(problem, WORD) else 1.0
     direct = 1.0
@@ -246,7 +249,7 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         if count == 1:
             ragged += sum(x for x, begins in zip(each, _rows(problem, ALIGN), strict=True) if not begins)
             scalar += sum(x for x, begins in zip(each, _rows(problem, WORD), strict=True) if not begins)
-            rough = scalar if f.products >= DEEP else 0.0
+            frayed, rough = (ragged, scalar) if f.products >= DEEP else (0.0, 0.0)
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or (step.traversal == "overlapped" and step.products > 1)
@@ -254,10 +257,23 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         count *= f.products
     whole = traffic or 1.0
     leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
-    shares = sequential / whole, ragged / whole, overlapped / whole, scalar / whole, deep / whole, rough / whole
     direct = 0.0 if _batched(plan) else direct
     a, b, _ = _rows(problem, ACCESS)
-    return Work(leaves, traffic, passes, *shares, direct * (unaligned - odd), direct * odd, b and not a)
+    return Work(
+        leaves,
+        traffic,
+        passes,
+        sequential / whole,
+        ragged / whole,
+        overlapped / whole,
+        scalar / whole,
+        deep / whole,
+        frayed / whole,
+        rough / whole,
+        direct * (unaligned - odd),
+        direct * odd,
+        b and not a,
+    )
 
 
 def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:

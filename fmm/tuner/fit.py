@@ -116,6 +116,7 @@ PARAMETERS = (
     Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
     Parameter("scalar", 0.1, 10.0, frozenset({"plan"})),
     Parameter("deep", 0.1, 10.0, SUMS),
+    Parameter("frayed", 0.1, 10.0, frozenset({"plan"})),
     Parameter("rough", 0.1, 10.0, frozenset({"plan"})),
     Parameter("launch", 1e-8, 1e-2, SUMS),
     Parameter("host", 1e-8, 1e-2, frozenset({"products", "plan"})),
