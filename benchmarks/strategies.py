@@ -3,6 +3,7 @@
 Every candidate is measured on shapes that no fit saw. Then it is asked how much slower than the best the model's choice
 is, and how many measurements each strategy needs until it has seen a plan within 1 % of the best: the model's order,
 Optuna's TPE, random order, the grid's order. The strategies are run on the recording, so all have the same numbers.
+With `--recorded` nothing is measured: another calibration is judged by the samples of an earlier run.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from fmm import config
+from fmm.identity import Identity
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, ranked, usual_growth
@@ -28,15 +30,15 @@ from fmm.tuner.devices import chosen
 from fmm.tuner.effort import Effort
 from fmm.tuner.environment import command, commit, environment
 from fmm.tuner.journal import Journal, Pace, speedup
-from fmm.tuner.search import explored, fits, inverse
+from fmm.tuner.search import CPU_SPACE, GPU_SPACE, explored, fits, inverse
 from fmm.tuner.shapes import Size
-from fmm.tuner.trials import Header, Run, Trials
+from fmm.tuner.trials import Header, Run, Trial, Trials
 from fmm.tuner.tune import scale
 from fmm.tuner.tuning import output_path
 
 ROOT = Path(__file__).parents[1]
 STAGE, SEED, CLOSE = "exhaustive", 29, 1.01
-REPEATS = 20  # runs of a strategy that is a matter of chance
+REPEATS = 20  # runs of a strategy that is a matter of chance, unless told
 
 Speedups = Mapping[Plan, float]
 Strategy = Callable[[Problem, int], Iterable[Plan]]
@@ -79,6 +81,34 @@ def rows(
         found = measured(journal, problem, plans, rounds)
         model = choose(problem, calibration, limits).best.plan
         yield Row(size, found, model if model in found else VENDOR)
+
+
+def recalled(trials: Sequence[Trial], dtype: str, calibration: Calibration, device: Device) -> Iterator[Row]:
+    """The rows of an earlier run: every plan that has all its rounds, in the vendor's."""
+    limits = Limits(device.memory, usual_growth(calibration.batches))
+    for size in dict.fromkeys(t.size for t in trials if t.stage == STAGE):
+        found: dict[Run, list[float]] = {}
+        for t in trials:
+            if (t.stage, t.size, t.dtype) == (STAGE, size, dtype) and t.seconds is not None:
+                found.setdefault(t.what, []).append(t.seconds)
+        speedups = {run.plan: speedup(found, Run(), run) for run in found}
+        model = choose(Problem(*size, dtype), calibration, limits).best.plan
+        yield Row(size, speedups, model if model in speedups else VENDOR)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """As much of a device that is not here as can be told from a calibration of it."""
+
+    identity: Identity
+    calibration: Calibration
+    memory: int = 1 << 62
+
+    def untuned(self) -> Calibration:
+        return self.calibration
+
+    def space(self) -> Mapping[str, Sequence[str]]:
+        return GPU_SPACE if self.calibration.batches else CPU_SPACE
 
 
 def _space(device: Device) -> list[Plan]:
@@ -131,13 +161,15 @@ def needed(order: Iterable[Plan], speedups: Speedups) -> int:
     return count
 
 
-def compared(device: Device, calibration: Calibration, dtype: str, found: list[Row]) -> dict[str, Any]:
+def compared(
+    device: Device, calibration: Calibration, dtype: str, found: list[Row], repeats: int = REPEATS
+) -> dict[str, Any]:
     """Mean and worst number of measurements of every strategy, over the shapes where a plan beats the vendor."""
     speedups = {Problem(*row.size, dtype): row.speedups for row in found}
     contested = [p for p, s in speedups.items() if needed(s, s)]
     result: dict[str, Any] = {"shapes": len(contested)}
     for name, strategy in strategies(device, calibration, speedups).items():
-        seeds = range(REPEATS if name in ("tpe", "random") else 1)
+        seeds = range(repeats if name in ("tpe", "random") else 1)
         counts = [needed(strategy(p, seed), speedups[p]) for p in contested for seed in seeds]
         result[name] = {"mean": mean(counts), "worst": max(counts)} if counts else None
     return result
@@ -163,16 +195,45 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--every", action="store_true", help="every plan of the search's space, not only the candidates"
     )
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of TPE and of random order")
     parser.add_argument("--output", type=Path, default=ROOT / "results")
+    parser.add_argument(
+        "--recorded", type=Path, metavar="FOLDER", help="measure nothing: judge its config.json by its samples"
+    )
     options = parser.parse_args(arguments)
+    judged = _judged(options) if options.recorded else _run(options)
+    report = {
+        "environment": judged.where,
+        "dtype": options.dtype,
+        "regret": summary(judged.rows),
+        "measurements_to_within_1_percent": compared(
+            judged.device, judged.calibration, options.dtype, judged.rows, options.repeats
+        ),
+        "rows": [_as_dict(row) for row in judged.rows],
+    }
+    path = judged.folder / f"regret-{options.dtype}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({k: report[k] for k in ("regret", "measurements_to_within_1_percent")}, indent=1))
+    return 0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A calibration on a device, what was measured there, and where that is kept."""
+
+    device: Device
+    calibration: Calibration
+    rows: list[Row]
+    where: Mapping[str, Any]
+    folder: Path
+
+
+def _run(options: argparse.Namespace) -> Judged:
     device = chosen(options.device)[0]
-    raw = config.read(output_path(options.config))[device.identity.key][options.dtype]
-    calibration = config.section(raw, options.dtype, device.identity, options.dtype).calibration
-    assert calibration is not None, "the config has no calibration"
+    calibration = _calibration(options, device.identity)
     folder = options.output / device.identity.key
     trials = Trials(folder / f"exhaustive-{options.dtype}.jsonl")
-    said = {"command": " ".join(command()), "commit": commit()}
-    where = environment(command()) if device.identity.key.startswith("cpu") else said
+    where = environment(command()) if device.identity.key.startswith("cpu") else _said()
     settings = {"dtype": options.dtype, "seed": SEED}
     versions = dict(device.identity.versions)
     past = [t for tuning in trials.tunings() for t in tuning.trials]  # an interrupted run goes on where it was
@@ -188,17 +249,33 @@ def main(arguments: list[str]) -> int:
         for row in rows(journal, options.dtype, sizes, calibration, options.rounds, options.every):
             found.append(row)
             print(_line(row), flush=True)
-    report = {
-        "environment": {**where, **versions},
-        "dtype": options.dtype,
-        "regret": summary(found),
-        "measurements_to_within_1_percent": compared(device, calibration, options.dtype, found),
-        "rows": [_as_dict(row) for row in found],
-    }
-    path = folder / f"regret-{options.dtype}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({k: report[k] for k in ("regret", "measurements_to_within_1_percent")}, indent=1))
-    return 0
+    return Judged(device, calibration, found, {**where, **versions}, folder)
+
+
+def _judged(options: argparse.Namespace) -> Judged:
+    options.config = options.recorded / config.FILE
+    ((key, types),) = config.read(options.config).items()
+    section = types[options.dtype]
+    identity = Identity(key, section["conditions"]["device"], section["versions"])
+    calibration = _calibration(options, identity)
+    device: Any = Absent(identity, calibration)
+    tunings = Trials(options.recorded / f"exhaustive-{options.dtype}.jsonl").tunings()
+    trials = [t for tuning in tunings for t in tuning.trials]
+    found = list(recalled(trials, options.dtype, calibration, device))
+    print(*map(_line, found), sep="\n")
+    measured_by = {"measured": [tuning.header.command for tuning in tunings]}
+    return Judged(device, calibration, found, {**_said(), **measured_by, **identity.versions}, options.recorded)
+
+
+def _said() -> dict[str, Any]:
+    return {"command": " ".join(command()), "commit": commit()}
+
+
+def _calibration(options: argparse.Namespace, identity: Identity) -> Calibration:
+    raw = config.read(output_path(options.config))[identity.key][options.dtype]
+    found = config.section(raw, options.dtype, identity, options.dtype).calibration
+    assert found is not None, "the config has no calibration"
+    return found
 
 
 def _as_dict(row: Row) -> dict[str, Any]:
