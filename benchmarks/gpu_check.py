@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu")
+PYTEST = (sys.executable, "-m", "pytest", "-v", "-m", "gpu")  # names as they end: a test that hangs hides none
 # Tests that measure: they have the device to themselves.
 TIMED = "tests/test_gpu_tuner.py"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
