@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -15,7 +16,7 @@ from fmm import decision, probe
 from fmm.kernels.plan import VENDOR
 from fmm.kernels.threads import blas_threads
 from fmm.perfmodel.calibration import BUILT_IN, Calibration, Rate, cpu
-from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.problem import Problem
 
 LARGE = Limits(1 << 50)
@@ -46,6 +47,17 @@ def test_what_is_measured_is_plausible(dtype: str, fresh: None) -> None:
     assert found.source == "measured in this process"
     assert 1e8 < found.rate(dtype).flops < 1e14
     assert 1e7 < found.stream < 1e13
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2])
+def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the sums are: two levels of 5000 x 7000 x 6000 end in products of 1250, of 8192 in 2048."""
+    monkeypatch.setattr(probe, "lanes", lambda threads: nullcontext((at_a_time, 1)))
+    monkeypatch.setattr(probe, "_products", lambda dtype, pipe: Rate(1e9, 0.0, 1.0))
+    monkeypatch.setattr(probe, "_sums", lambda threads: 1e15)
+    found = probe.measured(2, "float64")
+    depths = [choose(Problem(*size), found, LARGE).best.plan.depth for size in ((5000, 7000, 6000), (8192,) * 3)]
+    assert depths == ([1, 2] if at_a_time > 1 else [3, 3])
 
 
 def test_the_rate_is_that_of_products_of_this_machine(fresh: None) -> None:
