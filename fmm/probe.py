@@ -44,8 +44,8 @@ MARGIN = {"float64": 0.75, "float32": 0.65}
 # That much must be predicted. Between 4096 and 7000 two cores with AVX-512 lose as much of it again (float64 2 to 5 %,
 # float32 6 to 8 %) at the beginning and end of a product, and to OpenBLAS's other thread, which spins after a product.
 LEAST_GAIN = 0.075
-# Where two products run at a time, leaf products with a shorter side are left alone: on those two cores, two levels down
-# to 1250 were predicted to gain 8 % and lost 1.
+# Where two products run at a time, leaf products with a shorter side are left alone: on those two cores, two levels
+# down to 1250 were predicted to gain 8 % and lost 1.
 LEAST_SIDE = 2000.0
 
 MEASURED = "measured in this process"
