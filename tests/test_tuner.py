@@ -33,7 +33,7 @@ from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
 from fmm.tuner.search import CPU_SPACE, GPU_SPACE, built, fits, inverse
 from fmm.tuner.shapes import ShapesError
 from fmm.tuner.trials import Header, Run, Trial, Trials
-from fmm.tuner.tune import Outcome, tune
+from fmm.tuner.tune import Outcome, scattered, tune
 from tests.tuned import SMALL
 
 BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
@@ -298,6 +298,22 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
     replayed = Journal("run", device, journal.recorded, live=False)
     with replayed.open("probe", problem) as desk:
         assert desk.rounds([Run(), broken, fine], Pace(2)) == live
+
+
+class SlowGpu(FakeDevice):
+    """A GPU on which a tuning affords small products alone, too small for most plans."""
+
+    def untuned(self) -> Calibration:
+        return replace(super().untuned(), least=512.0)
+
+
+@pytest.mark.parametrize("side", [300, 1200, 2400])
+def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) -> None:
+    found = list(scattered(SlowGpu(gpu=True), "float64", side, EFFORTS["quick"]))
+    assert len(found) == 2 * EFFORTS["quick"].held_out
+    for _, problem, plans in found:
+        assert plans and VENDOR not in plans
+        assert all(min(problem.size) >= 1000 for p in plans if "strassen" in str(p))
 
 
 def test_cheap_runs_get_more_rounds() -> None:

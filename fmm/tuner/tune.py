@@ -125,7 +125,8 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
             known = [c for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
             near = [c for c in known if untuned.lanes == 1 or c.time < NEAR * known[0].time]
             plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
-            yield stage, problem, plans[:2] if stage == "held out" else [plans[0], plans[1 + i % (len(plans) - 1)]]
+            others = plans[1:] or plans  # of a small product a GPU has but one plan
+            yield stage, problem, plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
 
 
 def pace_of(journal: Journal, effort: Effort) -> Pace:
