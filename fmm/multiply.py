@@ -19,7 +19,7 @@ from fmm.kernels.executor import execute
 from fmm.kernels.flow import backend
 from fmm.kernels.needs import check_depth, temporary_bytes
 from fmm.kernels.needs import workspace as plan_workspace
-from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plan import VENDOR, Plan, PlanError, leaf_parts
 from fmm.kernels.threads import Threads, blas_threads
 from fmm.memory import borrowed, default_limit
 from fmm.operands import (
@@ -123,9 +123,9 @@ def matmul(
 def _check_plan(given: Plan | None, size: tuple[int, int, int]) -> None:
     if given is None:
         return
-    product, _, _ = given.leaf.partition(".")  # how its operands lie is a wish that a CPU's sums need not hear
+    product, _ = leaf_parts(given.leaf)  # how its operands lie is a wish that a CPU's sums need not hear
     if product != "vendor":
-        raise PlanError(f"the plan {given} cannot run here: {product} is a product of cuBLASLt's, on a GPU")
+        raise PlanError(f"the plan {given} cannot run here: {product} is a product on a GPU")
     check_depth(given, *size)
 
 

@@ -196,14 +196,14 @@ def nvrtc() -> Any:
     return module
 
 
-def compiled(text: str, architecture: str) -> str:
+def compiled(text: str, architecture: str, options: tuple[str, ...] = ("--std=c++17",)) -> str:
     """The log of a compilation down to machine code."""
     module = nvrtc()
     status, program = module.nvrtcCreateProgram(text.encode(), b"sum.cu", 0, [], [])
     assert not int(status)
-    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"--ptxas-options=-v"]
+    given = [f"--gpu-architecture={architecture}", "--ptxas-options=-v", *options]
     try:
-        failed = int(module.nvrtcCompileProgram(program, len(options), options)[0])
+        failed = int(module.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])[0])
         log: bytes = b" " * module.nvrtcGetProgramLogSize(program)[1]
         module.nvrtcGetProgramLog(program, log)
     finally:
@@ -213,8 +213,8 @@ def compiled(text: str, architecture: str) -> str:
     return said
 
 
-def report(name: str, text: str, architecture: str) -> Report:
-    said = compiled(text, architecture)
+def report(name: str, text: str, architecture: str, options: tuple[str, ...] = ("--std=c++17",)) -> Report:
+    said = compiled(text, architecture, options)
     registers = re.search(r"Used (\d+) registers", said)
     stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
     shared = re.search(r"(\d+) bytes smem", said)
@@ -237,7 +237,7 @@ def sources(case: Case) -> Iterator[tuple[str, str, str]]:
                         yield f"{plan} {dtype} {architecture} {access} {op.label}", text, architecture
 
 
-def in_parallel(function: Callable[..., Report], jobs: list[tuple[str, str, str]]) -> list[Report]:
+def in_parallel(function: Callable[..., Report], jobs: list[tuple[Any, ...]]) -> list[Report]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda job: function(*job), jobs))
 
@@ -247,7 +247,7 @@ def test_every_kernel_compiles_and_stays_in_registers(name: str) -> None:
     """No local memory at all, and so few registers that enough thread blocks hide each other's waiting."""
     nvrtc()
     case = CASES[name]
-    jobs = list(sources(case))
+    jobs: list[tuple[Any, ...]] = list(sources(case))
     assert jobs
     reports = in_parallel(report, jobs)
     if path := os.environ.get("FMM_REGISTER_TABLE"):

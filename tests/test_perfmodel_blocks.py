@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 
 from fmm.kernels.scheme import scheme
+from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
 from fmm.perfmodel import blocks, paper_huang
-from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, STRATEGIES, Machine, Operands, strategy
+from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, Machine, Operands
 from fmm.perfmodel.devices import device, device_names
 from fmm.perfmodel.paper_huang import FIGURE_6, counts, v100
 
@@ -62,7 +63,7 @@ def test_figure_3_threads() -> None:
 
 
 @pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
-def test_a_warp_has_32_threads_and_a_block_whole_warps(preset: blocks.Strategy) -> None:
+def test_a_warp_has_32_threads_and_a_block_whole_warps(preset: Strategy) -> None:
     assert preset.warp_m * preset.warp_n == 32
     assert preset.threads_m % preset.warp_m == preset.threads_n % preset.warp_n == 0
 
@@ -98,7 +99,7 @@ def test_operands_that_differ_by_side() -> None:
 
 @pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
 @pytest.mark.parametrize("w", [GEMM, ONE, TWO, (1, 4, 4), (4, 2, 2)])
-def test_intensities_tend_to_their_limits(preset: blocks.Strategy, w: Operands) -> None:
+def test_intensities_tend_to_their_limits(preset: Strategy, w: Operands) -> None:
     for intensity in (blocks.global_intensity, blocks.shared_intensity):
         assert intensity(preset, w, 10**9) == pytest.approx(intensity(preset, w), rel=1e-5)
 

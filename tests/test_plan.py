@@ -177,7 +177,7 @@ def test_a_plan_is_read_from_text_only(text: object) -> None:
 
 BUILT = [
     (lambda: Plan((), "cublas"), "unknown leaf 'cublas'; valid: vendor"),
-    (lambda: Level("strassen", "fused"), "unknown traversal 'fused'; valid: stacked, .*sequential"),  # type: ignore[arg-type]
+    (lambda: Level("strassen", "woven"), "unknown traversal 'woven'; valid: stacked, .*sequential"),  # type: ignore[arg-type]
     (lambda: Level("strassen", "stacked", "crop"), "unknown fringe 'crop'; valid: unequal, pad, peel"),
     (lambda: Level("hasa"), "the step table hasa is sequential, not stacked"),
     (lambda: Level("nosuch"), "nosuch.*strassen"),

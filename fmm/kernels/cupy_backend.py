@@ -22,9 +22,12 @@ from cupy_backends.cuda.api import driver
 from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
+from fmm.kernels.cupy_tile import TileCall
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tile import TileOp
+from fmm.kernels.tile_leaf import is_tiled, tile_op
 
 LAUNCH = driver.launchKernel
 cublas_handle = cupy.cuda.device.get_cublas_handle
@@ -171,11 +174,16 @@ class _Player:
             if isinstance(op, SumOp):
                 function, _ = _function(self.device, *keys[i])
                 calls.append(_Launch(lane, partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)))
-            elif isinstance(op, GemmOp):
-                calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, grain)))
+            elif isinstance(op, GemmOp | TileOp):
+                calls.append(_Product(lane, self._product(op, grain)))
             else:
                 calls.append(op)
         return calls
+
+    def _product(self, op: GemmOp | TileOp, grain: dict[str, int]) -> Gemm:
+        if isinstance(op, TileOp) or is_tiled(op):
+            return TileCall(op if isinstance(op, TileOp) else tile_op(op), self.device, grain)
+        return gemm(op, self.tape.problem, self.math, grain)
 
     def _key(self, op: SumOp, grain: dict[str, int]) -> tuple[SumKernel, Access, bool]:
         size, bases = op.alignment

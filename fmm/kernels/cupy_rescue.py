@@ -20,6 +20,7 @@ from cupy_backends.cuda.api import driver, runtime
 from fmm.kernels import rescue
 from fmm.kernels.plan import Level
 from fmm.kernels.tape import GemmOp, Layout, Tape
+from fmm.kernels.tile import TileOp
 
 SLOT_BYTES = 16  # of struct Slot in cuda/rescue.cuh, rounded up
 CHUNK = 4096  # slots that are allocated together
@@ -96,8 +97,15 @@ def needed(tape: Tape) -> bool:
 
 
 def unseen(tape: Tape) -> bool:
-    """Does a GEMM write C, which raises no flag? (A plan that is one GEMM is the vendor's own.)"""
-    return len(tape.ops) > 1 and any(isinstance(op, GemmOp) and op.dest.base == "C" for op in tape.ops)
+    """Does a product write C, which raises no flag? (A plan that is one GEMM is the vendor's own.)"""
+    return len(tape.ops) > 1 and any(_writes_result(op) for op in tape.ops)
+
+
+def _writes_result(op: Any) -> bool:
+    """A product that stands in C at once."""
+    if isinstance(op, TileOp):
+        return any(piece.base == "C" for piece in op.dest)
+    return isinstance(op, GemmOp) and op.dest.base == "C"
 
 
 @lru_cache(maxsize=256)

@@ -25,11 +25,11 @@ def rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
     """The levels from the outside in, each on the largest product of the level above it."""
     while (recipe := lower(plan, m, k, n)) is not None:
         products = list(recipe.products)
-        taken = sum(temporary_bytes(r, c, itemsize) for _, r, c in recipe.temporaries)
+        taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in recipe.temporaries)
         yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", _does(plan, tuple(recipe.flat)), len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n) = largest.plan, largest.size
-    yield Row(plan.leaf, f"{m} x {k} x {n}", "one BLAS call", 1, 0)
+    yield Row(plan.leaf, f"{m} x {k} x {n}", "one launch" if plan.leaf.startswith("tile") else "one BLAS call", 1, 0)
 
 
 def _does(plan: Plan, steps: tuple[Sum | Product, ...]) -> str:
@@ -40,7 +40,7 @@ def _does(plan: Plan, steps: tuple[Sum | Product, ...]) -> str:
     if first.fringe == "peel" and not sums:
         return f"core, then {len(steps) - 1} strips" if len(steps) > 1 else "too small: leaf"
     grid = "x".join(map(str, first.size))
-    return f"{grid} blocks, {sums} passes of sums"
+    return f"{grid} blocks, sums inside the products" if plan.fused else f"{grid} blocks, {sums} passes of sums"
 
 
 def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:

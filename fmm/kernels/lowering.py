@@ -22,7 +22,7 @@ def lower(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coef
     if not plan.levels:
         return None if (alpha, beta) == (1, 0) else _updated_leaf(plan, m, k, n, alpha, beta)
     first = plan.levels[0]
-    if isinstance(first, Level) and first.traversal != "sequential" and first.fringe != "peel":
+    if isinstance(first, Level) and first.traversal not in ("sequential", "fused") and first.fringe != "peel":
         return _stacked(plan, first, m, k, n, alpha, beta)
     if (alpha, beta) != (1, 0):
         return _updated(plan, m, k, n, alpha, beta)
@@ -152,7 +152,10 @@ def _layer(name: str, index: int, rows: int, cols: int) -> Place:
 
 
 def _sequential(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
-    """For any scheme: form the two operands of a product, multiply, add it where it belongs. Three temporaries."""
+    """For any scheme: form the two operands of a product, multiply, add it where it belongs. Three temporaries.
+
+    (A GPU does these steps of a `fused` level in one launch a product, without the temporaries.)
+    """
     scheme = _scheme(level)
     a = grid("A", m, k, (scheme.m, scheme.k), level)
     b = grid("B", k, n, (scheme.k, scheme.n), level)

@@ -39,7 +39,7 @@ def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coeffici
 
     Where two products run at a time, both count.
     """
-    recipe = lower(plan, m, k, n, alpha, beta)
+    recipe = None if plan.fused else lower(plan, m, k, n, alpha, beta)
     if recipe is None:
         return LT_SCRATCH if plan.leaf.startswith("lt") else 0
     own = sum(temporary_bytes(rows, cols, itemsize) for _, rows, cols in recipe.temporaries)

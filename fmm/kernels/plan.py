@@ -7,15 +7,17 @@ Text form, outermost level first, levels joined by " > ":
 A level is a scheme (or a composition of schemes, done in one pass) or a step table, then its options after dots. A
 scheme is traversed `stacked` (the default: all sums first, then the products, then the join), `overlapped` (the same,
 on a GPU two products at a time, so that the sums of one run beside the other's leaf products), `batched` (the same,
-every operand in a block of its own, the products as one batch) or `sequential` (one product at a time, three
-temporaries); a step table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if
-padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the
-core that divides, then thin strips).
+every operand in a block of its own, the products as one batch), `fused` (on a GPU, one product at a time, its sums
+inside the kernel of the leaf `tile`: no temporaries) or `sequential` (one product at a time, three temporaries); a step
+table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if padded), `pad` (equal
+blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the core that divides,
+then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
-product). With `.inner` after it, the sums of the last level are written so that both operands of a leaf product are
-contiguous along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B
-lie in memory, for all leaves.)
+product) and, for float32, `tile` (this package's own kernel; `tile.huge` and the like: by another of its strategies).
+With `.inner` after it, the sums of the last level are written so that both operands of a leaf product are contiguous
+along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B lie in
+memory, for all leaves.)
 """
 
 from __future__ import annotations
@@ -27,19 +29,27 @@ from typing import Literal
 
 from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
 from fmm.kernels.steps import StepTable, step_table, step_table_names
+from fmm.kernels.strategy import STRATEGIES, TUNED
 
-Traversal = Literal["stacked", "overlapped", "batched", "sequential"]
+Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
 FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
-TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "sequential")
-LEAVES = tuple(
-    f"{leaf}{order}" for order in ("", ".inner", ".outer") for leaf in ("vendor", *(f"lt{i}" for i in range(32)))
-)
-_VALID_LEAVES = "vendor, lt0 to lt31, each with .inner or .outer after it or without"
+TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
+ORDERS = ("inner", "outer")
+TILES = ("tile", *(f"tile.{s.name.lower()}" for s in (*STRATEGIES, *TUNED)))
+_PRODUCTS = ("vendor", *(f"lt{i}" for i in range(32)), *TILES)
+LEAVES = tuple(f"{leaf}{order}" for order in ("", *(f".{o}" for o in ORDERS)) for leaf in _PRODUCTS)
+_VALID_LEAVES = f"vendor, lt0 to lt31, each with .inner or .outer after it or without; {', '.join(TILES)} too"
 
 
 class PlanError(ValueError):
     """A plan that cannot be read, or that cannot run on the given problem."""
+
+
+def leaf_parts(leaf: str) -> tuple[str, str]:
+    """Who multiplies, and how the leaf wants its operands to lie ("": as they do)."""
+    product, _, order = leaf.rpartition(".")
+    return (product, order) if order in ORDERS else (leaf, "")
 
 
 def _choice(what: str, value: object, valid: tuple[str, ...]) -> None:
@@ -133,11 +143,20 @@ class Plan:
         lanes = [level for level in self.levels if isinstance(level, Level) and level.traversal == "overlapped"]
         if len(lanes) > 1:
             raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be overlapped")
+        fused = [level for level in self.levels if isinstance(level, Level) and level.traversal == "fused"]
+        if fused and (fused[0] is not self.levels[-1] or leaf_parts(self.leaf)[0] not in TILES):
+            raise PlanError(f"{fused[0]}: only the last level can be fused, into a leaf that is a tile")
 
     @property
     def rest(self) -> Plan:
         """The plan of the products of the first level."""
         return _rest(self)
+
+    @property
+    def fused(self) -> bool:
+        """Are the sums of the first level done inside its products?"""
+        first = self.levels[0] if self.levels else None
+        return isinstance(first, Level) and first.traversal == "fused" and first.fringe != "peel"
 
     @property
     def depth(self) -> int:

@@ -16,15 +16,18 @@ from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
 from fmm.kernels.cuda_source import ELEMENTS, Access, Scalar, Spot, SumKernel
-from fmm.kernels.lowering import lower
+from fmm.kernels.lowering import grid, lower
 from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
-from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.program import Program
+from fmm.kernels.plan import Level, Plan, PlanError, leaf_parts
+from fmm.kernels.program import Matrix, Program
 from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum
+from fmm.kernels.tile import TileOp, fused_op, strategy_of
+from fmm.kernels.tile_source import Update
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 ARRAY_BYTES = 56  # of struct Array in cuda/sum.cuh
+TILED = ("float32",)  # types that the leaves `tile` multiply
 GRID = 65535  # thread blocks along the second and third axis of a grid
 
 
@@ -224,7 +227,7 @@ class Tape:
 
     plan: Plan
     problem: Problem
-    ops: tuple[SumOp | GemmOp | Turn, ...]
+    ops: tuple[SumOp | GemmOp | TileOp | Turn, ...]
     lanes: tuple[int, ...]
     workspace: int
 
@@ -238,7 +241,9 @@ class Tape:
 
 @lru_cache(maxsize=1024)
 def record(plan: Plan, problem: Problem) -> Tape:
-    """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel."""
+    """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel, or the leaf is not for the type."""
+    if plan.leaf.startswith("tile") and problem.dtype not in TILED:
+        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(TILED)}, not {problem.dtype}")
     recorder = _Recorder(problem.stored)
     recorder.execute(plan, problem.views, problem.alpha, problem.beta)
     return Tape(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
@@ -249,11 +254,11 @@ class _Recorder:
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.itemsize = dtype, ELEMENTS[dtype].itemsize
-        self.ops: list[SumOp | GemmOp | Turn] = []
+        self.ops: list[SumOp | GemmOp | TileOp | Turn] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
 
-    def _emit(self, *ops: SumOp | GemmOp | Turn) -> None:
+    def _emit(self, *ops: SumOp | GemmOp | TileOp | Turn) -> None:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
@@ -262,6 +267,8 @@ class _Recorder:
         if not plan.levels:
             # A leaf with alpha and beta needs no recipe of its own here: the vendor's GEMM has both.
             self._gemms(plan.leaf, [(a, b, c)], alpha, beta)
+        elif plan.fused:
+            self._fused(plan, arrays, alpha, beta)
         else:
             recipe = lower(plan, a.rows, a.cols, b.cols, alpha, beta)
             assert recipe is not None
@@ -332,9 +339,32 @@ class _Recorder:
             if all(_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
             else [[p] for p in products]
         )
-        leaf, scratch = leaf.partition(".")[0], self.used
+        (leaf, _), scratch = leaf_parts(leaf), self.used
         self.peak = max(self.peak, scratch + LT_SCRATCH if leaf.startswith("lt") else 0)
         self._emit(*(_gemm(leaf, batch, alpha, beta, self.itemsize, scratch) for batch in batches))
+
+    def _fused(self, plan: Plan, arrays: dict[str, View], alpha: complex, beta: complex) -> None:
+        """A scheme's products one after the other, each with its sums inside: the steps of a sequential level."""
+        level, a, b, c = plan.levels[0], arrays["A"], arrays["B"], arrays["C"]
+        assert isinstance(level, Level) and level.scheme is not None
+        found, strategy = level.scheme, strategy_of(leaf_parts(plan.leaf)[0])
+        lefts = self._blocks(grid("A", a.rows, a.cols, (found.m, found.k), level), arrays)
+        rights = self._blocks(grid("B", b.rows, b.cols, (found.k, found.n), level), arrays)
+        dests = self._blocks(grid("C", c.rows, c.cols, (found.m, found.n), level), arrays)
+        started: set[int] = set()
+        for p in range(found.rank if alpha else 0):
+            left, right = _terms(found.u, p, lefts), _terms(found.v, p, rights)
+            wanted = [i for i, row in enumerate(found.w) if row[p] and min(dests[i].rows, dests[i].cols)]
+            if left and right and wanted:
+                first: Update = "scale" if beta else "store"
+                into = [(float(found.w[i][p]), "add" if i in started else first, dests[i]) for i in wanted]
+                self._emit(fused_op(strategy, left, right, into, complex(alpha).real, complex(beta).real))
+                started.update(wanted)
+        for i in set(range(len(dests))) - started:
+            self._scale(dests[i], beta)
+
+    def _blocks(self, places: Sequence[Place], arrays: dict[str, View]) -> list[View]:
+        return [_view(arrays, place, self.itemsize) for place in places]
 
     def _scale(self, dest: View, beta: complex) -> None:
         """dest = beta dest: a product of nothing."""
@@ -345,13 +375,19 @@ class _Recorder:
             self._emit(op)
 
 
+def _terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[float, View]]:
+    """What a product sums of an operand; blocks that hold nothing add nothing."""
+    pairs = ((float(row[product]), x) for row, x in zip(matrix, blocks, strict=True))
+    return [(c, x) for c, x in pairs if c and min(x.rows, x.cols)]
+
+
 def _wished(recipe: Recipe) -> dict[str, bool]:
     """Do sums of A, of B lie column by column? Where the leaf of all products says how it wants its operands.
 
     Along the inner dimension: A's rows, B's columns. Along the outer ones: A's columns, B's rows.
     """
     plans = {p.plan for p in recipe.products}
-    wish = "" if any(plan.levels for plan in plans) else {plan.leaf for plan in plans}.pop().partition(".")[2]
+    wish = "" if any(plan.levels for plan in plans) else leaf_parts({plan.leaf for plan in plans}.pop())[1]
     return {"inner": {"A": False, "B": True}, "outer": {"A": True, "B": False}}.get(wish, {})
 
 

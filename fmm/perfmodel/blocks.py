@@ -16,6 +16,7 @@ from functools import partial
 from itertools import product
 from math import ceil, inf, sqrt
 
+from fmm.kernels.strategy import Strategy
 from fmm.perfmodel.devices import Capability, Device
 from fmm.perfmodel.occupancy import active_blocks, most_registers
 from fmm.perfmodel.problem import Shape, positive
@@ -45,53 +46,6 @@ def composed_counts(outer: Mapping[Operands, int], inner: Mapping[Operands, int]
 
 def _nonzeros(column: Iterable[Fraction | int | float]) -> int:
     return sum(1 for coefficient in column if coefficient)
-
-
-# ---- block sizes
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """Sizes of one kernel: thread block (m_S, n_S, k_S), thread (m_R, n_R), and the threads of a warp."""
-
-    name: str
-    m_s: int
-    n_s: int
-    k_s: int
-    m_r: int
-    n_r: int
-    warp_m: int
-    warp_n: int
-
-    @property
-    def threads_m(self) -> int:
-        return self.m_s // self.m_r
-
-    @property
-    def threads_n(self) -> int:
-        return self.n_s // self.n_r
-
-    @property
-    def threads(self) -> int:
-        return self.threads_m * self.threads_n
-
-
-STRATEGIES = (  # Figure 3: CUTLASS 0.1's presets
-    Strategy("Small", m_s=16, n_s=16, k_s=16, m_r=2, n_r=2, warp_m=4, warp_n=8),
-    Strategy("Medium", m_s=32, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=4, warp_n=8),
-    Strategy("Large", m_s=64, n_s=64, k_s=8, m_r=8, n_r=8, warp_m=4, warp_n=8),
-    Strategy("Tall", m_s=128, n_s=32, k_s=8, m_r=8, n_r=4, warp_m=8, warp_n=4),
-    Strategy("Wide", m_s=32, n_s=128, k_s=8, m_r=4, n_r=8, warp_m=4, warp_n=8),
-    Strategy("Huge", m_s=128, n_s=128, k_s=8, m_r=8, n_r=8, warp_m=4, warp_n=8),
-)
-
-
-def strategy(name: str) -> Strategy:
-    """A preset by name, in any case."""
-    for preset in STRATEGIES:
-        if preset.name.casefold() == name.casefold():
-            return preset
-    raise ValueError(f"unknown strategy {name!r}; the strategies are {', '.join(s.name for s in STRATEGIES)}")
 
 
 # ---- the device, as the model sees it

@@ -117,6 +117,8 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
     level = _level(plan, shape, alpha, beta)
     if level is None:
         return _leaf(shape, units, LT_SCRATCH if plan.leaf.startswith("lt") else 0)
+    if plan.fused:  # what its products read more than one block for comes out of caches, mostly
+        level = level._replace(read={}, written={}, launches=0, temporaries={})
     read, loads = units.traffic(level.read)
     written, stores = units.traffic(level.written)
     launches = level.launches - _saved(plan, level, units.batched)
@@ -160,7 +162,7 @@ def _saved(plan: Plan, level: _Level, batched: bool) -> int:
     first = plan.levels[0] if plan.levels else None
     if not isinstance(first, Level) or first.fringe == "peel" or plan.rest.levels:
         return 0
-    if first.traversal == "sequential" or (first.traversal in ("stacked", "overlapped") and not batched):
+    if first.traversal in ("sequential", "fused") or (first.traversal in ("stacked", "overlapped") and not batched):
         return 0
     return sum(times - 1 for (_, size, _), times in level.calls.items() if 0 not in size)
 

@@ -12,8 +12,9 @@ from math import inf
 from typing import Final
 
 from fmm.kernels.scheme import Scheme, scheme
+from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
 from fmm.perfmodel import blocks
-from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, STRATEGIES, Machine, Operands, Strategy
+from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, Machine, Operands
 from fmm.perfmodel.devices import device
 from fmm.perfmodel.occupancy import register_counts
 from fmm.perfmodel.table import Cell, Table
@@ -180,7 +181,7 @@ def _sizes() -> tuple[tuple[str, float | None, float], ...]:
 
 
 def _limits() -> tuple[tuple[str, float | None, float], ...]:
-    on, huge = v100(), blocks.strategy("Huge")
+    on, huge = v100(), strategy("Huge")
     one, two = VAR_0[1:]
     pointers = 2 * (one[0] + one[1]) + 5
     throughput = on.element_bytes * on.flop / blocks.global_intensity(huge, two)
@@ -248,7 +249,7 @@ def huang_footnote15() -> Table:
 
 
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
-    s, w, on = blocks.strategy(name), VAR_0[level], v100()
+    s, w, on = strategy(name), VAR_0[level], v100()
     computed = blocks.blocks_per_sm(s, w, on)
     follows = register_counts(on.limits, s.threads, on.element_bytes * blocks.shared_tile(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
@@ -274,7 +275,7 @@ def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Tab
 
 
 def _tflops(name: str, size: int) -> tuple[float, float, float]:
-    s, on, shape = blocks.strategy(name), v100(), (size, size, size)
+    s, on, shape = strategy(name), v100(), (size, size, size)
 
     def at(level: int) -> float:
         split = (2**level,) * 3

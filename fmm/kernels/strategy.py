@@ -1,0 +1,69 @@
+"""Strategies: the sizes of a tiled product's kernel. Huang, Yu and van de Geijn's six, and what today's chips want.
+
+The one description of them: fmm.perfmodel.blocks reasons about it, cuda/tile.cuh is compiled with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Sizes of one kernel: thread block (m_S, n_S, k_S), thread (m_R, n_R), and the threads of a warp.
+
+    `stages` tiles of each operand are in shared memory at a time; the compiler is to leave registers for `blocks`
+    thread blocks on a multiprocessor (0: as it likes).
+    """
+
+    name: str
+    m_s: int
+    n_s: int
+    k_s: int
+    m_r: int
+    n_r: int
+    warp_m: int
+    warp_n: int
+    stages: int = 2
+    blocks: int = 0
+
+    @property
+    def threads_m(self) -> int:
+        return self.m_s // self.m_r
+
+    @property
+    def threads_n(self) -> int:
+        return self.n_s // self.n_r
+
+    @property
+    def threads(self) -> int:
+        return self.threads_m * self.threads_n
+
+
+STRATEGIES = (  # Figure 3: CUTLASS 0.1's presets
+    Strategy("Small", m_s=16, n_s=16, k_s=16, m_r=2, n_r=2, warp_m=4, warp_n=8),
+    Strategy("Medium", m_s=32, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=4, warp_n=8),
+    Strategy("Large", m_s=64, n_s=64, k_s=8, m_r=8, n_r=8, warp_m=4, warp_n=8),
+    Strategy("Tall", m_s=128, n_s=32, k_s=8, m_r=8, n_r=4, warp_m=8, warp_n=4),
+    Strategy("Wide", m_s=32, n_s=128, k_s=8, m_r=4, n_r=8, warp_m=4, warp_n=8),
+    Strategy("Huge", m_s=128, n_s=128, k_s=8, m_r=8, n_r=8, warp_m=4, warp_n=8),
+)
+
+
+# What an H200 wants: accumulators that fill the registers, so that few reads of shared memory feed many multiply-adds.
+TUNED = (
+    Strategy("Square", m_s=128, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, blocks=2),
+    Strategy("Half", m_s=64, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=4),
+    Strategy("Third", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3),
+    Strategy("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1),
+)
+USUAL = TUNED[0]
+
+
+def strategy(name: str) -> Strategy:
+    """A preset by name, in any case."""
+    for preset in (*STRATEGIES, *TUNED):
+        if preset.name.casefold() == name.casefold():
+            return preset
+    names = ", ".join(s.name for s in (*STRATEGIES, *TUNED))
+    raise ValueError(f"unknown strategy {name!r}; the strategies are {names}")

@@ -1,0 +1,146 @@
+"""Launches of the tiled product's kernel: what one is told, how many thread blocks it has."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from fmm.kernels.strategy import USUAL, Strategy, strategy
+from fmm.kernels.tile_source import Access, Along, Target, TileKernel, Update
+
+BLOCK_BYTES = 16  # of struct Block in cuda/tile.cuh
+GROUP = 8  # rows of tiles that are done together
+WIDE = 16  # bytes of an access of `vector`
+
+
+class Piece(NamedTuple):
+    """A block of A, B or C: where it begins in which base, in bytes, and its sizes."""
+
+    base: str
+    offset: int
+    rows: int
+    cols: int
+
+
+class Lines(NamedTuple):
+    """How an operand's blocks lie: elements from one line to the next, and from one product of a batch to the next."""
+
+    leading: int
+    layer: int = 0
+
+
+@dataclass(frozen=True)
+class TileOp:
+    """One launch: `count` products C_d = alpha c_d (sum of A's blocks)(sum of B's) + what the targets say of C_d."""
+
+    kernel: TileKernel
+    left: tuple[Piece, ...]
+    right: tuple[Piece, ...]
+    dest: tuple[Piece, ...]
+    lines: tuple[Lines, Lines, Lines]
+    m: int
+    n: int
+    k: int
+    count: int = 1
+    alpha: float = 1
+    beta: float = 0
+    itemsize: int = 4
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """In the order of the launch's parameters."""
+        return (*self.left, *self.right, *self.dest)
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Below each other and side by side."""
+        return -(-self.m // self.kernel.strategy.m_s), -(-self.n // self.kernel.strategy.n_s)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        down, across = self.tiles
+        return down * across * self.count, 1, 1
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """struct Parameters of cuda/tile.cuh, its pointers null: they come first in each block."""
+        blocks = b"".join(struct.pack("<q2i", 0, p.rows, p.cols) for p in self.pieces)
+        steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
+        sizes = self.m, self.n, self.k, *self.tiles, GROUP
+        return blocks + struct.pack("<6q2d6i", *steps, self.alpha, self.beta, *sizes)
+
+    @cached_property
+    def access(self) -> Access:
+        """`vector` where every line of every block is aligned, if the bases are."""
+        fits = all(x * self.itemsize % WIDE == 0 for lines in self.lines for x in lines)
+        return "vector" if fits and all(p.offset % WIDE == 0 for p in self.pieces) else "scalar"
+
+
+# ---- what a plan wants of the kernel
+
+
+class View(Protocol):
+    """A rectangle of memory, as tapes have it: strides in elements, the offset in bytes."""
+
+    @property
+    def base(self) -> str: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def down(self) -> int: ...
+    @property
+    def right(self) -> int: ...
+
+
+Terms = Sequence[tuple[float, View]]
+
+
+def strategy_of(leaf: str) -> Strategy:
+    """What the leaf `tile`, or `tile.huge` and the like, compiles."""
+    _, _, name = leaf.partition(".")
+    return strategy(name) if name else USUAL
+
+
+def fused_op(
+    s: Strategy, left: Terms, right: Terms, dest: Sequence[tuple[float, Update, View]], alpha: float, beta: float
+) -> TileOp:
+    """One product of float32 numbers with its sums. Of a C that lies column by column, the transpose is computed."""
+    m, n = (max(getattr(x, side) for _, _, x in dest) for side in ("rows", "cols"))
+    k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
+    turned = dest[0][2].right != 1
+    if turned:
+        left, right, m, n = right, left, n, m
+    along: tuple[Along, Along] = _along(left, 0, turned), _along(right, 1, turned)
+    (factor, lefts), (other, rights) = _factors(left), _factors(right)
+    targets = tuple(Target(factor * other * c, update) for c, update, _ in dest)
+    # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
+    kernel = TileKernel(replace(s, stages=2), "float32", lefts, rights, targets, along)
+    views = [x for _, x in left], [x for _, x in right], [x for _, _, x in dest]
+    pieces = [tuple(_piece(x, turned) for x in side) for side in views]
+    lines = [Lines(max(x[0].down, x[0].right)) for x in views]
+    return TileOp(kernel, pieces[0], pieces[1], pieces[2], (lines[0], lines[1], lines[2]), m, n, k, 1, alpha, beta)
+
+
+def _factors(terms: Terms) -> tuple[float, tuple[float, ...]]:
+    """A lone block's coefficient is the product's: it is copied as it is."""
+    return (terms[0][0], (1.0,)) if len(terms) == 1 else (1.0, tuple(c for c, _ in terms))
+
+
+def _along(terms: Terms, inner: int, turned: bool) -> Along:
+    """Of the kernel's operand number `inner`; turned, its rows are what is a column of the view."""
+    rows = (terms[0][1].right == 1) != turned
+    return "inner" if rows == (inner == 0) else "outer"
+
+
+def _piece(x: View, turned: bool) -> Piece:
+    return Piece(x.base, x.offset, *((x.cols, x.rows) if turned else (x.rows, x.cols)))

@@ -1,0 +1,32 @@
+"""The tiled kernel as a leaf: a GEMM's one launch, in the kernel's own terms."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fmm.kernels.tape import Factor, GemmOp
+from fmm.kernels.tile import Lines, Piece, TileOp, strategy_of
+from fmm.kernels.tile_source import Along, Target, TileKernel
+
+
+def is_tiled(op: GemmOp) -> bool:
+    return op.leaf.startswith("tile")
+
+
+@lru_cache(maxsize=4096)
+def tile_op(op: GemmOp) -> TileOp:
+    """BLAS has columns where the kernel has rows: C^T = B^T A^T is the same memory with the operands swapped."""
+    left, right = op.right, op.left
+    targets = (Target(1.0, "scale" if op.beta else "store"),)
+    kernel = TileKernel(strategy_of(op.leaf), "float32", targets=targets, along=(_along(left), _along(right, True)))
+    shapes = (op.n, op.k), (op.k, op.m), (op.n, op.m)
+    factors = (left, right, op.dest)
+    a, b, c = ((Piece(x.base, x.offset, *shape),) for x, shape in zip(factors, shapes, strict=True))
+    u, v, w = (Lines(x.leading, x.stride) for x in factors)
+    alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
+    return TileOp(kernel, a, b, c, (u, v, w), op.n, op.m, op.k, op.count, alpha, beta)
+
+
+def _along(x: Factor, second: bool = False) -> Along:
+    """A transposed factor's rows are contiguous in BLAS's terms, so the kernel's columns."""
+    return "inner" if x.transposed == second else "outer"

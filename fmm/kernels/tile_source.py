@@ -1,0 +1,113 @@
+"""CUDA source of a product with sums in it: a short stub for the one kernel in cuda/tile.cuh.
+
+The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, and their coefficients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Literal, NamedTuple
+
+from fmm.kernels.strategy import Strategy
+
+Along = Literal["inner", "outer"]
+Access = Literal["vector", "scalar"]
+Update = Literal["store", "add", "scale"]
+ENTRY = "fmm_tile"
+# The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
+# can read their operands without waiting: a third of a cycle is lost for each of them.
+OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
+WIDE = 16  # bytes of the widest access
+
+
+class Element(NamedTuple):
+    """How CUDA keeps numbers of one type: its C++ name, bytes in memory."""
+
+    name: str
+    itemsize: int
+
+
+ELEMENTS = {"float32": Element("float", 4), "float64": Element("double", 8)}
+
+
+class Target(NamedTuple):
+    """A destination: the product's factor, and what becomes of the old value (`scale`: beta times)."""
+
+    factor: float
+    update: Update
+
+
+@dataclass(frozen=True)
+class TileKernel:
+    """(sum of left_i A_i)(sum of right_j B_j) into the targets; sizes, addresses, alpha, beta come with the launch."""
+
+    strategy: Strategy
+    element: str
+    left: tuple[float, ...] = (1.0,)
+    right: tuple[float, ...] = (1.0,)
+    targets: tuple[Target, ...] = (Target(1.0, "store"),)
+    along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
+
+    def __post_init__(self) -> None:
+        if any(len(terms) == 1 and terms != (1.0,) for terms in (self.left, self.right)):
+            raise ValueError("a lone block is copied as it is: its coefficient belongs to the targets")
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: tiles that are used, and beside them copies of what is added up."""
+        s, item = self.strategy, ELEMENTS[self.element].itemsize
+        spaced = s.k_s + WIDE // item  # lines along the inner dimension, in other banks
+        numbers = 0
+        for out, along, terms in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
+            copied = out * (spaced if along == "inner" else s.k_s)
+            summed = (out + WIDE // item) * s.k_s if along == "inner" else copied
+            numbers += s.stages * copied if len(terms) == 1 else s.stages * summed + len(terms) * copied
+        return item * numbers
+
+
+@lru_cache(maxsize=1)
+def _template() -> str:
+    return (resources.files("fmm.kernels") / "cuda" / "tile.cuh").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=512)
+def source(kernel: TileKernel, access: Access) -> str:
+    """The whole CUDA source of a kernel, entry point `ENTRY`."""
+    s, element = kernel.strategy, ELEMENTS[kernel.element].name
+    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages
+    counts = len(kernel.left), len(kernel.right), len(kernel.targets)
+    updates = [f"fmm::Update::{t.update.upper()}" for t in kernel.targets]
+    left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
+    lines = [
+        _template(),
+        "struct Product {",
+        "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {};".format(*counts),
+        _listed("double", "left", kernel.left),
+        _listed("double", "right", kernel.right),
+        _listed("double", "dest", [t.factor for t in kernel.targets]),
+        _listed("fmm::Update", "update", updates),
+        "};",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',
+        f"{ENTRY}(const __grid_constant__ fmm::Parameters<{_commas(counts)}> p) {{",
+        f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
+        "    extern __shared__ float4 memory[];",
+        f"    fmm::multiply<Product, {element}, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
+        f"        p, reinterpret_cast<{element}*>(memory));",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _listed(kind: str, name: str, values: object) -> str:
+    """A function from an index to one of these values, known when the kernel is compiled."""
+    assert isinstance(values, (list, tuple))
+    *first, last = values
+    choice = "".join(f"i == {i} ? {v} : " for i, v in enumerate(first))
+    return f"    __device__ static constexpr {kind} {name}([[maybe_unused]] int i) {{ return {choice}{last}; }}"
+
+
+def _commas(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,267 @@
+"""The tiled kernel without a GPU: what NVRTC makes of it, what it computes on the host, which launches plans make."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.needs import workspace
+from fmm.kernels.plan import Plan, PlanError
+from fmm.kernels.strategy import STRATEGIES, TUNED, USUAL, Strategy
+from fmm.kernels.tape import GemmOp, Layout, Problem, record
+from fmm.kernels.tile import TileOp
+from fmm.kernels.tile_leaf import tile_op
+from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, Target, TileKernel, source
+from fmm.perfmodel.cost import cost
+from fmm.perfmodel.devices import capability
+from fmm.perfmodel.occupancy import active_blocks
+from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
+
+PRESETS = (*STRATEGIES, *TUNED)
+STORE, ADD, SCALE = Target(1.0, "store"), Target(-1.0, "add"), Target(2.0, "scale")
+
+
+def kernel(s: Strategy, left: int = 1, right: int = 1, targets: tuple[Target, ...] = (STORE,)) -> TileKernel:
+    return TileKernel(s, "float32", (1.0, -1.0)[:left], (1.0, -1.0)[:right], targets)
+
+
+# ---- NVRTC
+
+
+def blocks(architecture: str, made: Any, s: Strategy, shared: int) -> int:
+    digits = architecture.removeprefix("sm_")
+    return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), s.threads, made.registers, shared)
+
+
+@pytest.mark.parametrize("s", PRESETS, ids=lambda s: s.name)
+@pytest.mark.parametrize("operands", [(1, 1, (STORE,)), (2, 2, (STORE, ADD))], ids=["gemm", "fused"])
+def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
+    """No local memory, and no fewer registers than Eq. 16 says that a kernel needs: accumulators and fragments."""
+    nvrtc()
+    left, right, targets = operands
+    made = kernel(replace(s, stages=2) if left + right > 2 else s, left, right, targets)
+    jobs: list[tuple[Any, ...]] = [(f"{s.name} {a}", source(made, "vector"), a, OPTIONS) for a in ARCHITECTURES]
+    for r, (_, _, architecture, _) in zip(in_parallel(report, jobs), jobs, strict=True):
+        assert r.local == 0, r
+        assert r.registers >= s.m_r * s.n_r + s.m_r + s.n_r, r
+        if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
+            assert blocks(architecture, r, s, made.shared) >= s.blocks, r
+
+
+# ---- on the host: the threads of a block are threads
+
+HOST = r"""
+#include <algorithm>
+#include <barrier>
+#include <thread>
+#include <vector>
+using std::max;
+using std::min;
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__
+struct alignas(16) float4 { float x, y, z, w; };
+float4 memory[16384];
+struct Dim { unsigned x, y, z; };
+static Dim blockIdx;
+static thread_local Dim threadIdx;
+static std::barrier<>* everyone;
+static void __syncthreads() { everyone->arrive_and_wait(); }
+"""
+DRIVER = r"""
+extern "C" int launch(const void* parameters, int blocks) {{
+    using Parameters = fmm::Parameters<{counts}>;
+    std::barrier<> all({threads});
+    everyone = &all;
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < {threads}; ++t)
+        threads.emplace_back([=] {{
+            threadIdx = {{t, 0, 0}};
+            for (int i = 0; i < blocks; ++i) {{
+                if (t == 0) blockIdx.x = i;
+                __syncthreads();
+                {entry}(*static_cast<const Parameters*>(parameters));
+                __syncthreads();
+            }}
+        }});
+    for (auto& t : threads) t.join();
+    return sizeof(Parameters);
+}}
+"""
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+# A wide access that is not aligned works on this machine and fails on a GPU: the sanitizer makes it fail here too.
+FLAGS = ("-std=c++20", "-O0", "-w", "-pthread", "-fsanitize=alignment", "-fno-sanitize-recover=alignment")
+GUARD = 64  # NaN before and behind every operand
+Memory = dict[str, np.ndarray[Any, Any]]  # base -> its floats, from a multiple of 64 bytes on
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs a launch on the host; kernels are compiled once."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
+    folder = tmp_path_factory.mktemp("tiles")
+    libraries: dict[Any, Any] = {}
+
+    def launch(op: TileOp, memory: Memory, access: Access | None = None) -> None:
+        key = op.kernel, access or op.access
+        if key not in libraries:
+            libraries[key] = compiled_for_the_host(folder / str(len(libraries)), *key)
+        parameters = np.frombuffer(op.parameters, np.int64).copy()
+        for i, piece in enumerate(op.pieces):
+            parameters[2 * i] = memory[piece.base].ctypes.data + piece.offset
+        assert libraries[key].launch(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0]) == parameters.nbytes
+
+    return launch
+
+
+def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
+    counts = f"{len(made.left)}, {len(made.right)}, {len(made.targets)}"
+    driver = DRIVER.format(counts=counts, threads=made.strategy.threads, entry=ENTRY)
+    text = HOST + source(made, access).replace("#pragma once", "") + driver
+    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
+    assert made.shared <= 16 * 16384
+    command = [str(COMPILER), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(f"{path}.so")
+
+
+def floats(count: int) -> np.ndarray[Any, Any]:
+    """NaN, from a multiple of 64 bytes on."""
+    raw = np.full(count + 32, np.nan, np.float32)
+    start = -raw.ctypes.data % 64 // 4
+    return raw[start : start + count]
+
+
+def operand(x: np.ndarray[Any, Any], layout: Layout, shape: tuple[int, int]) -> Any:
+    lines = shape[0] if layout.order == "C" else shape[1]
+    whole = x[GUARD : GUARD + lines * layout.leading].reshape(lines, layout.leading)
+    return whole[:, : shape[1]] if layout.order == "C" else whole[:, : shape[0]].T
+
+
+def whole_problem(m: int, k: int, n: int, orders: str, gap: int, alpha: float, beta: float) -> Problem:
+    shapes = (m, k), (k, n), (m, n)
+    layouts = [
+        Layout(order, (cols if order == "C" else rows) + gap)  # type: ignore[arg-type]
+        for order, (rows, cols) in zip(orders, shapes, strict=True)
+    ]
+    return Problem(m, k, n, "float32", (layouts[0], layouts[1], layouts[2]), alpha, beta)
+
+
+def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp]:
+    """All launches of a plan without workspace, on small integers: exact, and nothing beside C is touched."""
+    rng = np.random.default_rng(5)
+    memory = {name: floats(4096 * 4) for name in "ABC"}
+    views = {
+        name: operand(memory[name][shift:], layout, shape)
+        for name, layout, shape in zip("ABC", problem.layouts, problem.shapes, strict=True)
+    }
+    for x in views.values():
+        x[...] = rng.integers(-3, 4, x.shape)
+    a, b, c = (x.astype(np.float64) for x in views.values())
+    beside = np.isnan(memory["C"])
+    tape = record(Plan.parse(plan), problem)
+    assert tape.workspace == 0
+    ops = [op if isinstance(op, TileOp) else tile_op(op) for op in tape.ops if isinstance(op, TileOp | GemmOp)]
+    starts = {name: x[GUARD + shift :] for name, x in memory.items()}
+    for op in ops:
+        host(op, starts, "scalar" if shift % 4 else op.access)
+    np.testing.assert_array_equal(views["C"], problem.alpha * (a @ b) + problem.beta * c)
+    assert (np.isnan(memory["C"]) == beside).all()
+    return ops
+
+
+SIZES = ((68, 20, 64), (33, 18, 37), (5, 1, 7))
+ORDERS = ("CCC", "FFF", "CFC")
+
+
+@pytest.mark.parametrize(("orders", "gap", "shift"), [*product(ORDERS, (4,), (0,)), ("CCC", 3, 1), ("FCF", 1, 3)])
+@pytest.mark.parametrize("plan", ["tile.medium", "strassen.fused.pad4 > tile.medium", "winograd.fused > tile.medium"])
+def test_products_on_the_host(plan: str, orders: str, gap: int, shift: int, host: Any) -> None:
+    """Any size, any layout, aligned or not, with alpha and beta."""
+    for (m, k, n), (alpha, beta) in zip(SIZES, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
+        ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta), host, shift)
+        assert len(ops) == (1 if plan.startswith("tile") else 7) or min(m, k, n) == 1
+
+
+@pytest.mark.parametrize("s", PRESETS, ids=lambda s: s.name)
+def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
+    """With sums and without, tiles at every edge; many thousands of threads, so one size each."""
+    for plan in (f"tile.{s.name.lower()}", f"strassen.fused > tile.{s.name.lower()}"):
+        check(plan, whole_problem(36, 21, 44, "CCC", 0, 1.0, 0.0), host, 0)
+
+
+def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
+    problems = (Problem.contiguous(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
+    ops = [op for x in problems for op in record(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
+    assert [tile_op(op).access for op in ops] == ["vector", "scalar"]
+
+
+def test_a_batch_is_one_launch(host: Any) -> None:
+    """The seven products of a batched level, layer by layer of the workspace."""
+    tape = record(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem.contiguous(72, 40, 56, "float32"))
+    (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
+    made, work = tile_op(op), floats(1 << 16)
+    assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
+    work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
+
+    def layers(i: int, rows: int, cols: int) -> Any:
+        piece, lines = made.pieces[i], made.lines[i]
+        shape, strides = (7, rows, cols), (4 * lines.layer, 4 * lines.leading, 4)
+        return np.ndarray(shape, np.float32, work, piece.offset, strides)
+
+    a, b, c = layers(0, made.m, made.k), layers(1, made.k, made.n), layers(2, made.m, made.n)
+    assert (made.m, made.k, made.n) == (36, 20, 28)
+    expected = a.astype(np.float64) @ b
+    host(made, {"W": work})
+    np.testing.assert_array_equal(c, expected)
+
+
+# ---- plans
+
+
+def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
+    plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
+    assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
+    tape = record(plan, Problem.contiguous(*size, "float32"))
+    kernels = [op.kernel for op in tape.ops if isinstance(op, TileOp)]
+    assert [(len(x.left), len(x.right), len(x.targets)) for x in kernels] == [
+        (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
+    ]  # fmt: skip
+    assert {x.strategy for x in kernels} == {replace(USUAL, stages=2)}
+    written = [x for op in tape.ops if isinstance(op, TileOp) for x in zip(op.dest, op.kernel.targets, strict=True)]
+    stored = [piece for piece, target in written if target.update == "store"]
+    assert len(stored) == len(set(stored)) == 4  # every block of C is written first, then added to
+
+
+BAD = [
+    ("strassen.fused > vendor", "strassen.fused: only the last level can be fused, into a leaf that is a tile"),
+    ("strassen.fused > winograd > tile", "only the last level can be fused"),
+    ("strassen > tile.gigantic", "ends in 'tile.gigantic'"),
+    ("hasa.fused > tile", "the step table hasa is sequential, not fused"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD, ids=lambda x: x[:30])
+def test_plans_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        Plan.parse(text)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "tf32", "bfloat16", "complex64"])
+def test_other_types_are_refused(dtype: str) -> None:
+    for text in ("tile", "strassen.batched > tile.half.inner", "winograd.fused > tile"):
+        with pytest.raises(PlanError, match=f"multiplies float32, not {dtype}"):
+            record(Plan.parse(text), Problem.contiguous(64, 64, 64, dtype))
