@@ -611,7 +611,7 @@ def test_bad_plans(plan: Any, message: str) -> None:
             fmm.matmul(x, x, plan=plan)
 
 
-@pytest.mark.parametrize("leaf", ["lt0", "lt3.inner", "lt31.outer"])
+@pytest.mark.parametrize("leaf", ["lt0", "lt3.inner", "lt31.outer", "tile"])
 def test_leaves_of_a_gpu_are_not_run_on_a_cpu(leaf: str) -> None:
     name = leaf.partition(".")[0]
     for call in (fmm.matmul, fmm.explain):

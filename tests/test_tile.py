@@ -16,7 +16,7 @@ import pytest
 
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.strategy import STRATEGIES, TUNED, USUAL, Strategy
+from fmm.kernels.strategy import STRATEGIES, SUMMING, TUNED, Strategy, best_for
 from fmm.kernels.tape import GemmOp, Layout, Problem, record
 from fmm.kernels.tile import TileOp
 from fmm.kernels.tile_leaf import tile_op
@@ -27,6 +27,7 @@ from fmm.perfmodel.occupancy import active_blocks
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 
 PRESETS = (*STRATEGIES, *TUNED)
+SMS = 132
 STORE, ADD, SCALE = Target(1.0, "store"), Target(-1.0, "add"), Target(2.0, "scale")
 
 
@@ -174,7 +175,7 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp]:
     beside = np.isnan(memory["C"])
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
-    ops = [op if isinstance(op, TileOp) else tile_op(op) for op in tape.ops if isinstance(op, TileOp | GemmOp)]
+    ops = [op if isinstance(op, TileOp) else tile_op(op, SMS) for op in tape.ops if isinstance(op, TileOp | GemmOp)]
     starts = {name: x[GUARD + shift :] for name, x in memory.items()}
     for op in ops:
         host(op, starts, "scalar" if shift % 4 else op.access)
@@ -206,14 +207,14 @@ def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
 def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
     problems = (Problem.contiguous(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
     ops = [op for x in problems for op in record(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
-    assert [tile_op(op).access for op in ops] == ["vector", "scalar"]
+    assert [tile_op(op, SMS).access for op in ops] == ["vector", "scalar"]
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
     """The seven products of a batched level, layer by layer of the workspace."""
     tape = record(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem.contiguous(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
-    made, work = tile_op(op), floats(1 << 16)
+    made, work = tile_op(op, SMS), floats(1 << 16)
     assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
     work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
 
@@ -240,10 +241,25 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     assert [(len(x.left), len(x.right), len(x.targets)) for x in kernels] == [
         (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
     ]  # fmt: skip
-    assert {x.strategy for x in kernels} == {replace(USUAL, stages=2)}
+    assert {x.strategy for x in kernels} == {replace(SUMMING, stages=2)}
     written = [x for op in tape.ops if isinstance(op, TileOp) for x in zip(op.dest, op.kernel.targets, strict=True)]
     stored = [piece for piece, target in written if target.update == "store"]
     assert len(stored) == len(set(stored)) == 4  # every block of C is written first, then added to
+
+
+@pytest.mark.parametrize(
+    ("side", "count", "measured"),
+    [  # on an H200: microseconds by strategy, benchmarks/tile.py
+        (512, 49, {"Square": 280, "Half": 277, "Third": 322, "Broad": 390}),
+        (1536, 1, {"Square": 270, "Half": 266, "Third": 162, "Broad": 159}),
+        (2048, 1, {"Square": 358, "Half": 357, "Third": 429, "Broad": 432}),
+        (2560, 1, {"Square": 874, "Half": 873, "Third": 794, "Broad": 794}),
+        (4096, 1, {"Square": 2768, "Half": 2771, "Third": 2822, "Broad": 3280}),
+        (8192, 1, {"Square": 22054, "Half": 22227, "Third": 22327, "Broad": 23591}),
+    ],
+)
+def test_the_strategy_is_within_three_percent_of_the_best(side: int, count: int, measured: dict[str, int]) -> None:
+    assert measured[best_for(side, side, count, SMS).name] <= 1.03 * min(measured.values())
 
 
 BAD = [

@@ -22,7 +22,7 @@ from cupy_backends.cuda.api import driver
 from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
-from fmm.kernels.cupy_tile import TileCall
+from fmm.kernels.cupy_tile import TileCall, multiprocessors
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
@@ -181,8 +181,10 @@ class _Player:
         return calls
 
     def _product(self, op: GemmOp | TileOp, grain: dict[str, int]) -> Gemm:
-        if isinstance(op, TileOp) or is_tiled(op):
-            return TileCall(op if isinstance(op, TileOp) else tile_op(op), self.device, grain)
+        if isinstance(op, GemmOp) and is_tiled(op):
+            op = tile_op(op, multiprocessors(self.device))
+        if isinstance(op, TileOp):
+            return TileCall(op, self.device, grain)
         return gemm(op, self.tape.problem, self.math, grain)
 
     def _key(self, op: SumOp, grain: dict[str, int]) -> tuple[SumKernel, Access, bool]:

@@ -1,9 +1,15 @@
-"""The tiled kernel on a CUDA device: compiled by CuPy, launched by the driver."""
+"""The tiled kernel on a CUDA device: compiled by CuPy, launched by the driver.
+
+A launch that only adds to what the one before it writes may start before that one has ended (programmatic dependent
+launch, from compute capability 9.0 on): small products then fill the device together. CuPy cannot ask for that; ctypes
+can.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import cupy
@@ -15,8 +21,15 @@ from fmm.kernels.tape import BASES
 from fmm.kernels.tile import WIDE, TileOp
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
-LAUNCH = driver.launchKernel
 WORDS = 2  # of 8 bytes: a struct Block, its pointer first
+OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+OVERLAPPING = 90  # compute capability
+FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
+
+
+@lru_cache(maxsize=64)
+def multiprocessors(device: int) -> int:
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
 @lru_cache(maxsize=1024)
@@ -33,8 +46,11 @@ class TileCall:
     def __init__(self, op: TileOp, device: int, grain: Mapping[str, int]) -> None:
         aligned = all(grain[piece.base] % WIDE == 0 for piece in op.pieces)
         self.made = function(device, op.kernel, op.access if aligned else "scalar")
-        self.pointer = self.made.kernel.ptr
-        self.shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
+        shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
+        full = op.grid[0] >= FULL * multiprocessors(device)
+        overlaps = op.follows and full and int(cupy.cuda.Device(device).compute_capability) >= OVERLAPPING
+        launch = _overlapping if overlaps else _plain
+        self.launch: Callable[[int, int], None] = partial(launch, self.made.kernel.ptr, shape)
         self.words = np.frombuffer(op.parameters, np.int64)
         self.where = [(WORDS * i, BASES.index(x.base), x.offset) for i, x in enumerate(op.pieces)]
 
@@ -43,4 +59,38 @@ class TileCall:
         for word, base, offset in self.where:
             words[word] = bases[base] + offset
         parameters = np.array([words.ctypes.data], np.int64)
-        LAUNCH(self.pointer, *self.shape, lane.stream, parameters.ctypes.data, 0)
+        self.launch(lane.stream, parameters.ctypes.data)
+
+
+def _plain(kernel: int, shape: tuple[int, ...], stream: int, parameters: int) -> None:
+    driver.launchKernel(kernel, *shape, stream, parameters, 0)
+
+
+# ---- cuLaunchKernelEx
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("shape", ctypes.c_uint * 7),  # grid, block, bytes of shared memory
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@lru_cache(maxsize=1)
+def _launch_ex() -> Any:
+    found = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    found.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return found
+
+
+def _overlapping(kernel: int, shape: tuple[int, ...], stream: int, parameters: int) -> None:
+    attribute = _Attribute(OVERLAP, 0, (ctypes.c_int * 16)(1))
+    config = _Config((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1)
+    if status := _launch_ex()(ctypes.byref(config), kernel, parameters, None):
+        raise RuntimeError(f"cuLaunchKernelEx failed with status {status}")

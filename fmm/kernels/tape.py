@@ -21,6 +21,7 @@ from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan, PlanError, leaf_parts
 from fmm.kernels.program import Matrix, Program
 from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum
+from fmm.kernels.strategy import SUMMING
 from fmm.kernels.tile import TileOp, fused_op, strategy_of
 from fmm.kernels.tile_source import Update
 
@@ -347,7 +348,7 @@ class _Recorder:
         """A scheme's products one after the other, each with its sums inside: the steps of a sequential level."""
         level, a, b, c = plan.levels[0], arrays["A"], arrays["B"], arrays["C"]
         assert isinstance(level, Level) and level.scheme is not None
-        found, strategy = level.scheme, strategy_of(leaf_parts(plan.leaf)[0])
+        found, strategy = level.scheme, strategy_of(leaf_parts(plan.leaf)[0]) or SUMMING
         lefts = self._blocks(grid("A", a.rows, a.cols, (found.m, found.k), level), arrays)
         rights = self._blocks(grid("B", b.rows, b.cols, (found.k, found.n), level), arrays)
         dests = self._blocks(grid("C", c.rows, c.cols, (found.m, found.n), level), arrays)
@@ -358,7 +359,8 @@ class _Recorder:
             if left and right and wanted:
                 first: Update = "scale" if beta else "store"
                 into = [(float(found.w[i][p]), "add" if i in started else first, dests[i]) for i in wanted]
-                self._emit(fused_op(strategy, left, right, into, complex(alpha).real, complex(beta).real))
+                scalars = complex(alpha).real, complex(beta).real
+                self._emit(fused_op(strategy, left, right, into, *scalars, follows=bool(started)))
                 started.update(wanted)
         for i in set(range(len(dests))) - started:
             self._scale(dests[i], beta)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from fmm.kernels.strategy import USUAL, Strategy, strategy
+from fmm.kernels.strategy import Strategy, strategy
 from fmm.kernels.tile_source import Access, Along, Target, TileKernel, Update
 
 BLOCK_BYTES = 16  # of struct Block in cuda/tile.cuh
@@ -48,6 +48,7 @@ class TileOp:
     alpha: float = 1
     beta: float = 0
     itemsize: int = 4
+    follows: bool = False  # what the launch before this one writes is only added to: they may overlap until then
 
     def __hash__(self) -> int:
         return id(self)
@@ -105,14 +106,20 @@ class View(Protocol):
 Terms = Sequence[tuple[float, View]]
 
 
-def strategy_of(leaf: str) -> Strategy:
-    """What the leaf `tile`, or `tile.huge` and the like, compiles."""
+def strategy_of(leaf: str) -> Strategy | None:
+    """What the leaf `tile.huge` and the like compiles; `tile` leaves the choice open."""
     _, _, name = leaf.partition(".")
-    return strategy(name) if name else USUAL
+    return strategy(name) if name else None
 
 
 def fused_op(
-    s: Strategy, left: Terms, right: Terms, dest: Sequence[tuple[float, Update, View]], alpha: float, beta: float
+    s: Strategy,
+    left: Terms,
+    right: Terms,
+    dest: Sequence[tuple[float, Update, View]],
+    alpha: float,
+    beta: float,
+    follows: bool,
 ) -> TileOp:
     """One product of float32 numbers with its sums. Of a C that lies column by column, the transpose is computed."""
     m, n = (max(getattr(x, side) for _, _, x in dest) for side in ("rows", "cols"))
@@ -128,7 +135,8 @@ def fused_op(
     views = [x for _, x in left], [x for _, x in right], [x for _, _, x in dest]
     pieces = [tuple(_piece(x, turned) for x in side) for side in views]
     lines = [Lines(max(x[0].down, x[0].right)) for x in views]
-    return TileOp(kernel, pieces[0], pieces[1], pieces[2], (lines[0], lines[1], lines[2]), m, n, k, 1, alpha, beta)
+    a, b, c = lines
+    return TileOp(kernel, pieces[0], pieces[1], pieces[2], (a, b, c), m, n, k, 1, alpha, beta, follows=follows)
 
 
 def _factors(terms: Terms) -> tuple[float, tuple[float, ...]]:

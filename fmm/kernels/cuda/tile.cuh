@@ -111,6 +111,19 @@ __device__ __forceinline__ void wait() {
 #endif
 }
 
+// Launches that follow each other may overlap: the next one may start once all blocks of this one have, ...
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// ... but what both write waits until the one before has ended. (Launched without leave to overlap, nothing waits.)
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- from global to shared memory
 
 // One operand's way into shared memory. A tile is kept as it lies in global memory: line by line, where a line runs along
@@ -401,6 +414,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     constexpr int PENDING = SUMS ? 1 : S::STAGES - 2;
     static_assert(!SUMS || S::STAGES == 2, "sums are formed one tile ahead");
 
+    let_next_start();
     const Tile tile = tile_of(p, blockIdx.x);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     LeftTiles left{memory, {p.left, p.leading[0], tile.layer * p.layer[0], row}};
@@ -514,6 +528,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
         }
     }
 
+    wait_for_previous();
     put_all<Product, Left, Right, ACCESS>(p, tile, row + down, col + across, sum);
 }
 
