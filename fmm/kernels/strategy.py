@@ -14,7 +14,8 @@ class Strategy:
 
     `stages` tiles of each operand are in shared memory at a time; the compiler is to leave registers for `blocks`
     thread blocks on a multiprocessor (0: as it likes). `rate`: what a full multiprocessor multiplies, in units of the
-    best strategy's, measured on an H200 in float32.
+    best strategy's, measured on an H200 in float32. `turned`: are sums of lines along the inner dimension turned?
+    (Compiled both ways, the better is taken: which leaves the compiler fewer conflicts between banks of registers.)
     """
 
     name: str
@@ -28,6 +29,7 @@ class Strategy:
     stages: int = 2
     blocks: int = 0
     rate: float = 1.0
+    turned: bool = True
 
     @property
     def threads_m(self) -> int:
@@ -55,8 +57,10 @@ STRATEGIES = (  # Figure 3: CUTLASS 0.1's presets
 # What an H200 wants: accumulators that fill the registers, so that few reads of shared memory feed many multiply-adds.
 TUNED = (
     Strategy("Square", m_s=128, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, blocks=2),
-    Strategy("Half", m_s=64, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=4, rate=0.99),
-    Strategy("Third", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3, rate=0.94),
+    Strategy(
+        "Half", m_s=64, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=4, rate=0.99, turned=False
+    ),
+    Strategy("Third", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3, rate=0.94, turned=False),
     Strategy("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
 )
 ENOUGH = 256  # threads that keep a multiprocessor busy

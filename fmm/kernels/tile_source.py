@@ -62,7 +62,7 @@ class TileKernel:
         numbers = 0
         for out, along, terms in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             copied = out * (spaced if along == "inner" else s.k_s)
-            summed = (out + WIDE // item) * s.k_s if along == "inner" else copied
+            summed = (out + WIDE // item) * s.k_s if along == "inner" and s.turned else copied
             numbers += s.stages * copied if len(terms) == 1 else s.stages * summed + len(terms) * copied
         return item * numbers
 
@@ -76,7 +76,7 @@ def _template() -> str:
 def source(kernel: TileKernel, access: Access) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, ELEMENTS[kernel.element].name
-    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages
+    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)
     counts = len(kernel.left), len(kernel.right), len(kernel.targets)
     updates = [f"fmm::Update::{t.update.upper()}" for t in kernel.targets]
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)

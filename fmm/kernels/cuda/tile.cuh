@@ -44,9 +44,10 @@ enum class Update { STORE, ADD, SCALE };  // what becomes of a destination's old
 
 // Sizes of one kernel, Huang's Figure 3: a thread block makes M_S x N_S numbers, K_S steps of the inner dimension at a
 // time, a thread M_R x N_R of them; a warp has WARP_M x WARP_N threads. STAGES tiles of A and B are in shared memory.
-template <int M_S, int N_S, int K_S, int M_R, int N_R, int WARP_M, int WARP_N, int STAGES_>
+template <int M_S, int N_S, int K_S, int M_R, int N_R, int WARP_M, int WARP_N, int STAGES_, bool TURNED_>
 struct Strategy {
     static constexpr int HEIGHT = M_S, WIDTH = N_S, DEPTH = K_S, ROWS = M_R, COLS = N_R, STAGES = STAGES_;
+    static constexpr bool TURNED = TURNED_;
     static constexpr int WARP_HEIGHT = WARP_M, WARP_WIDTH = WARP_N;
     static constexpr int THREADS = (M_S / M_R) * (N_S / N_R), WARPS_DOWN = M_S / (M_R * WARP_M);
     static_assert(WARP_M * WARP_N == 32, "a warp has 32 threads");
@@ -215,8 +216,8 @@ private:
     }
 };
 
-// How the tiles lie that are used. Sums of lines along the inner dimension are TURNED on their way: read along the outer
-// one, they take fewer registers, of which a kernel that sums has none to spare.
+// How the tiles lie that are used. Sums of lines along the inner dimension may be TURNED on their way: read along the
+// outer one, they take fewer registers, but addresses and stores more.
 template <class Lines, bool TURNED_>
 struct Used {
     static constexpr bool TURNED = TURNED_, INNER = Lines::INNER && !TURNED;
@@ -227,10 +228,10 @@ struct Used {
 // One operand's tiles in shared memory. A single block's are copied to where they are used, STAGES - 1 tiles ahead. Of
 // several blocks, the tiles are copied beside each other two tiles ahead, and one tile ahead each thread adds up what
 // it copied itself: for that, no barrier is needed.
-template <class Element, class Lines, int BLOCKS, int STAGES, bool LEFT>
+template <class Element, class Lines, int BLOCKS, int STAGES, bool TURNED, bool LEFT>
 struct Operand {
     static constexpr bool SUMMED = BLOCKS > 1;
-    using Kept = Used<Lines, SUMMED && Lines::INNER>;
+    using Kept = Used<Lines, TURNED && SUMMED && Lines::INNER>;
     static constexpr int SIZE = STAGES * Kept::SIZE + (SUMMED ? BLOCKS * Lines::SIZE : 0);
     static constexpr int SUMS = SUMMED ? Lines::EACH : 0;  // of a thread, for a tile
     using Piece = Pack<Element, Lines::COPY>;
@@ -402,8 +403,8 @@ template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access
 __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS>;
     using RightLines = Lines<Element, RIGHT, ACCESS, S::WIDTH, S::DEPTH, S::THREADS>;
-    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, true>;
-    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, false>;
+    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TURNED, true>;
+    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, S::TURNED, false>;
     using Left = Fragment<Element, typename LeftTiles::Kept, S::ROWS, S::WARP_HEIGHT>;
     using Right = Fragment<Element, typename RightTiles::Kept, S::COLS, S::WARP_WIDTH>;
     using Piece = typename LeftTiles::Piece;
