@@ -21,6 +21,7 @@ LEAVES_OUT = (
 )
 ACCESS, WORD = 16, 4  # bytes: what a vendor's fastest products ask of every row, and what all but its slowest do
 DEEP = 7**3  # products of three levels in one pass
+DEEP_ACCESS = 8  # bytes that their sums move at a time, two numbers or one: all others move ACCESS
 Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many of them start together
 
 
@@ -30,10 +31,10 @@ class Work:
 
     `sequential` is the share of the traffic that belongs to sequential levels, `deep` to three levels in one pass,
     `overlapped` of that below an overlapped one, `ragged` and `scalar` that of the first level on those of A, B and C
-    whose rows do not begin on cache lines, or not even at multiples of 4 bytes (those of temporaries do both);
-    `frayed` and `rough` are what of these two is deep too. `unaligned` is the share of the leaf products that read or
-    write in place rows that do not begin at multiples of 16 bytes, `odd` if at none of 4; `alone`: A's rows are the
-    only such ones.
+    whose rows do not begin on cache lines, or not even at multiples of what its kernels move at a time (those of
+    temporaries do both). `unaligned` is the share of the leaf products that read or write in place rows that do not
+    begin at multiples of 16 bytes, `odd` if at none of 4, `copied` of those that take aligned copies of such rows
+    instead; `alone`: A's rows are the only such ones.
     """
 
     leaves: tuple[Leaf, ...]
@@ -44,10 +45,9 @@ class Work:
     overlapped: float = 0.0
     scalar: float = 0.0
     deep: float = 0.0
-    frayed: float = 0.0
-    rough: float = 0.0
     unaligned: float = 0.0
     odd: float = 0.0
+    copied: float = 0.0
     alone: bool = False
 
     @property
@@ -100,8 +100,8 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
     products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
-              m and n in whole tiles; the first of the two takes `unaligned`, `odd` or `batch` times as long where it is
-              (of what it takes longer, `alone` times as much where only A's rows are so)
+              m and n in whole tiles; the first of the two takes `unaligned`, `odd`, `copied` or `batch` times as long
+              where it is (of what the first two add, `alone` times as much where only A's rows are so)
     sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes), and what `host` takes longer for the starts than the device for all its work
@@ -113,7 +113,8 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     rate, item = calibration.rate(problem.dtype), problem.itemsize
     lanes = _lanes(plan, problem, calibration)
     products = starts = 0.0
-    aside = 1 + (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
+    aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
+    aside += 1 + work.copied * (rate.copied - 1)
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
@@ -131,8 +132,6 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
         (calibration.ragged, work.ragged),
         (calibration.scalar, work.scalar),
         (calibration.deep, work.deep),
-        (calibration.frayed, work.frayed),
-        (calibration.rough, work.rough),
     ):
         traffic *= 1 - rest + rest / share
     if plan.levels and calibration.lanes > 1:
@@ -229,7 +228,7 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
-    traffic = passes = sequential = ragged = overlapped = scalar = deep = frayed = rough = 0.0
+    traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
     unaligned = 0.0 if _even(problem, ACCESS) else 1.0
     odd = 0.0 if _even(problem, WORD) else 1.0
     direct = 1.0
@@ -247,9 +246,9 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         traffic += moved
         sequential += moved if step.traversal == "sequential" else 0.0
         if count == 1:
+            width = access(f.products, problem.itemsize)
             ragged += sum(x for x, begins in zip(each, _rows(problem, ALIGN), strict=True) if not begins)
-            scalar += sum(x for x, begins in zip(each, _rows(problem, WORD), strict=True) if not begins)
-            frayed, rough = (ragged, scalar) if f.products >= DEEP else (0.0, 0.0)
+            scalar += sum(x for x, begins in zip(each, _rows(problem, width), strict=True) if not begins)
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or (step.traversal == "overlapped" and step.products > 1)
@@ -268,12 +267,19 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         overlapped / whole,
         scalar / whole,
         deep / whole,
-        frayed / whole,
-        rough / whole,
         direct * (unaligned - odd),
         direct * odd,
+        (1 - direct) * unaligned,
         b and not a,
     )
+
+
+def access(products: int, itemsize: int) -> int:
+    """Bytes that a GPU's sums of a level with so many products move at a time, where rows begin at multiples of them.
+
+    A thread of three levels in one pass has registers for two numbers at most.
+    """
+    return ACCESS if products < DEEP else min(2 * itemsize, DEEP_ACCESS)
 
 
 def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:

@@ -109,6 +109,7 @@ PARAMETERS = (
     Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
     Parameter("rate.odd", 0.5, 20.0, PRODUCTS),
     Parameter("rate.alone", 0.5, 2.0, PRODUCTS),
+    Parameter("rate.copied", 0.5, 2.0, frozenset({"plan"})),
     Parameter("rate.batch", 0.5, 2.0, frozenset({"products", "plan"})),
     Parameter("stream", 1e6, 1e15, SUMS),
     Parameter("small", 1.0, 1e10, SUMS),
@@ -116,8 +117,6 @@ PARAMETERS = (
     Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
     Parameter("scalar", 0.1, 10.0, frozenset({"plan"})),
     Parameter("deep", 0.1, 10.0, SUMS),
-    Parameter("frayed", 0.1, 10.0, frozenset({"plan"})),
-    Parameter("rough", 0.1, 10.0, frozenset({"plan"})),
     Parameter("launch", 1e-8, 1e-2, SUMS),
     Parameter("host", 1e-8, 1e-2, frozenset({"products", "plan"})),
     Parameter("overlap", 0.0, 1.0, frozenset({"plan"}), linear=True),
@@ -128,7 +127,7 @@ PARAMETERS = (
 
 
 TILE = Parameter("rate.tile", 1.0, 1024.0, frozenset())
-BESIDE = frozenset({"host"})  # where a processor launches what another device does, in its own time
+BESIDE = frozenset({"host", "scalar", "rate.copied"})  # where a processor launches what another device does
 LANES = frozenset({"idle", "spin", "apart"})  # where it multiplies itself, several products at a time
 
 
