@@ -137,7 +137,7 @@ ROBUST = 0.03  # a residual, in logarithms, from which on it counts less than it
 WEIGHTS = {"sums": 0.1, "products": 0.1}  # alone they find other caches and clocks than within a plan, where they count
 # Where a CPU runs plans in lanes, sums are timed in them. There, a plan that takes more than this many times as long as
 # the vendor's product is nobody's choice, and what it says counts less.
-NEAR = 1.5
+WORTH_FITTING = 1.5
 PRIOR = 0.002  # how much a step away from the start weighs, for what the measurements leave open
 
 
@@ -198,7 +198,7 @@ def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]
     if start.lanes == 1:
         return [WEIGHTS.get(o.kind, 1.0) for o in observed]
     vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
-    near = [NEAR * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
+    near = [WORTH_FITTING * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
     return [min(x, 1.0) ** 2 for x in near]
 
 
