@@ -252,7 +252,7 @@ def estimated(plan: Plan, problem: Problem) -> Work:
             frayed, rough = (ragged, scalar) if f.products >= DEEP else (0.0, 0.0)
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
-        beside = beside or (step.traversal == "overlapped" and step.products > 1)
+        beside = beside or step.lanes > 1
         passes += count * f.passes
         count *= f.products
     whole = traffic or 1.0
@@ -301,7 +301,7 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         f = footprint(step)
         sides = _block_sides(step, sides)
         held += lanes * sum(f.each(f.held, *sides))
-        lanes = 2 if step.traversal == "overlapped" and step.products > 1 else lanes
+        lanes = max(lanes, step.lanes)
     return held * problem.itemsize
 
 
