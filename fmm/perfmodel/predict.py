@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -230,8 +230,8 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
     traffic = passes = sequential = ragged = overlapped = scalar = deep = frayed = rough = 0.0
-    unaligned = 0.0 if _even(problem, ACCESS) else 1.0
-    odd = 0.0 if _even(problem, WORD) else 1.0
+    aligned, lined, worded = (_rows(problem, unit) for unit in (ACCESS, ALIGN, WORD))
+    unaligned, odd = float(not all(aligned)), float(not all(worded))
     direct = 1.0
     beside = False  # below an overlapped level
     count, sides = 1.0, [float(side) for side in problem.size]
@@ -247,8 +247,8 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         traffic += moved
         sequential += moved if step.traversal == "sequential" else 0.0
         if count == 1:
-            ragged += sum(x for x, begins in zip(each, _rows(problem, ALIGN), strict=True) if not begins)
-            scalar += sum(x for x, begins in zip(each, _rows(problem, WORD), strict=True) if not begins)
+            ragged += _astray(each, lined)
+            scalar += _astray(each, worded)
             frayed, rough = (ragged, scalar) if f.products >= DEEP else (0.0, 0.0)
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
@@ -258,7 +258,6 @@ def estimated(plan: Plan, problem: Problem) -> Work:
     whole = traffic or 1.0
     leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
     direct = 0.0 if _batched(plan) else direct
-    a, b, _ = _rows(problem, ACCESS)
     return Work(
         leaves,
         traffic,
@@ -272,7 +271,7 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         rough / whole,
         direct * (unaligned - odd),
         direct * odd,
-        b and not a,
+        aligned[1] and not aligned[0],
     )
 
 
@@ -282,8 +281,9 @@ def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
     return a, b, b
 
 
-def _even(problem: Problem, unit: int) -> bool:
-    return all(_rows(problem, unit))
+def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
+    """What is moved of A, B and C where rows do not begin as they should."""
+    return sum(x for x, begins in zip(moved, begin, strict=True) if not begins)
 
 
 def _batched(plan: Plan) -> bool:
