@@ -110,7 +110,7 @@ def plain(x: Any) -> Any:
 def layout(x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """Strides where they matter, and the flags."""
     strides = tuple(s for s, n in zip(x.strides, x.shape, strict=True) if n > 1) if x.size else ()
-    return strides, x.flags.c_contiguous, x.flags.f_contiguous, x.flags.writeable, x.flags.aligned
+    return strides, x.flags.c_contiguous, x.flags.f_contiguous, x.flags.writeable, x.flags.aligned, x.flags.owndata
 
 
 def tolerance(result: Any, call: Call) -> float:
