@@ -130,9 +130,7 @@ def result(call: Operands, order: str) -> Array:
     strides, step = [0] * len(call.shape), call.dtype.itemsize
     for axis in reversed([*axes, *range(batch.ndim, len(call.shape))]):
         strides[axis], step = step, step * call.shape[axis]
-    return np.ndarray(
-        call.shape, call.dtype, strides=strides
-    )  # no transposed view: it owns its memory, as NumPy's does
+    return np.ndarray(call.shape, call.dtype, strides=strides)  # unlike a transposed view, it owns its memory
 
 
 def two_axes(call: Operands, c: Array) -> Array:
