@@ -190,7 +190,7 @@ def plan(
         from fmm.device.plan import plan_on
 
         return plan_on(device, (int(m), int(k), int(n)), dtype, _wanted(None, max_error_growth, workspace))
-    kind = np.dtype(dtype)
+    kind = np.dtype(dtype).newbyteorder("=")
     if kind not in (np.dtype(t) for t in "fdFD"):
         return Decision(VENDOR, None, f"NumPy answers: {kind} products are NumPy's own")
     return decide(_problem((int(m), int(k), int(n)), kind), limits, blas_threads())
