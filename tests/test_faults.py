@@ -415,13 +415,51 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     assert config.read(tmp_path / "other.json") == config.read(tmp_path / "config.json")
 
 
+def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path) -> None:
+    """The first leaves the second its part."""
+    fake.pace = 0.2
+    assert main(["--time-limit", "1", "--quiet", "--output", str(tmp_path)]) == 0
+    tunings = Trials(tmp_path / "trials.jsonl").tunings()
+    assert [tuning.header.settings["dtype"] for tuning in tunings] == ["float32", "float64"]
+    assert all(tuning.trials for tuning in tunings)
+    assert max(t.elapsed for t in tunings[0].trials) < 0.8
+
+
+@pytest.mark.parametrize("missing", tuning.NEEDED)
+def test_a_package_that_is_missing_is_named_before_anything_is_measured(
+    missing: str, fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "find_spec", lambda name: None if name == missing else name)
+    assert main(["--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"fmm-tune: {missing} is not installed; pip install 'fmm-tune[tune]'\n"
+    assert not fake.asked and not list(tmp_path.iterdir())
+
+
+def test_a_canary_that_has_nothing_to_measure_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fmm.tuner import measured
+
+    monkeypatch.setattr(measured, "chosen", lambda name: [FakeDevice()])
+    path = tmp_path / "config.json"
+    assert main(["canary", "--output", str(path)]) == 1
+    assert "there is no config" in capsys.readouterr().err
+    tuned.write(path, "cpu-other")
+    assert main(["canary", "--output", str(path)]) == 1
+    assert f"says nothing of {FAKE.key}" in capsys.readouterr().err
+    path.write_text("{")
+    assert main(["canary", "--output", str(path)]) == 1
+    assert "it is not JSON" in capsys.readouterr().err
+
+
 def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tuned.write(tmp_path / "config.json", "cpu-a", found=tuned.section(tuned.entry(plan="nonsense > vendor")))
     assert main(["validate", str(path)]) == 1
     assert "unknown algorithm 'nonsense'" in capsys.readouterr().err
     for command in ("show", "validate", "export"):
         assert main([command, str(tmp_path / "none.json")]) == 1
-        assert "there is no config" in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert "there is no config" in printed.err and not printed.out
     assert main(["merge", str(path), "--into", str(tmp_path / "new.json")]) == 1
     assert not (tmp_path / "new.json").exists()
 
