@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -182,6 +182,8 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
             outcome = Outcome(concluded(journal, job.dtype), f"{trials.path}: {error.strerror or error}")
         finally:
             trials.close()
+    if outcome.stopped and _checks(outcome.section) == 0 and _checks(_present(job, path)):
+        outcome = replace(outcome, section=None)  # what is there is better known than what was just begun
     code = _write(job, path, header, outcome)
     if options.json or not options.quiet:
         print(_reported(job, path, outcome, options))
@@ -189,6 +191,22 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
         print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {_kept(code, outcome, path)}", file=sys.stderr)
     failed = code or (INTERRUPTED if outcome.stopped == "interrupted" else 0)
     return failed or int(outcome.stopped.startswith(str(trials.path))), journal.elapsed - before
+
+
+def _present(job: Job, path: Path) -> Any:
+    """The section that the config holds already."""
+    try:
+        return config.read(path).get(job.device.identity.key, {}).get(job.dtype)
+    except config.ConfigError:
+        return None
+
+
+def _checks(section: Any) -> int:
+    """On how many held-out pairs a section's model was checked."""
+    try:
+        return int(section["error"]["speedup"]["count"])
+    except (KeyError, TypeError, ValueError):
+        return 0
 
 
 def _kept(code: int, outcome: Outcome, path: Path) -> str:
@@ -260,7 +278,7 @@ def _reported(job: Job, path: Path, outcome: Outcome, options: argparse.Namespac
         return json.dumps({**found, "section": outcome.section})
     head = f"{job.device.identity.name} ({found['device']}), {job.dtype}"
     if outcome.section is None:
-        return f"{head}\n  nothing was measured"
+        return f"{head}\n  too little was measured"
     return "\n".join([head, *described(outcome.section), f"  written to {path}"])
 
 
