@@ -142,6 +142,8 @@ class Trials:
                 yield kind, record
 
 
+KNOWN = frozenset(f.name for f in fields(Trial))
+
+
 def _trial(record: dict[str, Any]) -> Trial:
-    known = {f.name for f in fields(Trial)}
-    return Trial(**{**{k: v for k, v in record.items() if k in known}, "size": tuple(record["size"])})
+    return Trial(**{**{k: v for k, v in record.items() if k in KNOWN}, "size": tuple(record["size"])})
