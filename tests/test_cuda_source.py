@@ -278,7 +278,7 @@ def blocks(architecture: str, kernel: Report) -> int:
 def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
-    texts = [source(op.kernel, access) for op in sums for access in ("vector", "scalar")]  # type: ignore[arg-type]
+    texts = [source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
     for text in (*texts, rescue.source(dtype)):
         _, ptx = _compiled(text, "compute_90", b"-ftz=true")
         assert "ret;" in ptx and "f32" in ptx

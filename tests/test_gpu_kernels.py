@@ -345,7 +345,9 @@ def test_the_math_mode_is_given_back(cupy: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ("float32", "complex64"))
-@pytest.mark.parametrize("plan", ("strassen.batched.pad16", "winograd^2.batched.pad16", "strassen.sequential", "li-fig12"))
+@pytest.mark.parametrize(
+    "plan", ("strassen.batched.pad16", "winograd^2.batched.pad16", "strassen.sequential", "li-fig12")
+)
 def test_subnormal_numbers_count(cupy: Any, backend: Any, plan: str, dtype: str) -> None:
     """CuPy compiles with -ftz=true: a plain float sum would take them for zero, and the products are not tiny."""
     rng = np.random.default_rng(3)
