@@ -436,7 +436,9 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith(",predicted") and len(rows) == fake.asked
     assert main(["merge", str(tmp_path / "config.json"), "--into", str(tmp_path / "other.json")]) == 0
-    assert config.read(tmp_path / "other.json") == config.read(tmp_path / "config.json")
+    assert main(["merge", where, "--into", str(tmp_path / "third.json")]) == 0  # a folder stands for its config
+    for copy in ("other.json", "third.json"):
+        assert config.read(tmp_path / copy) == config.read(tmp_path / "config.json")
 
 
 def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def _trial_rows(path: Path) -> Iterator[list[object]]:
 
 def _merge(options: argparse.Namespace) -> None:
     into = output_path(options.into)
-    for source in options.sources:
+    for source in (output_path(given) if given.is_dir() else given for given in options.sources):
         for key, dtype, raw in sections(source):
             checked(key, dtype, raw)
             store.merge(into, key, dtype, raw)
