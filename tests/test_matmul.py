@@ -505,7 +505,7 @@ FOREIGN: dict[str, Callable[[], Any]] = {
     ],
     ids=str,
 )
-@pytest.mark.parametrize("plan", [None, "winograd > vendor"])
+@pytest.mark.parametrize("plan", [None, "vendor"])
 @pytest.mark.usefixtures("eager")
 def test_numpys_other_options_are_numpys(options: dict[str, Any], plan: str | None) -> None:
     agree(lambda: ((draw((8, 8)), draw((8, 8))), options), {"plan": plan})
@@ -575,6 +575,15 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 def test_calls_that_do_not_fit_the_signature(args: tuple[Any, ...], options: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         fmm.matmul(*args, **options)
+
+
+@pytest.mark.parametrize("function", [fmm.matmul, fmm.explain])
+def test_a_plan_beside_what_only_numpy_knows_is_refused(function: Any) -> None:
+    with pytest.raises(fmm.PlanError, match="winograd > vendor cannot run here: subok was given"):
+        function(X, X, plan="winograd > vendor", subok=True)
+    with pytest.raises(fmm.PlanError, match="nonsense"):
+        function(X, X, plan="nonsense", subok=True)
+    function(X, X, plan="vendor", subok=True)
 
 
 def test_what_numpy_raises_has_no_other_exception_behind_it() -> None:
