@@ -36,8 +36,9 @@ from fmm.tuner.device import Device
 from fmm.tuner.devices import chosen
 from fmm.tuner.effort import Effort
 from fmm.tuner.environment import command, commit, environment
+from fmm.tuner.fake_device import FakeDevice
 from fmm.tuner.journal import Journal, Pace
-from fmm.tuner.search import CPU_SPACE, GPU_SPACE, explored, fits, inverse
+from fmm.tuner.search import explored, fits, inverse
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from fmm.tuner.tune import scale
@@ -134,21 +135,6 @@ def recalled(trials: Sequence[Trial], dtype: str, calibration: Calibration, devi
         model = choose(Problem(*size, dtype), calibration, limits).best.plan
         if VENDOR in found:
             yield Row(size, found, model if model in found else VENDOR)
-
-
-@dataclass(frozen=True)
-class Absent:
-    """As much of a device that is not here as can be told from a calibration of it."""
-
-    identity: Identity
-    calibration: Calibration
-    memory: int = 1 << 62
-
-    def untuned(self) -> Calibration:
-        return self.calibration
-
-    def space(self) -> Mapping[str, Sequence[str]]:
-        return GPU_SPACE if self.calibration.batches else CPU_SPACE
 
 
 def _space(device: Device) -> list[Plan]:
@@ -316,7 +302,7 @@ def _judged(options: argparse.Namespace) -> Judged:
     section = types[options.dtype]
     identity = Identity(key, section["conditions"]["device"], section["versions"])
     calibration = _calibration(options, identity)
-    device: Any = Absent(identity, calibration)
+    device = FakeDevice(calibration, identity=identity, memory=1 << 62, gpu=calibration.batches)  # it is not here
     tunings = Trials(options.recorded / f"exhaustive-{options.dtype}.jsonl").tunings()
     trials = [t for tuning in tunings for t in tuning.trials]
     found = list(recalled(trials, options.dtype, calibration, device))

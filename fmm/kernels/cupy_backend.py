@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -21,6 +21,7 @@ from cupy_backends.cuda.api import driver
 
 from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
+from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
@@ -68,10 +69,12 @@ def prepare(tapes: Iterable[Tape]) -> None:
 
 
 class _Launch(NamedTuple):
-    """A sum kernel: on which lane, and the driver's call, which wants the stream and the parameters."""
+    """A sum kernel: on which lane, the driver's call, which wants the stream and the parameters, and what it calls."""
 
     lane: int
     call: Callable[[int, int, int], None]
+    function: int
+    size: int  # bytes of its parameters
 
 
 class _Product(NamedTuple):
@@ -84,6 +87,10 @@ class _Calls(NamedTuple):
 
     first: list[_Launch]
     rest: list[_Launch | _Product | Turn]
+
+    @property
+    def launches(self) -> list[_Launch]:
+        return [*self.first, *(call for call in self.rest if isinstance(call, _Launch))]
 
 
 class _Buffer(threading.local):
@@ -118,6 +125,8 @@ class _Player:
         self.offsets = np.array([x.offset for _, x in slots] + [0] * len(ends), np.int64)
         self.few = list(zip(*(x.tolist() for x in (self.slots, self.which, self.offsets)), strict=True))[: SLOTS + 1]
         self.buffer = _Buffer(blocks)
+        factors = (x for op in tape.ops if isinstance(op, GemmOp) for x in (op.left, op.right, op.dest))
+        self.fixed = sorted({BASES.index(x.base) for x in factors})  # what cuBLAS is given
         self.calls: dict[tuple[int, ...], _Calls] = {}
 
     def play(self, bases: Pointers, flag: int, lanes: list[Lane], scratch: int) -> None:
@@ -125,15 +134,7 @@ class _Player:
 
         The first sums are on their way before cuBLAS is set up: an idle device starts some microseconds earlier.
         """
-        buffer, ready = self.buffer, self.ready(bases)
-        known = (*bases, flag)
-        if buffer.bases != known:
-            if len(self.few) <= SLOTS:
-                for slot, which, offset in self.few:
-                    buffer.view[slot] = known[which] + offset
-            else:
-                buffer.words[self.slots] = np.array(known, np.int64)[self.which] + self.offsets
-            buffer.bases = known
+        buffer, ready = self.filled(bases, flag), self.ready(bases)
         stream = lanes[0].stream
         for launch, address in zip(ready.first, buffer.addresses, strict=False):
             launch.call(stream, address, 0)
@@ -153,10 +154,21 @@ class _Player:
             for lane, mode in zip(lanes, before, strict=True):
                 end(lane, self.math, mode)
 
+    def filled(self, bases: Pointers, flag: int) -> _Buffer:
+        """The thread's parameter blocks, with these pointers in them."""
+        buffer, known = self.buffer, (*bases, flag)
+        if buffer.bases != known:
+            if len(self.few) <= SLOTS:
+                for slot, which, offset in self.few:
+                    buffer.view[slot] = known[which] + offset
+            else:
+                buffer.words[self.slots] = np.array(known, np.int64)[self.which] + self.offsets
+            buffer.bases = known
+        return buffer
+
     def ready(self, bases: Pointers) -> _Calls:
         """The calls for pointers that are aligned as these are."""
-        a, b, c, w = bases
-        grain = ALIGNED if not (a | b | c | w) & 255 else (_grain(a), _grain(b), _grain(c), _grain(w))
+        grain = _grains(bases)
         if grain not in self.calls:
             calls = self._calls(dict(zip(BASES, grain, strict=True)))
             first = list(takewhile(lambda call: isinstance(call, _Launch), calls))
@@ -170,7 +182,8 @@ class _Player:
         for i, (op, lane) in enumerate(zip(self.tape.ops, self.tape.lanes, strict=True)):
             if isinstance(op, SumOp):
                 function, _ = _function(self.device, *keys[i])
-                calls.append(_Launch(lane, partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)))
+                launch = partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)
+                calls.append(_Launch(lane, launch, function, len(op.parameters)))
             elif isinstance(op, GemmOp):
                 calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, grain)))
             else:
@@ -184,6 +197,11 @@ class _Player:
 
 
 ALIGNED = (256, 256, 256, 256)  # how libraries allocate
+
+
+def _grains(bases: Pointers) -> tuple[int, ...]:
+    a, b, c, w = bases
+    return ALIGNED if not (a | b | c | w) & 255 else (_grain(a), _grain(b), _grain(c), _grain(w))
 
 
 def _grain(address: int) -> int:
@@ -233,6 +251,16 @@ class Route(NamedTuple):
         for each lane, if the stream is captured."""
         player, handle = self.player, cublas_handle()  # a thread's own, which dies with it
         player.play(bases, flag, _side.lanes(player.device, stream, handle, player.tape.lanes_used), scratch)
+
+    def key(self, bases: Pointers) -> Hashable:
+        """What a graph of the route depends on: how pointers are aligned, and those of them that cuBLAS is given."""
+        return _grains(bases), *[bases[i] for i in self.player.fixed]
+
+    def kernels(self, bases: Pointers, flag: int) -> Iterator[Kernel]:
+        """Our own kernels, in the order of their launches, with their parameters for these pointers."""
+        addresses = self.player.filled(bases, flag).addresses
+        for launch, address in zip(self.player.ready(bases).launches, addresses, strict=True):
+            yield Kernel(launch.function, address, launch.size)
 
 
 class Graph(NamedTuple):

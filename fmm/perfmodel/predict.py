@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -229,8 +229,8 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
     traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
-    unaligned = 0.0 if _even(problem, ACCESS) else 1.0
-    odd = 0.0 if _even(problem, WORD) else 1.0
+    aligned, lined, worded = (_rows(problem, unit) for unit in (ACCESS, ALIGN, WORD))
+    unaligned, odd = float(not all(aligned)), float(not all(worded))
     direct = 1.0
     beside = False  # below an overlapped level
     count, sides = 1.0, [float(side) for side in problem.size]
@@ -246,18 +246,16 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         traffic += moved
         sequential += moved if step.traversal == "sequential" else 0.0
         if count == 1:
-            width = access(f.products, problem.itemsize)
-            ragged += sum(x for x, begins in zip(each, _rows(problem, ALIGN), strict=True) if not begins)
-            scalar += sum(x for x, begins in zip(each, _rows(problem, width), strict=True) if not begins)
+            ragged += _astray(each, lined)
+            scalar += _astray(each, _rows(problem, access(f.products, problem.itemsize)))
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
-        beside = beside or (step.traversal == "overlapped" and step.products > 1)
+        beside = beside or step.lanes > 1
         passes += count * f.passes
         count *= f.products
     whole = traffic or 1.0
     leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
     direct = 0.0 if _batched(plan) else direct
-    a, b, _ = _rows(problem, ACCESS)
     return Work(
         leaves,
         traffic,
@@ -270,7 +268,7 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         direct * (unaligned - odd),
         direct * odd,
         (1 - direct) * unaligned,
-        b and not a,
+        aligned[1] and not aligned[0],
     )
 
 
@@ -288,8 +286,9 @@ def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
     return a, b, b
 
 
-def _even(problem: Problem, unit: int) -> bool:
-    return all(_rows(problem, unit))
+def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
+    """What is moved of A, B and C where rows do not begin as they should."""
+    return sum(x for x, begins in zip(moved, begin, strict=True) if not begins)
 
 
 def _batched(plan: Plan) -> bool:
@@ -307,7 +306,7 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         f = footprint(step)
         sides = _block_sides(step, sides)
         held += lanes * sum(f.each(f.held, *sides))
-        lanes = 2 if step.traversal == "overlapped" and step.products > 1 else lanes
+        lanes = max(lanes, step.lanes)
     return held * problem.itemsize
 
 

@@ -159,6 +159,8 @@ def _packed(path: Path) -> list[bytes]:
         raise OSError(f"{path} is damaged: {error}") from None
 
 
+KNOWN = frozenset(f.name for f in fields(Trial))
+
+
 def _trial(record: dict[str, Any]) -> Trial:
-    known = {f.name for f in fields(Trial)}
-    return Trial(**{**{k: v for k, v in record.items() if k in known}, "size": tuple(record["size"])})
+    return Trial(**{**{k: v for k, v in record.items() if k in KNOWN}, "size": tuple(record["size"])})
