@@ -273,10 +273,11 @@ def test_a_win_within_the_margin_is_not_taken() -> None:
         ("strassen.batched.pad16 > vendor", (1280, 4096, 1280), 0.45),  # a hundred tiles
         ("strassen.batched.pad16 > vendor", (12800, 4096, 1280), 0.045),
         ("strassen^3.batched.pad16 > vendor", (12800, 4096, 1280), 0.045),  # however small its leaf products are
-        ("aligned.batched.pad16 > vendor", (1280, 4096, 1280), 0.0),  # the vendor's product itself
+        ("aligned.batched.pad16 > vendor", (1280, 4096, 1280), 0.01),  # ten tiles wide
+        ("aligned.batched.pad16 > vendor", (1280, 128, 1280), 0.1),
     ],
 )
-def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles(
+def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles_or_thin(
     plan: str, size: tuple[int, int, int], more: float
 ) -> None:
     rate = Rate(1e15, 0, 0, tile=128.0)
