@@ -21,9 +21,9 @@ CPU_GROWTH, GPU_GROWTH = 10.0, 16.0
 # tiles at a time, speedups that are predicted for fewer than 800 tiles are off by 8 to 15 %, from 1600 on by 4 %; the
 # side of the leaf products, of which a batch has many, makes no difference.
 DOUBT = 45.0
-# A product of aligned copies must promise so much more where a side is one tile, of ten tiles a tenth of it: how slow the
-# vendor is on rows that are not aligned, the formula does not know for thin products. (TF32 on an H200: of 37 such plans,
-# two, with sides of 201 and 221 entries, were 9 and 3 % slower than the vendor where 16 and 19 % less was predicted.)
+# A product of aligned copies must promise so much more where a side is one tile, of ten tiles a tenth of it: how slow
+# the vendor is on rows that are not aligned, the formula does not know for thin products. (TF32 on an H200: of 37 such
+# plans, two, with sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less was predicted.)
 THIN = 0.1
 
 
