@@ -1,8 +1,8 @@
 """What a call costs the host, on a GPU: `python -m benchmarks.gpu_host` times the way from Python to the last launch.
 
-Three tables: microseconds of a one-level plan's call while the device is kept busy (launched one by one, and replayed
-as a graph), whole small products against the library's own, and replays against launches where plans pay. Calls are
-interleaved in shuffled rounds; raw samples are kept.
+Three tables: microseconds of a one-level plan's call while the device is kept busy (launched one by one, replayed as a
+graph, and as a graph that is moved to other operands at each call), whole small products against the library's own, and
+replays against launches where plans pay. Calls are interleaved in shuffled rounds; raw samples are kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -128,11 +129,19 @@ def host(rounds: int) -> list[dict[str, Any]]:
         for n in (2048, 4096):
             a, b = operands(library, n, "float32")
             ours, vendor = partial(fmm.matmul, a, b), partial(product(library), a, b)
-            for name, call in {"launches": ours, "replay": ours, "vendor": vendor}.items():
-                with decided(ONE_LEVEL), replays(name == "replay"):
+            moved = elsewhere([operands(library, n, "float32") for _ in range(5)])
+            ways: dict[str, Callable[[], Any]] = {"launches": ours, "replay": ours, "moved": moved, "vendor": vendor}
+            for name, call in ways.items():
+                with decided(ONE_LEVEL), replays(name in ("replay", "moved")):
                     samples = microseconds(call, 12, rounds)
                 rows.append({"table": "host", "library": library, "n": n, "way": name, "microseconds": samples})
     return rows
+
+
+def elsewhere(pairs: list[tuple[Any, Any]]) -> Callable[[], Any]:
+    """Products of these pairs in turn."""
+    turns = cycle(pairs)
+    return lambda: fmm.matmul(*next(turns))
 
 
 def product(library: str) -> Callable[..., Any]:

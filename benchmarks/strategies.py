@@ -3,6 +3,10 @@
 Every candidate is measured on shapes that no fit saw. Then it is asked how much slower than the best the model's choice
 is, and how many measurements each strategy needs until it has seen a plan within 1 % of the best: the model's order,
 Optuna's TPE, random order, the grid's order. The strategies are run on the recording, so all have the same numbers.
+
+A plan's regret is the median of its seconds over another's in the same rounds, for the plan where that is most. The
+most of many medians is above 1 by chance alone. So it is told as well what a perfect choice would show, and how much
+slower the model's choice is in a round than what is best in all others.
 With `--recorded` nothing is measured: another calibration is judged by the samples of an earlier run.
 """
 
@@ -14,23 +18,27 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import exp, log, sqrt
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from fmm import config
+from fmm import certify, config
 from fmm.identity import Identity
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, ranked, usual_growth
 from fmm.perfmodel.problem import Problem
 from fmm.tuner import shapes
+from fmm.tuner.conclude import paired_samples
 from fmm.tuner.device import Device
 from fmm.tuner.devices import chosen
 from fmm.tuner.effort import Effort
 from fmm.tuner.environment import command, commit, environment
-from fmm.tuner.journal import Journal, Pace, speedup
-from fmm.tuner.search import CPU_SPACE, GPU_SPACE, explored, fits, inverse
+from fmm.tuner.fake_device import FakeDevice
+from fmm.tuner.journal import Journal, Pace
+from fmm.tuner.search import explored, fits, inverse
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from fmm.tuner.tune import scale
@@ -39,34 +47,66 @@ from fmm.tuner.tuning import output_path
 ROOT = Path(__file__).parents[1]
 STAGE, SEED, CLOSE = "exhaustive", 29, 1.01
 REPEATS = 20  # runs of a strategy that is a matter of chance, unless told
+PERFECT = 100  # how often a perfect choice is judged
 
+Seconds = Mapping[Plan, Sequence[float]]  # of every plan in the same rounds
 Speedups = Mapping[Plan, float]
 Strategy = Callable[[Problem, int], Iterable[Plan]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One shape: every plan's measured speedup over the vendor, and the model's choice."""
+    """One shape: every plan's seconds, round by round, and the model's choice."""
 
     size: Size
-    speedups: Speedups
+    seconds: Seconds
     model: Plan
+
+    @cached_property
+    def speedups(self) -> Speedups:
+        """Over the vendor's product."""
+        return {plan: _faster(self.seconds[VENDOR], own) for plan, own in self.seconds.items()}
 
     @property
     def best(self) -> float:
         return max(self.speedups.values())
 
     def regret(self, plan: Plan) -> float:
-        """How much longer than the best it takes."""
-        return self.best / self.speedups[plan] - 1
+        """How much longer it takes than the plan that it is slowest beside, in the same rounds."""
+        return max(_faster(self.seconds[plan], other) for other in self.seconds.values()) - 1
+
+    def confirmed(self, plan: Plan) -> float:
+        """How much longer it takes in a round than what is best in all others: no plan's luck counts."""
+        found = []
+        for at, own in enumerate(self.seconds[plan]):
+            others = {p: [s for i, s in enumerate(x) if i != at] for p, x in self.seconds.items()}
+            best = max(others, key=lambda p: _faster(others[plan], others[p]))
+            found.append(own / self.seconds[best][at] - 1)
+        return median(found)
+
+    def again(self, rng: random.Random) -> Row:
+        """The shape as it might be measured again: medians as they are, the rounds' scatter about them by chance."""
+        rounds = range(len(self.seconds[VENDOR]))
+        middle = {p: median(map(log, own)) for p, own in self.seconds.items()}
+        drift = [median(log(own[i]) - middle[p] for p, own in self.seconds.items()) for i in rounds]
+        more = sqrt(len(rounds) / max(len(rounds) - 1, 1))  # of so few the scatter is seen too small
+        found = {}
+        for p, own in self.seconds.items():
+            rest = [log(own[i]) - middle[p] - drift[i] for i in rounds]
+            found[p] = [exp(middle[p] + more * (rng.choice(rest) - mean(rest))) for _ in rounds]
+        return Row(self.size, found, min(middle, key=lambda p: middle[p]))
 
 
-def measured(journal: Journal, problem: Problem, plans: Iterable[Plan], rounds: int) -> Speedups:
+def _faster(base: Sequence[float], own: Sequence[float]) -> float:
+    return median(certify.ratios(base, own))
+
+
+def measured(journal: Journal, problem: Problem, plans: Iterable[Plan], rounds: int) -> Seconds:
     """Every plan, in shuffled rounds with the vendor."""
     runs = [Run(p) for p in plans if p == VENDOR or fits(journal.device, p, problem)]
     with journal.open(STAGE, problem) as desk:
         samples = desk.rounds(runs, Pace(rounds))
-    return {run.plan: speedup(samples, Run(), run) for run in runs if samples[run]}
+    return {run.plan: samples[run] for run in runs if samples[run]}
 
 
 def rows(
@@ -86,29 +126,15 @@ def rows(
 def recalled(trials: Sequence[Trial], dtype: str, calibration: Calibration, device: Device) -> Iterator[Row]:
     """The rows of an earlier run: every plan that has all its rounds, in the vendor's."""
     limits = Limits(device.memory, usual_growth(calibration.batches))
-    for size in dict.fromkeys(t.size for t in trials if t.stage == STAGE):
-        found: dict[Run, list[float]] = {}
-        for t in trials:
-            if (t.stage, t.size, t.dtype) == (STAGE, size, dtype) and t.seconds is not None:
-                found.setdefault(t.what, []).append(t.seconds)
-        speedups = {run.plan: speedup(found, Run(), run) for run in found}
+    trials = [t for t in trials if (t.stage, t.dtype) == (STAGE, dtype)]
+    for size in dict.fromkeys(t.size for t in trials):
+        pairs = list(paired_samples([t for t in trials if t.size == size]))
+        rounds = max((len(own) for *_, own in pairs), default=0)
+        found = dict([(VENDOR, base) for _, base, _ in pairs if len(base) == rounds][:1])
+        found |= {Plan.parse(p): own for p, _, own in pairs if len(own) == rounds}
         model = choose(Problem(*size, dtype), calibration, limits).best.plan
-        yield Row(size, speedups, model if model in speedups else VENDOR)
-
-
-@dataclass(frozen=True)
-class Absent:
-    """As much of a device that is not here as can be told from a calibration of it."""
-
-    identity: Identity
-    calibration: Calibration
-    memory: int = 1 << 62
-
-    def untuned(self) -> Calibration:
-        return self.calibration
-
-    def space(self) -> Mapping[str, Sequence[str]]:
-        return GPU_SPACE if self.calibration.batches else CPU_SPACE
+        if VENDOR in found:
+            yield Row(size, found, model if model in found else VENDOR)
 
 
 def _space(device: Device) -> list[Plan]:
@@ -180,8 +206,26 @@ def compared(
 
 def summary(found: list[Row]) -> dict[str, Any]:
     regrets = [row.regret(row.model) for row in found]
-    shares = [row.speedups[row.model] / row.best for row in found]
-    return {"shapes": len(found), "mean": mean(regrets), "worst": max(regrets), "share_of_best": mean(shares)}
+    return {
+        "shapes": len(found),
+        "rounds": min(len(row.seconds[VENDOR]) for row in found),
+        **_mean_and_worst(regrets),
+        "share_of_best": mean(1 / (1 + r) for r in regrets),
+        "by_speedups": _mean_and_worst([row.best / row.speedups[row.model] - 1 for row in found]),
+        "confirmed": _mean_and_worst([row.confirmed(row.model) for row in found]),
+        "of_a_perfect_choice": _perfect(found),
+    }
+
+
+def _mean_and_worst(regrets: Sequence[float]) -> dict[str, float]:
+    return {"mean": mean(regrets), "worst": max(regrets)}
+
+
+def _perfect(found: Sequence[Row]) -> dict[str, float]:
+    """The regret of the plan that is best, were all measured again: what chance alone shows, in the typical case."""
+    rng = random.Random(SEED)
+    runs = [[again.regret(again.model) for again in (row.again(rng) for row in found)] for _ in range(PERFECT)]
+    return {"mean": median(map(mean, runs)), "worst": median(map(max, runs))}
 
 
 def main(arguments: list[str]) -> int:
@@ -258,7 +302,7 @@ def _judged(options: argparse.Namespace) -> Judged:
     section = types[options.dtype]
     identity = Identity(key, section["conditions"]["device"], section["versions"])
     calibration = _calibration(options, identity)
-    device: Any = Absent(identity, calibration)
+    device = FakeDevice(calibration, identity=identity, memory=1 << 62, gpu=calibration.batches)  # it is not here
     tunings = Trials(options.recorded / f"exhaustive-{options.dtype}.jsonl").tunings()
     trials = [t for tuning in tunings for t in tuning.trials]
     found = list(recalled(trials, options.dtype, calibration, device))

@@ -205,11 +205,11 @@ SECTION: Mapping[str, Check] = {
 }
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
-    **dict.fromkeys(
-        ("flops", "stream", "sequential", "ragged", "scalar", "deep", "frayed", "rough", "apart"), POSITIVE
-    ),
+    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "deep", "apart"), POSITIVE),
     **dict.fromkeys(("overlap", "margin"), number(0, 1)),
 }
+# Terms that the model once had: configs that tell of them stay valid too.
+_RETIRED: Mapping[str, Check] = dict.fromkeys(("frayed", "rough"), anything)
 _BY_TYPE: Mapping[str, Check] = {"float": number(0, 1e30), "int": whole(0, 1 << 60), "bool": flag}
 
 
@@ -232,7 +232,8 @@ def entry(raw: Raw, where: str) -> Entry:
 def calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
     checks, optional = _numbers(Calibration)
     rates, rate_optional = _numbers(Rate)
-    found = record(raw, where, {**checks, "rate": anything}, optional)
+    found = record(raw, where, {**checks, **_RETIRED, "rate": anything}, optional | _RETIRED.keys())
+    found = {name: value for name, value in found.items() if name not in _RETIRED}
     rate = Rate(**record(found.pop("rate"), f"{where}.rate", rates, rate_optional))
     return Calibration(name, source, MappingProxyType({dtype: rate}), **found)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from fmm.kernels.arena import Array, block
+from fmm.kernels.forks import Lock
 
 SHARE = 0.5  # of the memory that is available, unless the caller says otherwise
 GROUPS, PROCESS_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 UNLIMITED = 1 << 60  # what version 1 says where there is no limit
 KEEP = 0.25  # of the machine's memory: a larger block is not kept for the next call
 
-_lock = threading.Lock()
+_lock = Lock()
 _idle: list[Array] = []
 
 
@@ -103,7 +103,7 @@ def borrowed(nbytes: int) -> Iterator[Array]:
 
     Fresh pages cost about as much as a pass of additions, so a loop of products should pay for them once.
     """
-    with _lock:
+    with _lock.now:
         memory = _idle.pop() if _idle and _idle[-1].nbytes >= nbytes else None
         if memory is None:
             _idle.clear()  # too small: give it back before asking for more
@@ -112,19 +112,9 @@ def borrowed(nbytes: int) -> Iterator[Array]:
     try:
         yield memory
     finally:
-        with _lock:
+        with _lock.now:
             if not _idle and memory.nbytes <= KEEP * total():
                 _idle.append(memory)
-
-
-def _after_fork() -> None:
-    """A forked child must not wait for a lock that another thread of its parent held."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 _releases: list[Callable[[], object]] = []
@@ -140,7 +130,7 @@ def release_workspace() -> int:
 
     On devices only the graphs of calls that came again and again are kept; they go too.
     """
-    with _lock:
+    with _lock.now:
         freed = sum(memory.nbytes for memory in _idle)
         _idle.clear()
     for release in _releases:

@@ -101,6 +101,7 @@ def matmul(
                 return arrays.matmul(a, b, out, NO_OPTIONS, wanted)
             return arrays.matmul(a, b, out, _options(casting, order, dtype) | more, wanted)
     if more:
+        _refuse_beside(more, plan)
         return np.matmul(a, b, out=out, **_options(casting, order, dtype), **more)
     unlimited = plan is None and max_error_growth is None and workspace is None
     if unlimited and (_hopeless(a, b) or (dtype is None and _just_left_to_numpy(a, b))):
@@ -127,6 +128,13 @@ def _check_plan(given: Plan | None, size: tuple[int, int, int]) -> None:
     if product != "vendor":
         raise PlanError(f"the plan {given} cannot run here: {product} is a product on a GPU")
     check_depth(given, *size)
+
+
+def _refuse_beside(more: dict[str, Any], plan: Plan | Decision | str | None) -> None:
+    """PlanError for a plan that was given together with options that only NumPy knows."""
+    given = _given(plan)
+    if given not in (None, VENDOR):
+        raise PlanError(f"the plan {given} cannot run here: {', '.join(more)} was given")
 
 
 def _refuse(given: Plan | None, why: NotOursError, a: Any, b: Any, options: Options) -> None:
@@ -159,6 +167,7 @@ def explain(
         return arrays.explain(a, b, out, _options(casting, order, dtype) | more, wanted)
     limits, given, options = _limits(max_error_growth, workspace), _given(plan), Options(out, casting, order, dtype)
     if more:
+        _refuse_beside(more, given)
         return Decision(VENDOR, None, f"NumPy answers: {', '.join(more)} was given")
     try:
         call = operands(a, b, options)
@@ -190,7 +199,7 @@ def plan(
         from fmm.device.plan import plan_on
 
         return plan_on(device, (int(m), int(k), int(n)), dtype, _wanted(None, max_error_growth, workspace))
-    kind = np.dtype(dtype)
+    kind = np.dtype(dtype).newbyteorder("=")
     if kind not in (np.dtype(t) for t in "fdFD"):
         return Decision(VENDOR, None, f"NumPy answers: {kind} products are NumPy's own")
     return decide(_problem((int(m), int(k), int(n)), kind), limits, blas_threads())

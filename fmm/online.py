@@ -15,6 +15,7 @@ from typing import Any
 from fmm import certify, config, store
 from fmm.config import Entry
 from fmm.identity import Identity
+from fmm.kernels.forks import Lock
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.problem import Problem
 
@@ -68,10 +69,10 @@ class Trial:
 
 
 _trials: dict[tuple[Problem, Identity, Plan], Trial] = {}
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
     """The trial of a shape, begun at its first product."""
-    with _lock:
+    with _lock.now:
         return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))

@@ -127,10 +127,10 @@ def result(call: Operands, order: str) -> Array:
     # NumPy keeps the order of the batch axes in memory; an elementwise result for one entry of each item has it too.
     batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (call.a, call.b)), order="K")
     axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
-    core = call.shape[batch.ndim :]
-    new = np.empty(tuple(batch.shape[axis] for axis in axes) + core, call.dtype)
-    back = [axes.index(axis) for axis in range(batch.ndim)]
-    return new.transpose(*back, *range(batch.ndim, new.ndim))
+    strides, step = [0] * len(call.shape), call.dtype.itemsize
+    for axis in reversed([*axes, *range(batch.ndim, len(call.shape))]):
+        strides[axis], step = step, step * call.shape[axis]
+    return np.ndarray(call.shape, call.dtype, strides=strides)  # unlike a transposed view, it owns its memory
 
 
 def two_axes(call: Operands, c: Array) -> Array:

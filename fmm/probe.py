@@ -7,8 +7,6 @@ products count with their best time, sums with their middle one, and a margin.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +19,7 @@ import numpy as np
 from fmm.kernels.arena import Arena, Array, block
 from fmm.kernels.blas import held
 from fmm.kernels.flow import LEAST, lanes
+from fmm.kernels.forks import Lock
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
@@ -50,7 +49,7 @@ LEAST_SIDE = 2000.0
 
 MEASURED = "measured in this process"
 
-_lock = threading.Lock()
+_lock = Lock()
 _found: dict[tuple[int, int], Calibration] = {}
 
 
@@ -59,7 +58,7 @@ def measured(threads: int, dtype: str) -> Calibration:
     the process lives."""
     single = dtype in ("float32", "complex64")
     key = threads, single
-    with _lock:
+    with _lock.now:
         if key not in _found:
             if held():
                 return cpu(threads)  # another call has BLAS's threads: this is no moment to measure
@@ -132,13 +131,3 @@ def _seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def _after_fork() -> None:
-    """A forked child must not wait for a lock that another thread of its parent held."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -273,6 +273,17 @@ def test_the_module_is_the_command() -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["paper", "all"], ["predict", "5", "5", "5"]])
+def test_who_reads_the_head_alone_sees_no_traceback(arguments: list[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fmm.tuner.cli", *arguments]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout and child.stderr
+        child.stdout.close()  # as head does
+        assert child.stderr.read() == ""
+    assert child.returncode == cli.CUT_OFF
+
+
 def test_help_measures_and_imports_nothing_large() -> None:
     code = "import sys; from fmm.tuner.cli import _parser; _parser(); print([m for m in LARGE if m in sys.modules])"
     code = code.replace("LARGE", "('pandas', 'optuna', 'matplotlib', 'cupy', 'scipy')")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm import config, decision
+from fmm import config, decision, memory
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.threads import blas_threads
 from fmm.perfmodel.choose import Limits
@@ -65,6 +65,15 @@ def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(fmm, "matmul", never)
     with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(FailedError, match="not here"):
         session.prepare(Run(WINOGRAD))
+
+
+def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system hands out more than there is, and kills whoever uses it."""
+    monkeypatch.setattr(memory, "available", lambda: 3 * 100 * 100 * 8 - 1)
+    journal = Journal("run", CpuDevice())
+    with journal.open("bench", Problem(100, 100, 100)) as desk:
+        assert desk.rounds([Run()], Pace(1)) == {Run(): []}
+    assert [t.failed for t in journal.recorded] == ["out of memory"]
 
 
 def test_the_parts_take_less_than_the_whole() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fmm.kernels import rescue
 from fmm.kernels.cuda_source import THREADS, SumKernel, peak, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.scheme import scheme, scheme_names
@@ -198,19 +199,26 @@ def nvrtc() -> Any:
 
 def compiled(text: str, architecture: str, options: tuple[str, ...] = ("--std=c++17",)) -> str:
     """The log of a compilation down to machine code."""
+    return _compiled(text, architecture, "--ptxas-options=-v", *options)[0]
+
+
+def _compiled(text: str, architecture: str, *options: str) -> tuple[str, str]:
+    """The log, and the PTX in between."""
     module = nvrtc()
     status, program = module.nvrtcCreateProgram(text.encode(), b"sum.cu", 0, [], [])
     assert not int(status)
-    given = [f"--gpu-architecture={architecture}", "--ptxas-options=-v", *options]
+    given = [f"--gpu-architecture={architecture}", *options]
     try:
         failed = int(module.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])[0])
         log: bytes = b" " * module.nvrtcGetProgramLogSize(program)[1]
         module.nvrtcGetProgramLog(program, log)
+        ptx: bytes = b" " * (0 if failed else module.nvrtcGetPTXSize(program)[1])
+        module.nvrtcGetPTX(program, ptx)
     finally:
         module.nvrtcDestroyProgram(program)
     said = str(log, errors="replace").strip("\0 \n")
     assert not failed, f"{architecture}: {said}"
-    return said
+    return said, str(ptx, errors="replace")
 
 
 def report(name: str, text: str, architecture: str, options: tuple[str, ...] = ("--std=c++17",)) -> Report:
@@ -264,6 +272,17 @@ def blocks(architecture: str, kernel: Report) -> int:
     """Its thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
     return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
+
+
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32", "complex64"))
+def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
+    """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
+    sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
+    texts = [source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
+    for text in (*texts, rescue.source(dtype)):
+        _, ptx = _compiled(text, "compute_90", "--std=c++17", "-ftz=true")
+        assert "ret;" in ptx and "f32" in ptx
+        assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha and beta themselves
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

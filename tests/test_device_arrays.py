@@ -427,6 +427,12 @@ def test_plans_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "own" in fmm.plan(64, 64, 64, dtype="int8", device=0, workspace=0).reason
 
 
+def test_a_plan_for_a_device_without_cupy_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"device=0 needs CuPy: pip install"):
+        fmm.plan(64, 64, 64, device=0, workspace=0)
+
+
 # ---- calls that are kept: a library over NumPy's arrays
 
 

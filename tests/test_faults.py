@@ -124,6 +124,30 @@ def test_ctrl_c_then_resume(fake: FakeDevice, tmp_path: Path, monkeypatch: pytes
     assert len(Trials(tmp_path / "trials.jsonl").tunings()) == 2
 
 
+def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
+    fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    arguments = ["--dtype", "float64", "--output", str(path)]
+    assert main(arguments) == 0
+    old, original, asked = path.read_text(), FakeDevice.open, 0
+
+    def interrupted(self: FakeDevice, problem: Any, seed: int) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked % 8 == 0:
+            raise KeyboardInterrupt
+        return original(self, problem, seed)
+
+    monkeypatch.setattr(FakeDevice, "open", interrupted)
+    capsys.readouterr()
+    assert main(arguments) == 130
+    assert "nothing was written; --resume goes on" in capsys.readouterr().err and path.read_text() == old
+    path.unlink()
+    assert main(arguments) == 130  # where there is nothing better, it is the best so far
+    assert config.read(path)[FAKE.key]["float64"]["error"]["speedup"]["count"] == 0
+
+
 @pytest.mark.parametrize("more", [["--effort", "full"], ["--dtype", "float32"], ["--fresh"], []])
 def test_only_the_same_tuning_is_resumed(more: list[str], fake: FakeDevice, tmp_path: Path) -> None:
     assert main(["--dtype", "float64", "--quiet", "--time-limit", "1e-9", "--output", str(tmp_path)]) == 0
@@ -412,7 +436,49 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith(",predicted") and len(rows) == fake.asked
     assert main(["merge", str(tmp_path / "config.json"), "--into", str(tmp_path / "other.json")]) == 0
-    assert config.read(tmp_path / "other.json") == config.read(tmp_path / "config.json")
+    assert main(["merge", where, "--into", str(tmp_path / "third.json")]) == 0  # a folder stands for its config
+    for copy in ("other.json", "third.json"):
+        assert config.read(tmp_path / copy) == config.read(tmp_path / "config.json")
+
+
+def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one leaves is the next one's."""
+    limits = []
+
+    def tuned(job: Any, path: Path, options: Any, left: float) -> tuple[int, float]:
+        limits.append((job.dtype, left))
+        return 0, 2.0
+
+    monkeypatch.setattr(tuning, "_tuned", tuned)
+    assert main(["--time-limit", "10", "--output", str(tmp_path)]) == 0
+    assert limits == [("float32", 5.0), ("float64", 8.0)]
+
+
+@pytest.mark.parametrize("missing", tuning.NEEDED)
+def test_a_package_that_is_missing_is_named_before_anything_is_measured(
+    missing: str, fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "find_spec", lambda name: None if name == missing else name)
+    assert main(["--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"fmm-tune: {missing} is not installed; pip install 'fmm-tune[tune]'\n"
+    assert not fake.asked and not list(tmp_path.iterdir())
+
+
+def test_a_canary_that_has_nothing_to_measure_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fmm.tuner import measured
+
+    monkeypatch.setattr(measured, "chosen", lambda name: [FakeDevice()])
+    path = tmp_path / "config.json"
+    assert main(["canary", "--output", str(path)]) == 1
+    assert "there is no config" in capsys.readouterr().err
+    tuned.write(path, "cpu-other")
+    assert main(["canary", "--output", str(path)]) == 1
+    assert f"says nothing of {FAKE.key}" in capsys.readouterr().err
+    path.write_text("{")
+    assert main(["canary", "--output", str(path)]) == 1
+    assert "it is not JSON" in capsys.readouterr().err
 
 
 def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,7 +487,8 @@ def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "unknown algorithm 'nonsense'" in capsys.readouterr().err
     for command in ("show", "validate", "export"):
         assert main([command, str(tmp_path / "none.json")]) == 1
-        assert "there is no config" in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert "there is no config" in printed.err and not printed.out
     assert main(["merge", str(path), "--into", str(tmp_path / "new.json")]) == 1
     assert not (tmp_path / "new.json").exists()
 

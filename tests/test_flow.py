@@ -184,6 +184,20 @@ def test_what_must_wait_is_read_off_the_memory() -> None:
     assert not Task([], [left], lambda: None).must_follow(Task([], [right], lambda: None)), "interleaved rows"
 
 
+def test_two_tasks_meet_where_their_arrays_do() -> None:
+    """Of every kind of view, those of no elements and those that go backwards among them."""
+    x = np.zeros((12, 10))
+    rows = [x[:6], x[6:], x[5:7], x[::-1], x[:0], x[3:3, 2:], x[-1:], x[::2], x[1::2], x[11:4:-3]]
+    views = [y for r in rows for y in (r, r.T, r[:, :5], r[:, 5:], r[:, ::-2], r[:, 4:1:-1], r[..., None])]
+    met = 0
+    for left in views:
+        for right in views:
+            share = np.shares_memory(left, right)
+            met += share
+            assert Task([], [left], lambda: None).must_follow(Task([right], [], lambda: None)) == share
+    assert 0.1 < met / len(views) ** 2 < 0.9
+
+
 def test_the_window_is_bounded_and_in_order() -> None:
     flowing, x, done = Flow(), np.zeros(4), []
     for i in range(flow.WINDOW):

@@ -644,6 +644,29 @@ def test_recurring_calls_are_replayed_on_whatever_is_there(library: Any, dtype: 
         assert graphs.clear() == 1
 
 
+@pytest.mark.parametrize(
+    ("plan", "all_in_one"),
+    [
+        ("strassen.batched.pad16 > vendor", True),
+        ("winograd^2.batched > lt0", True),
+        ("winograd.sequential > vendor", False),  # cuBLAS itself reads A and B, or writes C
+    ],
+)
+def test_a_graph_serves_arrays_wherever_they_are(library: Any, plan: str, all_in_one: bool, graphs: Any) -> None:
+    """New operands and a new C each time, the last ones with an inf."""
+    m, k, n, calls = 300, 264, 280, 4 * REPEATS
+    out = [library.empty((m, n), "float32") for _ in range(calls)]
+    left = [library.array(draw((m, k), seed=i), "float32") for i in range(calls)]
+    right = [library.array(draw((k, n), seed=100 + i), "float32") for i in range(calls)]
+    left[-1][7, 9] = np.inf
+    for a, b, c in zip(left, right, out, strict=True):
+        fmm.matmul(a, b, c, plan=plan)
+    for a, b, c in zip(left[:-1], right, out, strict=False):
+        close(library, c, a, b, "float32")
+    same_places(library, out[-1], library.matmul(left[-1], right[-1]))
+    assert graphs.clear() == all_in_one
+
+
 def test_what_the_caller_frees_is_not_remembered(library: Any, graphs: Any) -> None:
     """Arrays come and go, in other sizes and at the same addresses; every result is that of its own operands."""
     sizes = [(256, 260, 300), (300, 256, 260), (256, 260, 304)]

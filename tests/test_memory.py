@@ -12,7 +12,7 @@ import time
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -626,15 +626,18 @@ def test_a_forked_child_multiplies() -> None:
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
 
 
+LOCKING = ("fmm.memory", "fmm.kernels.threads")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.parametrize("module", ["fmm.memory", "fmm.kernels.threads"])
+@pytest.mark.parametrize("module", LOCKING)
 def test_a_child_forked_while_another_thread_holds_the_lock(module: str) -> None:
     """The lock stays locked in the child, and nobody is left there to open it."""
     a, b = pair(700)
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with sys.modules[module]._lock:
+        with sys.modules[module]._lock.now:
             taken.set()
             done.wait(60)
 
@@ -647,6 +650,17 @@ def test_a_child_forked_while_another_thread_holds_the_lock(module: str) -> None
         done.set()
         holder.join()
     assert status == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_every_lock_of_a_cpu_is_open_in_a_child() -> None:
+    """Whoever held them in the parent is not there to open them."""
+    modules = [sys.modules[name] for name in (*LOCKING, "fmm.probe", "fmm.online", "fmm.kernels.blas")]
+    with ExitStack() as held:
+        for module in modules:
+            held.enter_context(module._lock.now)
+        assert forked(lambda: not any(module._lock.now.locked() for module in modules)) == 0
+        assert all(module._lock.now.locked() for module in modules)
 
 
 def _within(seconds: int, work: Callable[[], bool]) -> bool:

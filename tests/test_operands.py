@@ -146,6 +146,7 @@ def test_a_result_lies_in_memory_as_numpys(data: st.DataObject, order: Any) -> N
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     strides = [tuple(s for s, n in zip(x.strides, x.shape, strict=True) if n > 1) for x in (ours, theirs)]
     assert strides[0] == strides[1]
+    assert ours.flags.owndata  # no view of another array: it can be resized
 
 
 @pytest.mark.filterwarnings("error")

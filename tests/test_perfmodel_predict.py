@@ -9,12 +9,15 @@ from types import MappingProxyType
 
 import pytest
 
+from fmm.kernels import cuda_source
 from fmm.kernels.needs import workspace
-from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.plan import VENDOR, Level, Plan
+from fmm.kernels.tape import Problem as TapeProblem
+from fmm.kernels.tape import SumOp, record
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
 from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked
 from fmm.perfmodel.devices import device_names
-from fmm.perfmodel.predict import Work, counted, estimated, estimated_workspace, predict, seconds, vendor
+from fmm.perfmodel.predict import Work, access, counted, estimated, estimated_workspace, predict, seconds, vendor
 from fmm.perfmodel.problem import ELEMENTS, Problem
 
 LARGE = Limits(1 << 62, 1e9)
@@ -97,18 +100,55 @@ def test_rows_of_a_alone_that_are_not_aligned_are_a_case_of_their_own(k: int, n:
 
 
 @pytest.mark.parametrize(
-    ("term", "n"), [("rough", 8191), ("frayed", 8191), ("frayed", 8184), ("ragged", 8184), ("scalar", 8191)]
+    ("dtype", "term", "n", "plans"),
+    [
+        ("bfloat16", "ragged", 8184, ("strassen", "strassen^2", "strassen^3")),  # multiples of 16 bytes, not of 64
+        ("bfloat16", "scalar", 8184, ()),
+        ("bfloat16", "scalar", 8190, ("strassen", "strassen^2")),  # of 4: three levels move two numbers at a time
+        ("bfloat16", "scalar", 8191, ("strassen", "strassen^2", "strassen^3")),
+        ("float32", "scalar", 8190, ("strassen", "strassen^2")),  # of 8
+        ("float32", "scalar", 8191, ("strassen", "strassen^2", "strassen^3")),
+        ("float64", "scalar", 8191, ("strassen", "strassen^2")),  # of 8: three levels move one number at a time
+    ],
 )
-@pytest.mark.parametrize("plan", ["strassen^2", "strassen^3"])
-def test_sums_on_rows_that_begin_anywhere(term: str, n: int, plan: str) -> None:
-    """Of one level nearly all are on A, B and C; two of the terms are told of three levels in one pass alone."""
-    smooth = Calibration("", "", {"bfloat16": Rate(1e15, 0, 0)}, 1e12)
+@pytest.mark.parametrize("plan", ["strassen", "strassen^2", "strassen^3"])
+def test_sums_on_rows_that_begin_anywhere(dtype: str, term: str, n: int, plans: tuple[str, ...], plan: str) -> None:
+    """All sums of one pass are on A, B and C; which rows are in the way depends on what its kernels move at a time."""
+    smooth = Calibration("", "", {dtype: Rate(1e15, 0, 0)}, 1e12)
     slow = replace(smooth, **{term: 0.5})  # type: ignore[arg-type]
     plan_ = Plan.parse(f"{plan}.batched.pad16 > vendor")
-    told = plan == "strassen^3" or term in ("ragged", "scalar")
-    for side, factor in ((8192, 1.0), (n, 2.0 if told else 1.0)):
-        before, after = (predict(plan_, Problem(side, side, side, "bfloat16"), c).sums for c in (smooth, slow))
+    for side, factor in ((8192, 1.0), (n, 2.0 if plan in plans else 1.0)):
+        before, after = (predict(plan_, Problem(side, side, side, dtype), c).sums for c in (smooth, slow))
         assert after == pytest.approx(factor * before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("plan", ["strassen", "strassen^2", "strassen^3", "winograd", "winograd^2"])
+def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str) -> None:
+    batched = ".batched" if plan.startswith("strassen") else ""
+    tape = record(Plan.parse(f"{plan}{batched}.pad16 > vendor"), TapeProblem.contiguous(1024, 1024, 1024, dtype))
+    first = Plan.parse(f"{plan} > vendor").levels[0]
+    assert isinstance(first, Level)
+    kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]
+    moved = {kernel.lanes * cuda_source.ELEMENTS[kernel.element].itemsize for kernel in kernels}
+    assert moved == {access(first.products, ELEMENTS[dtype].itemsize)}
+
+
+@pytest.mark.parametrize(
+    ("plan", "n", "share"),
+    [
+        ("vendor", 511, 0.0),
+        ("aligned.batched.pad16 > vendor", 511, 1.0),
+        ("aligned.batched.pad16 > vendor", 512, 0.0),  # nothing is in the way
+        ("strassen.batched.pad16 > vendor", 508, 1.0),  # rows of 8 bytes' alignment
+        ("winograd.overlapped.pad16 > vendor", 511, 6 / 7),  # one of its products reads blocks in place
+    ],
+)
+def test_products_of_aligned_copies_are_a_case_of_their_own(plan: str, n: int, share: float) -> None:
+    plain = Calibration("slow memory", "", {"bfloat16": Rate(1e12, 0, 0)}, 1e15)
+    told = replace(plain, rates={"bfloat16": Rate(1e12, 0, 0, copied=0.9)})
+    before, after = (predict(Plan.parse(plan), Problem(n, n, n, "bfloat16"), c) for c in (plain, told))
+    assert after.products == pytest.approx((1 - 0.1 * share) * before.products)
 
 
 LANES = replace(SIMPLE, lanes=2, idle=0.1, spin=0.2, apart=0.25)
@@ -225,6 +265,27 @@ def test_a_win_within_the_margin_is_not_taken() -> None:
     assert narrow
     for n in narrow:
         assert choose(Problem(n, n, n), calibration, LARGE).best.plan == VENDOR
+
+
+@pytest.mark.parametrize(
+    ("plan", "size", "more"),
+    [
+        ("strassen.batched.pad16 > vendor", (1280, 4096, 1280), 0.45),  # a hundred tiles
+        ("strassen.batched.pad16 > vendor", (12800, 4096, 1280), 0.045),
+        ("strassen^3.batched.pad16 > vendor", (12800, 4096, 1280), 0.045),  # however small its leaf products are
+        ("aligned.batched.pad16 > vendor", (1280, 4096, 1280), 0.01),  # ten tiles wide
+        ("aligned.batched.pad16 > vendor", (1280, 128, 1280), 0.1),
+    ],
+)
+def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles_or_thin(
+    plan: str, size: tuple[int, int, int], more: float
+) -> None:
+    rate = Rate(1e15, 0, 0, tile=128.0)
+    known = Calibration("gpu", "", MappingProxyType({"float32": rate}), 1e12, batches=True, margin=0.02)
+    _, found = sorted(
+        ranked(Problem(*size, "float32"), known, [VENDOR, Plan.parse(plan)]), key=lambda c: c.plan != VENDOR
+    )
+    assert found.margin == pytest.approx(0.02 + more)
 
 
 def test_choosing_is_deterministic_and_fast() -> None:

@@ -45,6 +45,18 @@ def test_a_report_is_drawn(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * len(PICTURES)
 
 
+def test_of_a_tuning_that_was_cut_short_what_there_is_is_drawn(folder: Path, tmp_path: Path) -> None:
+    """No plan was measured beside the vendor yet."""
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    trials = [(line, json.loads(line).get("trial", {})) for line in lines]
+    early = [x for x, t in trials if t.get("plan") == "vendor" or t.get("part") != "whole"]
+    assert 0 < len(early) < len(lines)
+    (tmp_path / "trials.jsonl").write_text("".join(early), encoding="utf-8")
+    assert main(["report", str(tmp_path)]) == 0
+    assert len(list((tmp_path / "report").iterdir())) == 2 * (len(PICTURES) - 2)
+
+
 @pytest.mark.parametrize("decades", [0.1, 1, 3, 9])
 def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     """However close together the lines that they name are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -604,6 +605,28 @@ def test_trials_survive_a_torn_line(tmp_path: Path) -> None:
     file.finish("run", 1.0)
     (found,) = file.tunings()
     assert found.trials[1].failed == "it broke" and found.finished
+
+
+def test_packed_trials_are_read_and_added_to(tmp_path: Path) -> None:
+    file = Trials(tmp_path / "trials.jsonl")
+    trial = Trial("run", "probe", (1, 2, 3), "float64", "vendor", "whole", 0, 0, 0.5, 1e-3)
+    file.header(_header("run"))
+    file.add(trial)
+    file.close()
+    packed = file.path.with_name("trials.jsonl.gz")
+    packed.write_bytes(gzip.compress(file.path.read_bytes()))
+    file.path.unlink()
+    (found,) = Trials(file.path).tunings()
+    assert found.trials == (trial,) and not found.finished
+    file.add(replace(trial, seed=4))  # as a resumed tuning does
+    file.finish("run", 1.0)
+    (found,) = Trials(file.path).tunings()
+    assert found.trials == (trial, replace(trial, seed=4)) and found.finished
+    whole = packed.read_bytes()
+    for damaged in (whole[:-9], whole[:20] + b"damage" + whole[26:], b"never packed"):
+        packed.write_bytes(damaged)
+        with pytest.raises(OSError):
+            Trials(file.path).tunings()
 
 
 def _header(run: str) -> Header:

@@ -20,7 +20,12 @@ def plan_on(device: str | int, size: tuple[int, int, int], dtype: Any, wanted: W
     index, kind = device_index(device), type_name(dtype)
     if kind not in ELEMENTS:
         return Decision(VENDOR, None, f"the vendor answers: {kind} products are its own")
-    facts = gpu(index)
+    try:
+        facts = gpu(index)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
+        ) from error
     limit = wanted.workspace if wanted.workspace is not None else _free(index)
     return decide_on(facts, Problem(*size, kind), Limits(limit, wanted.error_growth))
 

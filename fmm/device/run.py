@@ -1,12 +1,14 @@
 """Running a prepared call: memory from the library's pool, the plan on its stream, and the rescue behind it.
 
-A call that recurs with the same pointers is captured as a CUDA graph and replayed: one launch instead of five, and the
-device waits less between its kernels. Graphs hold no memory: the workspace and C are the call's own, as ever.
+A call that recurs is captured as a CUDA graph and replayed: one launch instead of five, and the device waits less
+between its kernels. Graphs hold no memory: operands, workspace and C are the call's own, as ever. Where they do not lie
+where they were captured, the graph's kernels are told so; only what cuBLAS reads or writes itself (the workspace, for
+most plans) must lie where it did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +19,7 @@ from fmm.device.arrays import Arrays
 from fmm.device.call import Call, scratch
 from fmm.kernels import cupy_rescue
 from fmm.kernels.cublas import Lane, Pointers, set_stream
+from fmm.kernels.cuda_graphs import Kernel, Movable
 from fmm.kernels.cupy_backend import CupyBackend, cublas_handle
 from fmm.kernels.cupy_rescue import Rescue, Slot, slot
 from fmm.kernels.plan import VENDOR, Plan
@@ -79,9 +82,9 @@ class _Way:
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
 
     def run(self, bases: Pointers) -> None:
-        graph = self.replays.find(bases) if self.replays is not None else None
-        if graph is not None:
-            runtime.graphLaunch(graph.graphExec, self.place.stream)
+        replay = self.replays.find(self.route.key(bases), bases) if self.replays is not None else None
+        if replay is not None and replay.reaches(bases):
+            runtime.graphLaunch(replay.graph.executable, self.place.stream)
         else:
             self._launch(bases, self.place.stream)
 
@@ -93,7 +96,15 @@ class _Way:
             if self.rescue is not None:
                 self.place.follow(self.rescue, p + x, q + y, r + z, stream)
 
-    def _captured(self, bases: Pointers) -> Any:
+    def kernels(self, bases: Pointers) -> Iterator[Kernel]:
+        """Our own kernels among the launches, in their order."""
+        p, q, r, workspace = bases
+        for x, y, z in self.call.offsets:
+            yield from self.route.kernels((p + x, q + y, r + z, workspace), self.flag)
+            if self.rescue is not None:
+                yield from self.place.kernels(self.rescue, p + x, q + y, r + z)
+
+    def _captured(self, bases: Pointers) -> _Replay | None:
         """The launches as a graph, captured on a stream of its own; None if the driver would not."""
         stream = cupy.cuda.Stream(non_blocking=True)
         try:
@@ -106,7 +117,24 @@ class _Way:
             return None
         finally:
             set_stream(Lane(cublas_handle(), self.place.stream, 0))  # the other one goes, and so may that memory
-        return graph
+        return _Replay(self, graph, bases)
+
+
+class _Replay:
+    """A way's graph, and the pointers that it has now."""
+
+    def __init__(self, way: _Way, graph: Any, bases: Pointers) -> None:
+        self.way = way
+        self.bases: Pointers | None = bases  # None: some kernels may have one call's, some another's
+        self.graph = Movable(graph, way.kernels(bases))
+
+    def reaches(self, bases: Pointers) -> bool:
+        """Has the graph these pointers, or can it be given them?"""
+        if bases != self.bases:
+            self.bases = None
+            if self.graph.move(self.way.kernels(bases)):
+                self.bases = bases
+        return self.bases is not None
 
 
 def measured(arrays: Arrays, call: Call, multiply: Callable[[Plan], Any]) -> Any:

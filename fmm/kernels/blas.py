@@ -8,14 +8,14 @@ back in the end. One call of fmm does this at a time.
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+
+from fmm.kernels.forks import Lock, in_child
 
 # Names of OpenBLAS's functions in NumPy's wheels (two generations) and in those of the system, of conda and others.
 PREFIXES, SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
@@ -30,7 +30,7 @@ class OpenBlas:
     limit: Callable[[int], object]
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _held = 0
 
 
@@ -43,8 +43,8 @@ def held() -> int:
 def one_thread_each(count: int) -> Iterator[bool]:
     """Products run on the calling thread alone, if BLAS would use `count` threads now; False where that cannot be."""
     global _held
-    library = openblas()
-    if library is None or not _lock.acquire(blocking=False):
+    library, lock = openblas(), _lock.now
+    if library is None or not lock.acquire(blocking=False):
         yield False
         return
     try:
@@ -59,7 +59,7 @@ def one_thread_each(count: int) -> Iterator[bool]:
             library.limit(count)
             _held = 0
     finally:
-        _lock.release()
+        lock.release()
 
 
 @lru_cache(maxsize=1)
@@ -78,14 +78,10 @@ def openblas() -> OpenBlas | None:
     return None
 
 
+@in_child
 def _after_fork() -> None:
     """A forked child has no call of its parent's: its BLAS is what it was before that."""
-    global _lock, _held
-    _lock = threading.Lock()
+    global _held
     if _held and (library := openblas()) is not None:
         library.limit(_held)
     _held = 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -26,6 +26,7 @@ ENTRY = "fmm_sum"
 # (Three levels in one pass hold 84 values: two lanes of float32, one of float64.)
 REGISTERS = 176
 REGISTERS_AHEAD = 128  # where loads are started far ahead: their addresses need registers too
+FOUR_BLOCKS = 72  # where loads are started ahead, or a tile is turned: with so many, four thread blocks find room
 # Orders of the inputs that are tried, and inputs in all of them together (three levels: a quarter of a second).
 TRIES = 1000
 WORK = 40_000
@@ -140,10 +141,11 @@ class SumKernel:
     def bounds(self) -> str:
         """What the compiler is told of thread blocks: their threads, and how many a multiprocessor should hold.
 
-        Left alone it aims at six of the joins of two levels, and spills for that; with four nothing is spilled.
+        Left alone it aims at six of the joins of two levels, and at five of the splits that turn, and spills for that;
+        with four nothing is spilled.
         """
         values = self.lanes * peak(self.events) * ELEMENTS[self.element].registers
-        four = self.ahead and values <= REGISTERS_AHEAD // 2 and not (self.long and self.scalars)
+        four = (self.ahead or bool(self.tall)) and values <= FOUR_BLOCKS and not (self.long and self.scalars)
         return f"{THREADS}, 4" if four else f"{THREADS}"
 
     @property

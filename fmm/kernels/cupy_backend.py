@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -21,6 +21,7 @@ from cupy_backends.cuda.api import driver
 
 from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
+from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
 from fmm.kernels.cupy_tile import TileCall, multiprocessors
 from fmm.kernels.needs import GRAPH_SCRATCH
@@ -71,10 +72,12 @@ def prepare(tapes: Iterable[Tape]) -> None:
 
 
 class _Launch(NamedTuple):
-    """A sum kernel: on which lane, and the driver's call, which wants the stream and the parameters."""
+    """A sum kernel: on which lane, the driver's call, which wants the stream and the parameters, and what it calls."""
 
     lane: int
     call: Callable[[int, int, int], None]
+    function: int
+    size: int  # bytes of its parameters
 
 
 class _Product(NamedTuple):
@@ -88,6 +91,10 @@ class _Calls(NamedTuple):
     first: list[_Launch]
     rest: list[_Launch | _Product | Turn]
 
+    @property
+    def launches(self) -> list[_Launch]:
+        return [*self.first, *(call for call in self.rest if isinstance(call, _Launch))]
+
 
 class _Buffer(threading.local):
     """A thread's own parameter blocks of one tape: the driver copies them when it is called."""
@@ -99,6 +106,12 @@ class _Buffer(threading.local):
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
         self.bases: tuple[int, ...] | None = None
+
+
+def _given(op: SumOp | GemmOp | TileOp | Turn) -> set[str]:
+    """The bases that a product is given, cuBLAS's or ours."""
+    factors = (op.left, op.right, op.dest) if isinstance(op, GemmOp) else op.pieces if isinstance(op, TileOp) else ()
+    return {x.base for x in factors}
 
 
 class _Player:
@@ -121,6 +134,7 @@ class _Player:
         self.offsets = np.array([x.offset for _, x in slots] + [0] * len(ends), np.int64)
         self.few = list(zip(*(x.tolist() for x in (self.slots, self.which, self.offsets)), strict=True))[: SLOTS + 1]
         self.buffer = _Buffer(blocks)
+        self.fixed = sorted({BASES.index(base) for op in tape.ops for base in _given(op)})
         self.calls: dict[tuple[int, ...], _Calls] = {}
 
     def play(self, bases: Pointers, flag: int, lanes: list[Lane], scratch: int) -> None:
@@ -128,15 +142,7 @@ class _Player:
 
         The first sums are on their way before cuBLAS is set up: an idle device starts some microseconds earlier.
         """
-        buffer, ready = self.buffer, self.ready(bases)
-        known = (*bases, flag)
-        if buffer.bases != known:
-            if len(self.few) <= SLOTS:
-                for slot, which, offset in self.few:
-                    buffer.view[slot] = known[which] + offset
-            else:
-                buffer.words[self.slots] = np.array(known, np.int64)[self.which] + self.offsets
-            buffer.bases = known
+        buffer, ready = self.filled(bases, flag), self.ready(bases)
         stream = lanes[0].stream
         for launch, address in zip(ready.first, buffer.addresses, strict=False):
             launch.call(stream, address, 0)
@@ -156,10 +162,21 @@ class _Player:
             for lane, mode in zip(lanes, before, strict=True):
                 end(lane, self.math, mode)
 
+    def filled(self, bases: Pointers, flag: int) -> _Buffer:
+        """The thread's parameter blocks, with these pointers in them."""
+        buffer, known = self.buffer, (*bases, flag)
+        if buffer.bases != known:
+            if len(self.few) <= SLOTS:
+                for slot, which, offset in self.few:
+                    buffer.view[slot] = known[which] + offset
+            else:
+                buffer.words[self.slots] = np.array(known, np.int64)[self.which] + self.offsets
+            buffer.bases = known
+        return buffer
+
     def ready(self, bases: Pointers) -> _Calls:
         """The calls for pointers that are aligned as these are."""
-        a, b, c, w = bases
-        grain = ALIGNED if not (a | b | c | w) & 255 else (_grain(a), _grain(b), _grain(c), _grain(w))
+        grain = _grains(bases)
         if grain not in self.calls:
             calls = self._calls(dict(zip(BASES, grain, strict=True)))
             first = list(takewhile(lambda call: isinstance(call, _Launch), calls))
@@ -173,7 +190,8 @@ class _Player:
         for i, (op, lane) in enumerate(zip(self.tape.ops, self.tape.lanes, strict=True)):
             if isinstance(op, SumOp):
                 function, _ = _function(self.device, *keys[i])
-                calls.append(_Launch(lane, partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)))
+                launch = partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)
+                calls.append(_Launch(lane, launch, function, len(op.parameters)))
             elif isinstance(op, GemmOp | TileOp):
                 calls.append(_Product(lane, self._product(op, grain)))
             else:
@@ -194,6 +212,11 @@ class _Player:
 
 
 ALIGNED = (256, 256, 256, 256)  # how libraries allocate
+
+
+def _grains(bases: Pointers) -> tuple[int, ...]:
+    a, b, c, w = bases
+    return ALIGNED if not (a | b | c | w) & 255 else (_grain(a), _grain(b), _grain(c), _grain(w))
 
 
 def _grain(address: int) -> int:
@@ -243,6 +266,16 @@ class Route(NamedTuple):
         for each lane, if the stream is captured."""
         player, handle = self.player, cublas_handle()  # a thread's own, which dies with it
         player.play(bases, flag, _side.lanes(player.device, stream, handle, player.tape.lanes_used), scratch)
+
+    def key(self, bases: Pointers) -> Hashable:
+        """What a graph of the route depends on: how pointers are aligned, and those of them that cuBLAS is given."""
+        return _grains(bases), *[bases[i] for i in self.player.fixed]
+
+    def kernels(self, bases: Pointers, flag: int) -> Iterator[Kernel]:
+        """Our own kernels, in the order of their launches, with their parameters for these pointers."""
+        addresses = self.player.filled(bases, flag).addresses
+        for launch, address in zip(self.player.ready(bases).launches, addresses, strict=True):
+            yield Kernel(launch.function, address, launch.size)
 
 
 class Graph(NamedTuple):

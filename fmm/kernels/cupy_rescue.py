@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from cupy_backends.cuda.api import driver, runtime
 
 from fmm.kernels import rescue
+from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.plan import Level
 from fmm.kernels.tape import GemmOp, Layout, Tape
 from fmm.kernels.tile import TileOp
@@ -71,11 +73,21 @@ class Slot:
         `stream`: another one, that captures what will be launched on the slot's own.
         """
         stream = self.stream if stream is None else stream
+        argument = self._filled_for(call, a, b, c)
+        for launch in call.launches:
+            launch(stream, argument, 0)
+
+    def kernels(self, call: Rescue, a: int, b: int, c: int) -> Iterator[Kernel]:
+        """What `follow` would launch, in that order."""
+        argument = self._filled_for(call, a, b, c)
+        for function in call.functions:
+            yield Kernel(function, argument, self._words.nbytes)
+
+    def _filled_for(self, call: Rescue, a: int, b: int, c: int) -> int:
         if self._filled != (call, a, b, c):
             _pack(self._words, 0, a, *call.a, b, *call.b, c, *call.c, *call.size, self.flag, self._count_pointer)
             self._filled = call, a, b, c
-        for launch in call.launches:
-            launch(stream, self._argument, 0)
+        return self._argument
 
 
 class Rescue:
@@ -86,8 +98,8 @@ class Rescue:
         self.a, self.b, self.c = (_strides(x) for x in problem.layouts)
         self.size = problem.m, problem.k, problem.n
         again, scan, blocks = _functions(device, problem.stored)
-        kernels = (scan, again) if unseen(tape) else (again,)
-        self.launches = [partial(LAUNCH, kernel, blocks, 1, 1, rescue.THREADS, 1, 1, 0) for kernel in kernels]
+        self.functions = (scan, again) if unseen(tape) else (again,)
+        self.launches = [partial(LAUNCH, kernel, blocks, 1, 1, rescue.THREADS, 1, 1, 0) for kernel in self.functions]
 
 
 def needed(tape: Tape) -> bool:

@@ -42,13 +42,16 @@ class Task:
     flops: int = 0  # of a product; a sum has none that count
     after: set[Task] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.read, self.written = [_span(x) for x in self.reads], [_span(x) for x in self.writes]
+
     @staticmethod
     def multiplying(left: Array, right: Array, dest: Array) -> Task:
         work = partial(np.matmul, left, right, out=dest)
         return Task((left, right), (dest,), work, flops=2 * dest.size * left.shape[1])
 
     def must_follow(self, other: Task) -> bool:
-        return _meet(self.writes, (*other.writes, *other.reads)) or _meet(self.reads, other.writes)
+        return _meet(self.written, other.written) or _meet(self.written, other.read) or _meet(self.read, other.written)
 
     def halves(self) -> list[Task]:
         """Two products of about half the rows each; none if those would be too few."""
@@ -58,8 +61,28 @@ class Task:
         return [Task.multiplying(left[part], right, dest[part]) for part in parts]
 
 
-def _meet(some: Sequence[Array], others: Sequence[Array]) -> bool:
-    return any(np.may_share_memory(x, y) and _share(x, y) for x in some for y in others)
+Span = tuple[int, int, Array]
+
+
+def _span(x: Array) -> Span:
+    """From which byte to which an array lies, and the array: of a thousand pairs, few lie so that they could meet."""
+    low = high = x.__array_interface__["data"][0]
+    if not x.size:
+        return low, low, x
+    for length, stride in zip(x.shape, x.strides, strict=True):
+        if stride < 0:
+            low += (length - 1) * stride
+        else:
+            high += (length - 1) * stride
+    return low, high + x.itemsize, x
+
+
+def _meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
+    for low, high, x in some:
+        for start, end, y in others:
+            if low < end and start < high and _share(x, y):
+                return True
+    return False
 
 
 def _share(x: Array, y: Array) -> bool:

@@ -80,8 +80,7 @@ def _stacked(plan: Plan, level: Level, m: int, k: int, n: int, alpha: Coefficien
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
     splits = [s for s in (split_a, split_b) if s.writes]
     middle: tuple[Product | Batch, ...] = (Batch(products),) if batched else products
-    lanes = 2 if level.traversal == "overlapped" and len(products) > 1 else 1
-    return Recipe(_temporaries([*splits, *products]), (*splits, *middle, join), lanes)
+    return Recipe(_temporaries([*splits, *products]), (*splits, *middle, join), level.lanes)
 
 
 def _operands(

@@ -97,6 +97,11 @@ class Level:
     def products(self) -> int:
         return self.table.products if self.table else self.scheme.rank  # type: ignore[union-attr]
 
+    @property
+    def lanes(self) -> int:
+        """How many of its products may run at a time, of whole blocks (a peeled level has strips besides)."""
+        return 2 if self.traversal == "overlapped" and self.products > 1 else 1
+
     def __str__(self) -> str:
         usual = _usual_traversal(self.algorithm)
         options = [] if self.traversal == usual else [str(self.traversal)]

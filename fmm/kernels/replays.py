@@ -1,7 +1,7 @@
-"""Replays: calls that recur with the same pointers are captured, and from then on replayed as a whole.
+"""Replays: calls that recur are captured, and from then on replayed as a whole.
 
 Knows nothing of graphs: `make` captures a call, and whatever it returns is kept and handed out. What is kept holds no
-memory of the call's: its pointers are compared at each call, so it does not matter what became of them in between.
+memory of the call's: what it depends on is compared at each call, so it does not matter what became of it in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 REPEATS = 3  # the call at which capturing pays: twice could be a chance, and it takes as long as some calls
 MADE = 64  # captured calls that are kept in all
-COUNTED = 64  # pointers that one call is counted for
+COUNTED = 64  # keys that one call is counted for
 
 
 class Shelf:
@@ -45,26 +45,26 @@ class Shelf:
 
 
 class Replays:
-    """What one call, on one stream and in one thread, has made of the pointers that recurred."""
+    """What one call, on one stream and in one thread, has made of the keys that recurred: of what it depends on."""
 
-    def __init__(self, make: Callable[[Any], Any], shelf: Shelf) -> None:
+    def __init__(self, make: Callable[..., Any], shelf: Shelf) -> None:
         """`make` returns None where it cannot, and is not asked again."""
         self.make, self.shelf = make, shelf
-        self.known: dict[Hashable, Any] = {}  # pointers -> how often they came, or what was made of them
+        self.known: dict[Hashable, Any] = {}  # keys -> how often they came, or what was made of them
 
-    def find(self, key: Hashable) -> Any:
-        """What was made for these pointers; None if the call must be made as any other."""
+    def find(self, key: Hashable, *arguments: Any) -> Any:
+        """What was made for this key, of these arguments; None if the call must be made as any other."""
         known = self.known.get(key, 0)
-        return known if type(known) is not int else self._counted(key, known + 1)
+        return known if type(known) is not int else self._counted(key, known + 1, arguments)
 
-    def _counted(self, key: Hashable, count: int) -> Any:
+    def _counted(self, key: Hashable, count: int, arguments: tuple[Any, ...]) -> Any:
         if count < self.shelf.repeats:
             if len(self.known) >= COUNTED and key not in self.known:
                 for old in [k for k, v in list(self.known.items()) if type(v) is int]:
                     self.known.pop(old, None)
             self.known[key] = count
             return None
-        made = self.make(key)
+        made = self.make(*arguments)
         if made is None:
             self.known[key] = None
         else:

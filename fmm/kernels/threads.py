@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels import blas
+from fmm.kernels.forks import Lock, in_child
 
 # Where BLAS libraries look for their number of threads, in the order in which OpenBLAS does.
 VARIABLES = (
@@ -87,7 +88,7 @@ class Helper:
         return Helper(executor, executor.submit(threading.get_native_id).result())
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _helpers: list[Helper] = []
 
 
@@ -108,7 +109,7 @@ def _started(count: int, queue: deque[Task]) -> list[Future[None]]:
 
 def _hired(count: int) -> list[Helper]:
     """The first `count` helpers; RuntimeError once the interpreter is exiting."""
-    with _lock:
+    with _lock.now:
         while len(_helpers) < count:
             _helpers.append(Helper.hired(len(_helpers)))
         return _helpers[:count]
@@ -157,15 +158,7 @@ def _current_processor() -> int:
         return int(file.read().rpartition(b")")[2].split()[36])  # field 39, the 37th after the command's name
 
 
-def _after_fork() -> None:
-    """A forked child has none of its parent's threads, and perhaps a lock that somebody held."""
-    global _lock
-    _lock = threading.Lock()
-    _helpers.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_helpers.clear)
 
 
 def blas_threads() -> int:

@@ -126,9 +126,7 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
     start = _Tally(level.additions, read, written, 0, loads + stores, launches, own, ())
     inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
     first = plan.levels[0] if plan.levels else None
-    overlapped = isinstance(first, Level) and first.traversal == "overlapped" and first.fringe != "peel"
-    lanes = 2 if overlapped and sum(level.calls.values()) > 1 else 1
-    return _total(start, inner, lanes)
+    return _total(start, inner, first.lanes if isinstance(first, Level) and first.fringe != "peel" else 1)
 
 
 def _leaf(shape: Shape, units: _Units, scratch: int) -> _Tally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -21,6 +21,7 @@ LEAVES_OUT = (
 )
 ACCESS, WORD = 16, 4  # bytes: what a vendor's fastest products ask of every row, and what all but its slowest do
 DEEP = 7**3  # products of three levels in one pass
+DEEP_ACCESS = 8  # bytes that their sums move at a time, two numbers or one: all others move ACCESS
 Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many of them start together
 
 
@@ -30,10 +31,10 @@ class Work:
 
     `sequential` is the share of the traffic that belongs to sequential levels, `deep` to three levels in one pass,
     `overlapped` of that below an overlapped one, `ragged` and `scalar` that of the first level on those of A, B and C
-    whose rows do not begin on cache lines, or not even at multiples of 4 bytes (those of temporaries do both);
-    `frayed` and `rough` are what of these two is deep too. `unaligned` is the share of the leaf products that read or
-    write in place rows that do not begin at multiples of 16 bytes, `odd` if at none of 4; `alone`: A's rows are the
-    only such ones.
+    whose rows do not begin on cache lines, or not even at multiples of what its kernels move at a time (those of
+    temporaries do both). `unaligned` is the share of the leaf products that read or write in place rows that do not
+    begin at multiples of 16 bytes, `odd` if at none of 4, `copied` of those that take aligned copies of such rows
+    instead; `alone`: A's rows are the only such ones.
     """
 
     leaves: tuple[Leaf, ...]
@@ -44,10 +45,9 @@ class Work:
     overlapped: float = 0.0
     scalar: float = 0.0
     deep: float = 0.0
-    frayed: float = 0.0
-    rough: float = 0.0
     unaligned: float = 0.0
     odd: float = 0.0
+    copied: float = 0.0
     alone: bool = False
 
     @property
@@ -100,8 +100,8 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
     products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
-              m and n in whole tiles; the first of the two takes `unaligned`, `odd` or `batch` times as long where it is
-              (of what it takes longer, `alone` times as much where only A's rows are so)
+              m and n in whole tiles; the first of the two takes `unaligned`, `odd`, `copied` or `batch` times as long
+              where it is (of what the first two add, `alone` times as much where only A's rows are so)
     sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes), and what `host` takes longer for the starts than the device for all its work
@@ -113,7 +113,8 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     rate, item = calibration.rate(problem.dtype), problem.itemsize
     lanes = _lanes(plan, problem, calibration)
     products = starts = 0.0
-    aside = 1 + (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
+    aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
+    aside += 1 + work.copied * (rate.copied - 1)
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
@@ -131,8 +132,6 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
         (calibration.ragged, work.ragged),
         (calibration.scalar, work.scalar),
         (calibration.deep, work.deep),
-        (calibration.frayed, work.frayed),
-        (calibration.rough, work.rough),
     ):
         traffic *= 1 - rest + rest / share
     if plan.levels and calibration.lanes > 1:
@@ -229,9 +228,9 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
-    traffic = passes = sequential = ragged = overlapped = scalar = deep = frayed = rough = 0.0
-    unaligned = 0.0 if _even(problem, ACCESS) else 1.0
-    odd = 0.0 if _even(problem, WORD) else 1.0
+    traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
+    aligned, lined, worded = (_rows(problem, unit) for unit in (ACCESS, ALIGN, WORD))
+    unaligned, odd = float(not all(aligned)), float(not all(worded))
     direct = 1.0
     beside = False  # below an overlapped level
     count, sides = 1.0, [float(side) for side in problem.size]
@@ -247,18 +246,16 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         traffic += moved
         sequential += moved if step.traversal == "sequential" else 0.0
         if count == 1:
-            ragged += sum(x for x, begins in zip(each, _rows(problem, ALIGN), strict=True) if not begins)
-            scalar += sum(x for x, begins in zip(each, _rows(problem, WORD), strict=True) if not begins)
-            frayed, rough = (ragged, scalar) if f.products >= DEEP else (0.0, 0.0)
+            ragged += _astray(each, lined)
+            scalar += _astray(each, _rows(problem, access(f.products, problem.itemsize)))
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
-        beside = beside or (step.traversal == "overlapped" and step.products > 1)
+        beside = beside or step.lanes > 1
         passes += count * f.passes
         count *= f.products
     whole = traffic or 1.0
     leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
     direct = 0.0 if _batched(plan) else direct
-    a, b, _ = _rows(problem, ACCESS)
     return Work(
         leaves,
         traffic,
@@ -268,12 +265,19 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         overlapped / whole,
         scalar / whole,
         deep / whole,
-        frayed / whole,
-        rough / whole,
         direct * (unaligned - odd),
         direct * odd,
-        b and not a,
+        (1 - direct) * unaligned,
+        aligned[1] and not aligned[0],
     )
+
+
+def access(products: int, itemsize: int) -> int:
+    """Bytes that a GPU's sums of a level with so many products move at a time, where rows begin at multiples of them.
+
+    A thread of three levels in one pass has registers for two numbers at most.
+    """
+    return ACCESS if products < DEEP else min(2 * itemsize, DEEP_ACCESS)
 
 
 def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
@@ -282,8 +286,9 @@ def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
     return a, b, b
 
 
-def _even(problem: Problem, unit: int) -> bool:
-    return all(_rows(problem, unit))
+def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
+    """What is moved of A, B and C where rows do not begin as they should."""
+    return sum(x for x, begins in zip(moved, begin, strict=True) if not begins)
 
 
 def _batched(plan: Plan) -> bool:
@@ -301,7 +306,7 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         f = footprint(step)
         sides = _block_sides(step, sides)
         held += lanes * sum(f.each(f.held, *sides))
-        lanes = 2 if step.traversal == "overlapped" and step.products > 1 else lanes
+        lanes = max(lanes, step.lanes)
     return held * problem.itemsize
 
 

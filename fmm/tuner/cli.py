@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 import fmm
 from fmm.tuner import agreement, config_commands, measured, papers, predictions, report, tuning
+
+CUT_OFF = 128 + 13  # as if by the signal SIGPIPE, which Python does not heed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,10 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        code = run(options)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("fmm-tune: interrupted; what was finished is kept", file=sys.stderr)
         return tuning.INTERRUPTED
+    except BrokenPipeError:  # as after `| head`; what is left in the buffer goes nowhere, silently
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CUT_OFF
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,36 +25,38 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     show = commands.add_parser("show", help="print what a config says of each device and type")
     _takes_config(show)
     add_json(show, "the sections as JSON")
-    show.set_defaults(run=_guarded(_show))
+    show.set_defaults(run=guarded(_show))
     validate = commands.add_parser("validate", help="check a config to the last field")
     _takes_config(validate)
-    validate.set_defaults(run=_guarded(_validate))
+    validate.set_defaults(run=guarded(_validate))
     export = commands.add_parser("export", help="print certified entries, or all trials, as CSV")
     _takes_config(export)
     export.add_argument("--csv", action="store_true", help="CSV (the only form)")
     export.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
-    export.set_defaults(run=_guarded(_export))
+    export.set_defaults(run=guarded(_export))
     merge = commands.add_parser("merge", help="put the sections of other configs into one")
     merge.add_argument("sources", nargs="+", type=Path, metavar="CONFIG")
     merge.add_argument("--into", type=Path, metavar="PATH", help="the config to write (the one that fmm reads)")
-    merge.set_defaults(run=_guarded(_merge))
+    merge.set_defaults(run=guarded(_merge))
 
 
 def _takes_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="(the one that fmm reads)")
 
 
-def _guarded(run: Any) -> Any:
+def guarded(run: Any) -> Any:
     """One line and exit code 1 for whatever is wrong with a file."""
 
-    def guarded(options: argparse.Namespace) -> int:
+    def told(options: argparse.Namespace) -> int:
         try:
             return int(run(options) or 0)
+        except BrokenPipeError:
+            raise  # who reads has read enough
         except (ConfigError, OSError, RuntimeError) as error:
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 
-    return guarded
+    return told
 
 
 def sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
@@ -117,7 +119,7 @@ def _validate(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> None:
     path = _path(options)
-    rows = _trial_rows(path) if options.trials else _entry_rows(path)
+    rows = list(_trial_rows(path) if options.trials else _entry_rows(path))  # or nothing, where something is wrong
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerows(rows)
 
@@ -147,7 +149,7 @@ def _trial_rows(path: Path) -> Iterator[list[object]]:
 
 def _merge(options: argparse.Namespace) -> None:
     into = output_path(options.into)
-    for source in options.sources:
+    for source in (output_path(given) if given.is_dir() else given for given in options.sources):
         for key, dtype, raw in sections(source):
             checked(key, dtype, raw)
             store.merge(into, key, dtype, raw)

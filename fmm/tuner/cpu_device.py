@@ -84,6 +84,9 @@ class CpuDevice:
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[CpuSession]:
         m, k, n = problem.size
+        kept = self._normal[1].nbytes if self._normal else 0
+        if (m * k + k * n + m * n) * problem.itemsize > memory.available() + kept:
+            raise MemoryError  # the system would hand it out, and end this process once it is filled
         numbers = self._numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)

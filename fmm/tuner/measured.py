@@ -17,6 +17,7 @@ from fmm.decision import answer
 from fmm.kernels.plan import Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.problem import ELEMENTS, Problem
+from fmm.tuner.config_commands import guarded, sections
 from fmm.tuner.device import Device
 from fmm.tuner.devices import UnknownDeviceError, chosen
 from fmm.tuner.environment import command, device_folder, environment
@@ -42,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     canary = commands.add_parser("canary", help="measure a few certified entries again after an update, in a second")
     canary.add_argument("--device", default=argparse.SUPPRESS)
     canary.add_argument("--output", type=Path, default=argparse.SUPPRESS, metavar="PATH")
-    canary.set_defaults(run=_canary)
+    canary.set_defaults(run=guarded(_canary))
     suites = commands.add_parser(
         "suites", help="measure what fmm gains on this CPU, and that it costs nothing elsewhere"
     )
@@ -127,18 +128,14 @@ def _canary(options: argparse.Namespace) -> int:
         print(f"fmm-tune canary: {error}", file=sys.stderr)
         return 2
     path, code = output_path(options.output), 0
+    known = list(sections(path))
     for device in devices:
-        for dtype, raw in _sections(path, device).items():
+        own = [(dtype, raw) for key, dtype, raw in known if key == device.identity.key]
+        if not own:
+            raise config.ConfigError(f"{path} says nothing of {device.identity.key}; `fmm-tune` measures it")
+        for dtype, raw in own:
             code = max(code, _tested(path, device, dtype, raw))
     return code
-
-
-def _sections(path: Path, device: Device) -> dict[str, Any]:
-    try:
-        return config.read(path).get(device.identity.key, {})
-    except config.ConfigError as error:
-        print(f"fmm-tune canary: {path}: {error}", file=sys.stderr)
-        return {}
 
 
 def _tested(path: Path, device: Device, dtype: str, raw: Any) -> int:

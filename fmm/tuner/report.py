@@ -309,6 +309,12 @@ PICTURES: dict[str, Callable[[Case], Any]] = {
     "roofline": roofline,
     "error": time_and_error,
 }
+OF_PAIRS = frozenset({"speedup", "error"})  # need plans that were measured beside the vendor: a short tuning has none
+
+
+def pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
+    """Those that there is something to draw for."""
+    return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in OF_PAIRS}
 
 
 def _groups(plans: Sequence[Plan]) -> Iterator[tuple[str, str, frozenset[Plan]]]:
@@ -482,19 +488,19 @@ def write(found: Sequence[Case], folder: Path) -> list[Path]:
     """The page, and every picture as PNG and SVG in a folder beside it."""
     from matplotlib import rc_context
 
-    pictures = folder / "report"
-    pictures.mkdir(parents=True, exist_ok=True)
+    drawings = folder / "report"
+    drawings.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     drawn: list[tuple[Case, dict[str, str]]] = []
     with rc_context(STYLE):
         for case in found:
             svgs = {}
-            for name, draw in PICTURES.items():
+            for name, draw in pictures(case).items():
                 made, stem = draw(case), f"{case.device}-{case.dtype}-{name}"
-                made.savefig(pictures / f"{stem}.png", dpi=150)
+                made.savefig(drawings / f"{stem}.png", dpi=150)
                 svgs[name] = _svg(made, f"{case.dtype}-{name}")
-                (pictures / f"{stem}.svg").write_text(svgs[name], encoding="utf-8")
-                paths += [pictures / f"{stem}.png", pictures / f"{stem}.svg"]
+                (drawings / f"{stem}.svg").write_text(svgs[name], encoding="utf-8")
+                paths += [drawings / f"{stem}.png", drawings / f"{stem}.svg"]
             drawn.append((case, svgs))
     html = folder / "report.html"
     html.write_text(page(drawn), encoding="utf-8")

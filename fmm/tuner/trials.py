@@ -1,9 +1,14 @@
-"""Trials: every sample that a tuning took, a line each, appended as it is taken; a torn last line is ignored."""
+"""Trials: every sample that a tuning took, a line each, appended as it is taken; a torn last line is ignored.
+
+What was packed since (`gzip trials.jsonl`) is read beside it: trials.jsonl.gz first, then what trials.jsonl added.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -129,11 +134,7 @@ class Trials:
         return tuple(Tuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
 
     def _records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        try:
-            lines = self.path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return
-        for line in lines:
+        for line in (*_packed(self.path.with_name(f"{self.path.name}.gz")), *_plain(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
@@ -142,6 +143,24 @@ class Trials:
                 yield kind, record
 
 
+def _plain(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _packed(path: Path) -> list[bytes]:
+    try:
+        return gzip.decompress(path.read_bytes()).splitlines()
+    except FileNotFoundError:
+        return []
+    except (EOFError, zlib.error) as error:
+        raise OSError(f"{path} is damaged: {error}") from None
+
+
+KNOWN = frozenset(f.name for f in fields(Trial))
+
+
 def _trial(record: dict[str, Any]) -> Trial:
-    known = {f.name for f in fields(Trial)}
-    return Trial(**{**{k: v for k, v in record.items() if k in known}, "size": tuple(record["size"])})
+    return Trial(**{**{k: v for k, v in record.items() if k in KNOWN}, "size": tuple(record["size"])})

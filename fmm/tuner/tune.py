@@ -28,7 +28,9 @@ from fmm.tuner.trials import Run
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
-NEAR = 1.5  # times the best predicted: in lanes, plans of many small steps take ten times as long as those that matter
+# Probed in lanes: plans that are predicted to take at most so many times as long as the best. Those of many small steps
+# take ten times as long as what matters.
+WORTH_PROBING = 1.5
 PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on ...
 DEAR = 0.03  # ... but a shape whose rounds have taken so much of them has had its share
 
@@ -123,7 +125,7 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
             known = [c for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
-            near = [c for c in known if untuned.lanes == 1 or c.time < NEAR * known[0].time]
+            near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
             plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
             others = plans[1:] or plans  # of a small product a GPU has but one plan
             yield stage, problem, plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]

@@ -8,8 +8,9 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fmm.tuner.trials import Header, Trials, Tuning
 from fmm.tuner.tune import Outcome, tune
 
 INTERRUPTED = 130
+NEEDED = ("scipy", "optuna", "tqdm")  # of the extra; asked for before minutes are spent on measuring
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="TYPES", help="element types, separated by commas (the device's usual ones)")
     add("--shapes", type=Path, metavar="FILE", help="certify these shapes: lines of M K N, and a type if you like")
     add("--effort", choices=tuple(EFFORTS), default="default", help="how much to measure (default: default)")
-    add("--time-limit", type=float, metavar="S", help="stop measuring after so many seconds, of all types together")
+    add("--time-limit", type=float, metavar="S", help="stop measuring after so many seconds; types share them")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on where the last such tuning was interrupted")
     again.add_argument("--fresh", action="store_true", help="measure all anew (what happens without --resume)")
@@ -71,6 +73,9 @@ def run(options: argparse.Namespace) -> int:
         return _cannot_write(Path(config.FILE), error)
     if options.dry_run:
         return _dry_run(jobs, path, options)
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        print(f"fmm-tune: {missing[0]} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
+        return 1
     try:
         with store.locked(path):
             pass  # better now than after minutes of measuring
@@ -84,8 +89,8 @@ def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
             stack.enter_context(device.ahead([job.dtype for job in jobs if job.device is device]))
-        for job in jobs:
-            code, took = _tuned(job, path, options, left)
+        for done, job in enumerate(jobs):
+            code, took = _tuned(job, path, options, None if left is None else left / (len(jobs) - done))
             if code:
                 return code
             if left is not None:
@@ -177,6 +182,8 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
             outcome = Outcome(concluded(journal, job.dtype), f"{trials.path}: {error.strerror or error}")
         finally:
             trials.close()
+    if outcome.stopped and _checks(outcome.section) == 0 and _checks(_present(job, path)):
+        outcome = replace(outcome, section=None)  # what is there is better known than what was just begun
     code = _write(job, path, header, outcome)
     if options.json or not options.quiet:
         print(_reported(job, path, outcome, options))
@@ -184,6 +191,22 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
         print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {_kept(code, outcome, path)}", file=sys.stderr)
     failed = code or (INTERRUPTED if outcome.stopped == "interrupted" else 0)
     return failed or int(outcome.stopped.startswith(str(trials.path))), journal.elapsed - before
+
+
+def _present(job: Job, path: Path) -> Any:
+    """The section that the config holds already."""
+    try:
+        return config.read(path).get(job.device.identity.key, {}).get(job.dtype)
+    except config.ConfigError:
+        return None
+
+
+def _checks(section: Any) -> int:
+    """On how many held-out pairs a section's model was checked."""
+    try:
+        return int(section["error"]["speedup"]["count"])
+    except (KeyError, TypeError, ValueError):
+        return 0
 
 
 def _kept(code: int, outcome: Outcome, path: Path) -> str:
@@ -255,7 +278,7 @@ def _reported(job: Job, path: Path, outcome: Outcome, options: argparse.Namespac
         return json.dumps({**found, "section": outcome.section})
     head = f"{job.device.identity.name} ({found['device']}), {job.dtype}"
     if outcome.section is None:
-        return f"{head}\n  nothing was measured"
+        return f"{head}\n  too little was measured"
     return "\n".join([head, *described(outcome.section), f"  written to {path}"])
 
 

@@ -29,11 +29,14 @@ struct Rescue {
     unsigned* count;  // the slot's rescues once more, in the host's memory
 };
 
-__device__ __forceinline__ float multiply_add(float x, float y, float z) { return fmaf(x, y, z); }
+__device__ __forceinline__ float multiply_add(float x, float y, float z) {
+    asm("fma.rn.f32 %0, %1, %2, %0;" : "+f"(z) : "f"(x), "f"(y));
+    return z;
+}
 __device__ __forceinline__ double multiply_add(double x, double y, double z) { return fma(x, y, z); }
 template <class Real>
 __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<Real> y, Complex<Real> z) {
-    return {multiply_add(-x.im, y.im, multiply_add(x.re, y.re, z.re)),
+    return {multiply_add(mul(Real(-1), x.im), y.im, multiply_add(x.re, y.re, z.re)),
             multiply_add(x.im, y.re, multiply_add(x.re, y.im, z.im))};
 }
 
@@ -43,7 +46,7 @@ __device__ __forceinline__ double scaled_by_one(double x) { return x; }
 template <class Real>
 __device__ __forceinline__ Complex<Real> scaled_by_one(Complex<Real> x) {
     const Complex<Real> one = {Real(1), Real(0)};
-    return one * x;
+    return mul(one, x);
 }
 
 constexpr int SIDE = 16;   // threads along either side of a tile
