@@ -103,7 +103,7 @@ def test_a_real_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shapes").write_text("256 256 256\n")
-    arguments = ["--device", "cpu", "--effort", "quick", "--dtype", "float32", "--time-limit", "4"]
+    arguments = ["--device", "cpu", "--effort", "quick", "--dtype", "float32", "--time-limit", "6"]
     assert main([*arguments, "--output", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["section"]["calibration"]["rate"]["flops"] > 1e8

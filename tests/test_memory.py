@@ -480,11 +480,14 @@ def test_out_that_overlaps_an_operand_survives_an_exception() -> None:
 def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair(700)
     monkeypatch.setattr(multiply, "blas_threads", lambda: 3)
-    panel, out = numpy_backend._panel, np.full((700, 700), 7.0)
+    fmm.plan(700, 700, 700)  # proves the schemes, by panels of this thread's own
+    panel, out, failed = numpy_backend._panel, np.full((700, 700), 7.0), threading.Event()
 
     def interrupted(*arguments: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
+            failed.set()
             raise ZeroDivisionError
+        failed.wait(10)  # or this thread may do it all before another has begun
         panel(*arguments)
 
     monkeypatch.setattr(numpy_backend, "_panel", interrupted)

@@ -122,10 +122,10 @@ def _promising(trials: Sequence[Trial]) -> bool:
 
 
 def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
-    """The section of the config; None if products or sums were not measured: a model of one of them chooses plans that
-    the other makes slow, and the runtime knows better how to do without."""
+    """The section of the config; None if no more was measured than the first rough products: what they say of the
+    device's rate is off by several times, and the runtime knows better how to do without."""
     trials, device = journal.recorded, journal.device
-    if not {"vendor", "sums"} <= {o.kind for o in fitting.observations(trials, FITTED)}:
+    if not any(o.kind == "vendor" for o in fitting.observations(trials, ("rates", "probe"))):
         return None
     noise = noise_floor(trials)
     fitted = fit(journal, dtype)

@@ -7,6 +7,8 @@
 // known when the kernel is compiled (the generated `Product` says it); where they lie, and their sizes, come with the
 // launch. Tiles are numbered through all layers of a batch, so that the last round of thread blocks is as full as can be.
 //
+// CuPy compiles with -ftz=true, so subnormal numbers count as zero here; cuBLAS and sum.cuh keep them.
+//
 // No header is needed, so that NVRTC alone compiles this.
 #pragma once
 
