@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 import fmm
+from benchmarks.clock import elapsed, spin
 from benchmarks.gpu import environment, results_folder
 from fmm.decision import Decision
 from fmm.device import call as device_call
@@ -41,12 +42,6 @@ TYPES = ("float16", "bfloat16", "float32", "tf32", "float64")
 REPLAYED = {1536: ONE_LEVEL, 2048: "strassen^2.batched.pad16 > vendor"}
 REPLAYED |= {3072: "strassen^2.batched.pad16 > vendor", 4096: "strassen^2.batched.pad16 > vendor"}
 NEVER = 1 << 60
-SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-    const long long start = clock64();
-    while (clock64() - start < cycles) {}
-}
-"""
 
 
 def torch_type(dtype: str) -> Any:
@@ -109,12 +104,12 @@ def replays(wanted: bool) -> Iterator[None]:
 
 def microseconds(call: Callable[[], Any], count: int, rounds: int) -> list[float]:
     """Of each call, while the device is kept from ending before the host does."""
-    spin, found = cupy.RawKernel(SPIN, "spin"), []
+    found = []
     for _ in range(REPEATS + 1):
         call()
     for _ in range(rounds):
         cupy.cuda.Device().synchronize()
-        spin((1,), (1,), (4_000_000,))
+        spin(2e-3)
         for _ in range(count):
             began = time.perf_counter_ns()
             call()
@@ -153,14 +148,8 @@ def product(library: str) -> Callable[..., Any]:
 
 
 def run(call: Callable[[], Any], repeats: int) -> float:
-    """Microseconds a call of so many, one after the other, by events around them."""
-    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-    start.record()
-    for _ in range(repeats):
-        call()
-    stop.record()
-    stop.synchronize()
-    return 1000 * float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
+    """Microseconds a call of so many, one after the other."""
+    return 1e6 * elapsed(call, repeats)
 
 
 def paired(calls: Mapping[str, Callable[[], Any]], rounds: int, repeats: int) -> dict[str, list[float]]:

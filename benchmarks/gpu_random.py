@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import cupy
 
 import fmm
+from benchmarks.clock import elapsed
 from benchmarks.gpu import environment, results_folder
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
@@ -52,28 +54,18 @@ def operands(size: tuple[int, int, int], dtype: str) -> tuple[Any, Any, Callable
     return (a.astype(cupy.float16), b.astype(cupy.float16), cupy.matmul) if dtype == "float16" else (a, b, cupy.matmul)
 
 
-def milliseconds(call: Callable[[Any, Any], Any], a: Any, b: Any, repeats: int) -> float:
-    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-    start.record()
-    for _ in range(repeats):
-        call(a, b)
-    stop.record()
-    stop.synchronize()
-    return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
-
-
 def measured(size: tuple[int, int, int], dtype: str) -> dict[str, Any]:
     a, b, vendor = operands(size, dtype)
-    calls = {"vendor": vendor, "fmm": fmm.matmul}
+    calls = {"vendor": partial(vendor, a, b), "fmm": partial(fmm.matmul, a, b)}
     for call in calls.values():
-        milliseconds(call, a, b, 2)
-    single = max(milliseconds(vendor, a, b, 1), 1e-3)
+        elapsed(call, 2)
+    single = max(1e3 * elapsed(calls["vendor"], 1), 1e-3)
     repeats = max(int(LEAST / single), 1)
     rounds = max(min(15, int(1000 * SECONDS / (2 * single * repeats))), 5)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), 2):
-            samples[name].append(milliseconds(calls[name], a, b, repeats))
+            samples[name].append(1e3 * elapsed(calls[name], repeats))
     ratio = median(v / f for v, f in zip(samples["vendor"], samples["fmm"], strict=True))
     decision = fmm.explain(a, b)
     return {"dtype": dtype, "size": size, "ratio": ratio, "plan": str(decision.plan), "step": decision.step, **samples}
