@@ -1,0 +1,429 @@
+// Products with sums in them, for chips whose copy engine brings whole tiles to shared memory (sm_90 and up): the same
+// algorithm as tile.cuh, with next to no instructions but multiply-adds in its loop, and several products in one launch.
+//
+//   Launch    blocks of A, B, C, and tasks: which blocks a product adds up, which it writes
+//   Slab      how a tile lies in shared memory
+//   Stage     the tiles of one step of the inner dimension: copied, added up in place, read
+//   Reader    from shared memory to a thread's registers
+//   write     from registers to C, in turns where several products write one block
+//
+// Gates of each stage: `full` (its copies have come) and `summed` (all have formed their part of its sums; without sums it
+// keeps the warps together all the same). Who arrives does not wait: only the next use asks whether a gate is open. Whoever
+// passes `summed` of a tile knows that all are at work on the tile before it, so have read the one before that.
+#pragma once
+
+namespace fmm {
+
+// ---- what a launch is told
+
+// One product: numbers of the blocks, factors (a sum's relative to its first block's), and for each block of C how many
+// tasks of this launch write it before this one and whether any does after it.
+template <class Element, int LEFT, int RIGHT, int DEST>
+struct Task {
+    int lefts, rights, dests;
+    int left[LEFT], right[RIGHT], dest[DEST], turn[DEST], last[DEST];
+    Element left_factor[LEFT], right_factor[RIGHT], dest_factor[DEST];
+};
+
+enum class Order {
+    FREE,    // no two tasks write the same block
+    TURNS,   // they do so one after the other, in the tasks' order
+    ATOMIC,  // they add as they come; C holds what is to be added to
+};
+
+template <class Task_, int LEFTS, int RIGHTS, int DESTS, int TASKS>
+struct Launch {
+    Map left[LEFTS], right[RIGHTS];
+    Block dest[DESTS];
+    unsigned* turns;    // a count for each tile of each block of C of each layer, zero before and after
+    long long leading;  // of C: elements from row to row
+    long long layer;    // and from one product of a batch to the next
+    double beta;
+    int m, n, k;
+    int down, across;  // tiles below each other and side by side
+    int group;         // so many rows of tiles are done together
+    int wide;          // may C be accessed 16 bytes at a time?
+    int first_adds;    // is C's old value scaled (by beta) and added to?
+    Task_ task[TASKS];
+};
+
+// ---- shared memory
+
+// A tile as the copy engine leaves it: lines along what is contiguous in global memory. Of lines along the inner
+// dimension, 16-byte chunks are exchanged by the engine so that neighbouring lines have theirs in different banks.
+template <class Element, Along ALONG, int OUT, int K_S>
+struct Slab {
+    static constexpr bool INNER = ALONG == Along::INNER;
+    static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
+    static constexpr int PITCH = INNER ? K_S : OUT, SIZE = OUT * K_S;
+    static constexpr int BYTES = K_S * static_cast<int>(sizeof(Element)), CHUNKS = BYTES / 16;  // of a line, if INNER
+    static_assert(!INNER || BYTES == 32 || BYTES == 64 || BYTES == 128, "the engine knows these exchanges");
+    static_assert(SIZE * sizeof(Element) % 1024 == 0, "tiles begin where the pattern of exchanges does");
+    // By what the chunk numbers of a line are changed.
+    __device__ static __forceinline__ constexpr int exchange(int line) { return line * BYTES / 128 & (CHUNKS - 1); }
+};
+
+// Of one operand: TERMS tiles beside each other, and where their sum goes. The copy engine never writes there, so that
+// its copies and the threads' stores need no order between them.
+template <class Element, class Slab_, int TERMS, int THREADS>
+struct Summer {
+    static constexpr bool SUMMED = TERMS > 1;
+    static constexpr int WIDE = Slab_::WIDE, CELLS = Slab_::SIZE / WIDE, EACH = (CELLS + THREADS - 1) / THREADS;
+    static constexpr int SUMS = SUMMED ? EACH : 0;             // of a thread, for a tile
+    static constexpr int SIZE = SUMMED ? Slab_::SIZE : 0;      // of a sum
+    using Piece = Pack<Element, WIDE>;
+    __device__ static __forceinline__ bool has(int i) {
+        return CELLS % THREADS == 0 || i + 1 < EACH || static_cast<int>(threadIdx.x) + i * THREADS < CELLS;
+    }
+    __device__ static __forceinline__ void take(int i, const Element* tile, Piece* held) {
+#pragma unroll
+        for (int b = 0; b < TERMS; ++b)
+            if (has(i)) held[b] = pack<Element, WIDE>(tile + b * Slab_::SIZE + (threadIdx.x + i * THREADS) * WIDE);
+    }
+    __device__ static __forceinline__ void give(int i, Element* sum, const Piece* held, const Element* factor) {
+        if (!has(i)) return;
+        Piece v = held[0];
+#pragma unroll
+        for (int b = 1; b < TERMS; ++b)
+#pragma unroll
+            for (int e = 0; e < WIDE; ++e) v.lane[e] += factor[b] * held[b].lane[e];
+        pack<Element, WIDE>(sum + (threadIdx.x + i * THREADS) * WIDE) = v;
+    }
+};
+
+// ---- from shared memory to registers
+
+// What a thread has of one operand at a step: REGS numbers, LANES threads side by side. Along the inner dimension 16 bytes
+// are several steps of one line; along the outer one they are neighbours, read a step ahead.
+template <class Element, class Slab_, int REGS, int LANES>
+struct Reader {
+    static constexpr bool INNER = Slab_::INNER;
+    static constexpr int WIDE = Slab_::WIDE;
+    static constexpr int PACK = INNER ? WIDE : REGS % WIDE == 0 ? WIDE : REGS % 2 == 0 ? 2 : 1;
+    Element x[INNER ? REGS : 2][INNER ? PACK : REGS];
+    const int exchanged;  // of this thread's first line
+
+    __device__ __forceinline__ explicit Reader(int lane) : exchanged(INNER ? Slab_::exchange(lane) : 0) {}
+    __device__ static __forceinline__ constexpr int place(int i) {
+        return INNER ? i * LANES : i / PACK * PACK * LANES + i % PACK;
+    }
+    __device__ static __forceinline__ int first(int lane) { return INNER ? lane : lane * PACK; }
+    __device__ static __forceinline__ int offset(int place) { return INNER ? place * Slab_::PITCH : place; }
+    __device__ __forceinline__ Element get(int i, int k) const { return INNER ? x[i][k % PACK] : x[k % 2][i]; }
+
+    // Read step k, along the outer dimension: before the step that precedes it.
+    __device__ __forceinline__ void read_step(const Element* tile, int k) {
+        if constexpr (!INNER) {
+#pragma unroll
+            for (int i = 0; i < REGS; i += PACK) {
+                const auto v = pack<Element, PACK>(tile + k * Slab_::PITCH + place(i));
+#pragma unroll
+                for (int e = 0; e < PACK; ++e) x[k % 2][i + e] = v.lane[e];
+            }
+        }
+    }
+    // Read number i of step k and those behind it, along the inner dimension: when its last step is done.
+    __device__ __forceinline__ void read_ahead(const Element* tile, int i, int k) {
+        if constexpr (INNER) {
+            if (k % PACK == 0) {
+                const int chunk = (k / PACK ^ Slab_::exchange(i * LANES)) ^ exchanged;
+                const auto v = pack<Element, PACK>(tile + place(i) * Slab_::PITCH + chunk * WIDE);
+#pragma unroll
+                for (int e = 0; e < PACK; ++e) x[i][e] = v.lane[e];
+            }
+        }
+    }
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (auto& line : x)
+#pragma unroll
+            for (Element& e : line) e = Element(0);
+    }
+};
+
+// ---- from registers to C
+
+template <class Left, class Right, Update UPDATE, class Element, int ROWS, int COLS>
+__device__ __forceinline__ void write(const Element (&x)[ROWS][COLS], Element* q, long long leading, int rows, int cols,
+                                      Element factor, Element beta, bool wide) {
+    constexpr int PACK = Right::INNER ? 1 : Right::PACK;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        if (Left::place(i) >= rows) continue;
+        Element* const row = q + Left::place(i) * leading;
+#pragma unroll
+        for (int j = 0; j < COLS; j += PACK) {
+            Element* const to = row + Right::place(j);
+            const int room = cols - Right::place(j);
+            if (PACK == 4 && wide && room >= PACK) {
+                if constexpr (UPDATE == Update::ADD) {
+                    add_there(to, factor * x[i][j], factor * x[i][j + 1], factor * x[i][j + 2], factor * x[i][j + 3]);
+                } else {
+                    Pack<Element, PACK> v;
+                    if constexpr (UPDATE == Update::SCALE) v = pack<Element, PACK>(to);
+#pragma unroll
+                    for (int e = 0; e < PACK; ++e)
+                        v.lane[e] = UPDATE == Update::STORE ? factor * x[i][j + e] : beta * v.lane[e] + factor * x[i][j + e];
+                    pack<Element, PACK>(to) = v;
+                }
+            } else {
+#pragma unroll
+                for (int e = 0; e < PACK; ++e) {
+                    if (e >= room) continue;
+                    const Element term = factor * x[i][j + e];
+                    if constexpr (UPDATE == Update::ADD)
+                        atomicAdd(to + e, term);
+                    else
+                        to[e] = UPDATE == Update::STORE ? term : beta * to[e] + term;
+                }
+            }
+        }
+    }
+}
+
+// This thread's part of the product to every block that the task writes.
+template <class Left, class Right, Order ORDER, int THREADS, class Params, class Task, class Element, int ROWS, int COLS>
+__device__ __forceinline__ void write_all(const Params& p, const Task& task, const Tile& tile, int number, int row, int col,
+                                          const Element (&x)[ROWS][COLS]) {
+#pragma unroll 1
+    for (int d = 0; d < task.dests; ++d) {
+        const Block& c = p.dest[task.dest[d]];
+        constexpr int DESTS = sizeof(p.dest) / sizeof(Block);
+        unsigned* const count = p.turns + (static_cast<long long>(tile.layer) * DESTS + task.dest[d]) * p.down * p.across + number;
+        Element* const q = static_cast<Element*>(c.data) + tile.layer * p.layer + row * p.leading + col;
+        const Element factor = task.dest_factor[d], beta = static_cast<Element>(p.beta);
+        const int rows = c.rows - row, cols = c.cols - col;
+        if (ORDER == Order::TURNS && task.turn[d]) {
+            if (threadIdx.x == 0) wait_for_turn(count, task.turn[d]);
+            meet<THREADS>();
+        }
+        if (ORDER == Order::ATOMIC || task.turn[d])
+            write<Left, Right, Update::ADD>(x, q, p.leading, rows, cols, factor, beta, p.wide);
+        else if (p.first_adds)
+            write<Left, Right, Update::SCALE>(x, q, p.leading, rows, cols, factor, beta, p.wide);
+        else
+            write<Left, Right, Update::STORE>(x, q, p.leading, rows, cols, factor, beta, p.wide);
+        if (ORDER == Order::TURNS && !(task.last[d] && !task.turn[d])) {
+            meet<THREADS>();
+            if (threadIdx.x == 0) pass_turn(count, task.last[d] ? 0 : task.turn[d] + 1);
+        }
+    }
+}
+
+// ---- one product's tile
+
+template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, Order ORDER, class Params, class Task>
+__device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task, const Tile& tile, int number,
+                                              Element* memory, Gate* gates) {
+    using LeftSlab = Slab<Element, LEFT, S::HEIGHT, S::DEPTH>;
+    using RightSlab = Slab<Element, RIGHT, S::WIDTH, S::DEPTH>;
+    using LeftSums = Summer<Element, LeftSlab, LEFTS, S::THREADS>;
+    using RightSums = Summer<Element, RightSlab, RIGHTS, S::THREADS>;
+    using Left = Reader<Element, LeftSlab, S::ROWS, S::WARP_HEIGHT>;
+    using Right = Reader<Element, RightSlab, S::COLS, S::WARP_WIDTH>;
+    using Piece = Pack<Element, LeftSlab::WIDE>;
+    constexpr int LEFT_SIZE = LEFTS * LeftSlab::SIZE, STAGE = LEFT_SIZE + RIGHTS * RightSlab::SIZE;
+    constexpr int SUM = LeftSums::SIZE + RightSums::SIZE;  // what of a tile is used after its sums have been formed
+    constexpr int SUMS = LeftSums::SUMS + RightSums::SUMS, TERMS = max_of(LEFTS, RIGHTS), ENTIRE = S::DEPTH - 1;
+    // The next tile's sums are spread over the steps before its first reads, but not the first steps: its copies may be late.
+    constexpr int LAST = ENTIRE - 3, AT_ONCE = (SUMS + LAST - 2) / (LAST - 1);
+    constexpr int FIRST = SUMS ? LAST - (SUMS - 1) / max_of(AT_ONCE, 1) : ENTIRE;
+    constexpr int COME = FIRST - 1;  // the step in which the next tile is asked for
+    static_assert(S::STAGES >= 4, "filled two tiles late, at least one ahead");
+    Gate* const full = gates;
+    Gate* const summed = full + S::STAGES;
+
+    const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
+    const int steps = (p.k + S::DEPTH - 1) / S::DEPTH;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int down = warp % S::WARPS_DOWN * (S::ROWS * S::WARP_HEIGHT) + Left::first(lane % S::WARP_HEIGHT);
+    const int across = warp / S::WARPS_DOWN * (S::COLS * S::WARP_WIDTH) + Right::first(lane / S::WARP_HEIGHT);
+    Element* const sums = memory + S::STAGES * STAGE;
+
+    auto fill = [&](int t, int stage) {
+        Element* const to = memory + stage * STAGE;
+        const int k = t * S::DEPTH;
+        if (t == steps) {  // behind the last tile too a next one is asked for
+            arrive(full + stage);
+            return;
+        }
+        expect(full + stage, STAGE * static_cast<int>(sizeof(Element)));
+#pragma unroll
+        for (int b = 0; b < LEFTS; ++b)
+            bring(to + b * LeftSlab::SIZE, &p.left[task.left[b]], LeftSlab::INNER ? k : row, LeftSlab::INNER ? row : k,
+                  tile.layer, full + stage);
+#pragma unroll
+        for (int b = 0; b < RIGHTS; ++b)
+            bring(to + LEFT_SIZE + b * RightSlab::SIZE, &p.right[task.right[b]], RightSlab::INNER ? k : col,
+                  RightSlab::INNER ? col : k, tile.layer, full + stage);
+    };
+    if (threadIdx.x == 0) {
+#pragma unroll 1
+        for (int t = 0; t < S::STAGES && t <= steps; ++t) fill(t, t);
+    }
+
+    Element left_factor[LEFTS], right_factor[RIGHTS];
+#pragma unroll
+    for (int b = 0; b < LEFTS; ++b) left_factor[b] = task.left_factor[b];
+#pragma unroll
+    for (int b = 0; b < RIGHTS; ++b) right_factor[b] = task.right_factor[b];
+    // The i-th of the thread's sums, of A and then of B, in two halves between which there is time.
+    auto take = [&](int i, const Element* copies, Piece* held) {
+        if (i < LeftSums::SUMS)
+            LeftSums::take(i, copies, held);
+        else if (i < SUMS)
+            RightSums::take(i - LeftSums::SUMS, copies + LEFT_SIZE, held);
+    };
+    auto give = [&](int i, Element* sum, const Piece* held) {
+        if (i < LeftSums::SUMS)
+            LeftSums::give(i, sum, held, left_factor);
+        else if (i < SUMS)
+            RightSums::give(i - LeftSums::SUMS, sum + LeftSums::SIZE, held, right_factor);
+    };
+    auto all_arrive = [&](Gate* gate) {
+        __syncwarp();
+        if (lane == 0) arrive(gate);
+    };
+    // Where this thread's numbers of a stage's tile begin.
+    auto left_of = [&](int stage) {
+        return (LeftSums::SUMMED ? sums + stage * SUM : memory + stage * STAGE) + Left::offset(down);
+    };
+    auto right_of = [&](int stage) {
+        return (RightSums::SUMMED ? sums + stage * SUM + LeftSums::SIZE : memory + stage * STAGE + LEFT_SIZE) +
+               Right::offset(across);
+    };
+
+    Element sum[S::ROWS][S::COLS];
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < S::COLS; ++j) sum[i][j] = Element(0);
+    Left a(lane % S::WARP_HEIGHT);
+    Right b(lane / S::WARP_HEIGHT);
+    a.clear();
+    b.clear();
+
+    // Half of a step's multiply-adds, and reading what their rows want next. Back and forth, so that one of the three
+    // numbers of every multiply-add was in the one before.
+    auto half = [&](int k, bool second, bool only_reads, const Element* left, const Element* right) {
+        const int next = (k + 1) % S::DEPTH;
+        if (!second) {
+            a.read_step(left, next);
+            b.read_step(right, next);
+        }
+#pragma unroll
+        for (int i = second ? S::ROWS / 2 : 0; i < (second ? S::ROWS : S::ROWS / 2); ++i) {
+            if (!only_reads) {
+#pragma unroll
+                for (int z = 0; z < S::COLS; ++z) {
+                    const int j = i % 2 ? S::COLS - 1 - z : z;
+                    sum[i][j] += a.get(i, k) * b.get(j, k);
+                }
+            }
+            a.read_ahead(left, i, next);
+        }
+        if (second) {
+#pragma unroll
+            for (int j = 0; j < S::COLS; ++j) b.read_ahead(right, j, next);
+        }
+    };
+
+    pass(full, 0);
+    if constexpr (SUMS) {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) {
+            Piece held[TERMS];
+            take(i, memory, held);
+            give(i, sums, held);
+        }
+    }
+    all_arrive(summed);
+    pass(summed, 0);
+    half(ENTIRE, false, true, left_of(0), right_of(0));
+    int stage = 0, free = S::STAGES - 2;
+    unsigned parity = 0;  // of this tile's phase
+    // The loop begins in the middle of a step, and what may wait stands there too: the compiler moves reads to where a
+    // piece of straight code ends, and there is then half a step before they are used.
+#pragma unroll 1
+    for (int t = 0; t < steps; ++t) {
+        const int next_stage = stage + 1 == S::STAGES ? 0 : stage + 1;
+        const unsigned next_parity = parity ^ (next_stage == 0);
+        const Element* const left = left_of(stage);
+        const Element* const right = right_of(stage);
+        const Element* const next_left = left_of(next_stage);
+        const Element* const next_right = right_of(next_stage);
+        const Element* const copies = memory + next_stage * STAGE;
+        Element* const next_sums = sums + next_stage * SUM;
+        half(ENTIRE, true, false, left, right);
+#pragma unroll
+        for (int k = 0; k < ENTIRE; ++k) {
+            Piece held[AT_ONCE + !SUMS][TERMS];
+            const bool adds = SUMS && k >= FIRST && k <= LAST;
+            if (adds) {
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) take((k - FIRST) * AT_ONCE + i, copies, held[i]);
+            }
+            half(k, false, false, left, right);
+            // All have come past the middle of the tile before this one, so have read the one before that: its stage is
+            // filled again, by the warps in turn.
+            if (k == 0 && threadIdx.x == t % (S::THREADS / 32) * 32 && t > 1 && t - 2 + S::STAGES <= steps)
+                fill(t - 2 + S::STAGES, free);
+            if (k == COME) pass(full + next_stage, next_parity);
+            if (k == ENTIRE - 1) pass(summed + next_stage, next_parity);
+            half(k, true, false, left, right);
+            if (adds) {
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) give((k - FIRST) * AT_ONCE + i, next_sums, held[i]);
+            }
+            if (k == LAST) all_arrive(summed + next_stage);
+        }
+        half(ENTIRE, false, false, next_left, next_right);
+        free = free + 1 == S::STAGES ? 0 : free + 1;
+        stage = next_stage;
+        parity = next_parity;
+    }
+    half(ENTIRE, true, false, left_of(stage), right_of(stage));
+    write_all<Left, Right, ORDER, S::THREADS>(p, task, tile, number, row + down, col + across, sum);
+}
+
+// ---- the kernel
+
+// The shapes of sums that tasks of a launch have: bit 2 * (A's is a sum) + (B's is a sum).
+template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, int SHAPES, Order ORDER, class Params>
+__device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
+    __shared__ Gate gates[2 * S::STAGES];
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < S::STAGES; ++i) {
+            make_gate(gates + i, 1);
+            make_gate(gates + S::STAGES + i, S::THREADS / 32);
+        }
+        show_gates();
+    }
+    __syncthreads();
+    constexpr int TASKS = sizeof(p.task) / sizeof(p.task[0]);
+    const int tiles = p.down * p.across, which = blockIdx.x / tiles;
+    const auto& task = p.task[which % TASKS];
+    Tile tile = tile_of(p, blockIdx.x % tiles);
+    tile.layer = which / TASKS;
+    const int number = tile.row * p.across + tile.col;
+    const bool sums_left = task.lefts > 1, sums_right = task.rights > 1;
+    if constexpr (SHAPES & 1) {
+        if (!sums_left && !sums_right)
+            multiply_bulk<Element, S, LEFT, RIGHT, 1, 1, ORDER>(p, task, tile, number, memory, gates);
+    }
+    if constexpr (SHAPES & 2) {
+        if (!sums_left && sums_right)
+            multiply_bulk<Element, S, LEFT, RIGHT, 1, RIGHTS, ORDER>(p, task, tile, number, memory, gates);
+    }
+    if constexpr (SHAPES & 4) {
+        if (sums_left && !sums_right)
+            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, 1, ORDER>(p, task, tile, number, memory, gates);
+    }
+    if constexpr (SHAPES & 8) {
+        if (sums_left && sums_right)
+            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, RIGHTS, ORDER>(p, task, tile, number, memory, gates);
+    }
+}
+
+}  // namespace fmm
