@@ -76,14 +76,18 @@ using std::min;
 struct alignas(16) float4 { float x, y, z, w; };
 float4 memory[16384];
 struct Dim { unsigned x, y, z; };
-static Dim blockIdx;
+static Dim blockIdx, gridDim;
 static thread_local Dim threadIdx;
 static std::barrier<>* everyone;
 static void __syncthreads() { everyone->arrive_and_wait(); }
+static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
+static void __threadfence() {}
+static void __threadfence_system() {}
 """
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int blocks) {{
-    using Parameters = fmm::Parameters<{counts}>;
+    using Parameters = fmm::{told}<{counts}>;
+    gridDim = {{unsigned(blocks), 1, 1}};
     std::barrier<> all({threads});
     everyone = &all;
     std::vector<std::thread> threads;
@@ -130,7 +134,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
     counts = f"{len(made.left)}, {len(made.right)}, {len(made.targets)}"
-    driver = DRIVER.format(counts=counts, threads=made.strategy.threads, entry=ENTRY)
+    told = "Again" if made.flag == "obeys" else "Parameters"
+    driver = DRIVER.format(told=told, counts=counts, threads=made.strategy.threads, entry=ENTRY)
     text = HOST + source(made, access).replace("#pragma once", "") + driver
     path.with_suffix(".cpp").write_text(text, encoding="utf-8")
     assert made.shared <= 16 * 16384

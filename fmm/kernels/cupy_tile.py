@@ -8,7 +8,8 @@ can.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import driver
 
-from fmm.kernels.cublas import Lane, Pointers
+from fmm.kernels.cublas import Lane
 from fmm.kernels.tape import BASES
 from fmm.kernels.tile import WIDE, TileOp
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
@@ -40,12 +41,19 @@ def function(device: int, kernel: TileKernel, access: Access) -> Any:
     return made
 
 
-class TileCall:
-    """A launch with everything but the pointers filled in; `grain`: what divides each base's address."""
+def wanted(op: TileOp, grain: Mapping[str, int], flagged: bool) -> tuple[TileKernel, Access]:
+    """Which kernel, by what divides each base's address; with a flag, one that raises it if it writes C."""
+    aligned = all(grain[piece.base] % WIDE == 0 for piece in op.pieces)
+    kernel = replace(op.kernel, flag="raises") if flagged and op.writes_result else op.kernel
+    return kernel, op.access if aligned else "scalar"
 
-    def __init__(self, op: TileOp, device: int, grain: Mapping[str, int]) -> None:
-        aligned = all(grain[piece.base] % WIDE == 0 for piece in op.pieces)
-        self.made = function(device, op.kernel, op.access if aligned else "scalar")
+
+class TileCall:
+    """A launch with everything but the pointers filled in; a flag's comes behind those of the bases."""
+
+    def __init__(self, op: TileOp, device: int, grain: Mapping[str, int], flagged: bool) -> None:
+        kernel, access = wanted(op, grain, flagged)
+        self.made = function(device, kernel, access)
         shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
         full = op.grid[0] >= FULL * multiprocessors(device)
         overlaps = op.follows and full and int(cupy.cuda.Device(device).compute_capability) >= OVERLAPPING
@@ -53,8 +61,10 @@ class TileCall:
         self.launch: Callable[[int, int], None] = partial(launch, self.made.kernel.ptr, shape)
         self.words = np.frombuffer(op.parameters, np.int64)
         self.where = [(WORDS * i, BASES.index(x.base), x.offset) for i, x in enumerate(op.pieces)]
+        if kernel.flag:
+            self.where.append((len(self.words) - 1, len(BASES), 0))
 
-    def __call__(self, lane: Lane, bases: Pointers) -> None:
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
         words: Any = self.words.copy()  # threads may call at once; the driver copies them when it is called
         for word, base, offset in self.where:
             words[word] = bases[base] + offset

@@ -1,15 +1,27 @@
-"""CUDA source of the rescue: a fast product with inf or NaN is computed again in the classical order, on the device."""
+"""The rescue: a fast product with inf or NaN is computed again in the classical order, on the device.
+
+By the tiled kernel for the types that it multiplies (cuda/again.cuh), else by a simple one (cuda/rescue.cuh). Here is
+what the launches are told; fmm.kernels.cupy_rescue makes them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
+from typing import Any
 
 from fmm.kernels.cuda_source import ELEMENTS
+from fmm.kernels.plan import Plan
+from fmm.kernels.strategy import strategy
+from fmm.kernels.tape import GemmOp, Layout, Problem, record
+from fmm.kernels.tile import TileOp
+from fmm.kernels.tile_leaf import tile_op
 
 THREADS = 256  # of a thread block, as in cuda/rescue.cuh
 RESCUE, SCAN = "fmm_rescue", "fmm_scan"
+AGAIN = strategy("Square")  # whatever the size: few kernels to compile, and few thread blocks to launch for nothing
 FIRST_REST, LAST_REST = 8, 4096  # products left to the vendor after a rescue: doubled each time, up to this
 
 
@@ -37,6 +49,64 @@ class Trust:
         return True
 
 
+# ---- what a launch is told
+
+
+class Classical:
+    """struct Rescue of cuda/rescue.cuh."""
+
+    words = 14  # of 8 bytes
+    _pack = struct.Struct("<QqqQqqQqqqqqQQ").pack_into
+
+    def __init__(self, problem: Problem) -> None:
+        self._a, self._b, self._c = (_strides(x) for x in problem.layouts)
+        self._size = problem.m, problem.k, problem.n
+
+    def fill(self, memory: Any, at: int, bases: tuple[int, int, int], flag: int, count: int) -> None:
+        """Into memory, from a byte on."""
+        a, b, c = bases
+        self._pack(memory, at, a, *self._a, b, *self._b, c, *self._c, *self._size, flag, count)
+
+
+class Again:
+    """struct Again of cuda/again.cuh."""
+
+    words = 19
+    _pack = struct.Struct("<QqQqQq11qQQ").pack_into
+
+    def __init__(self, problem: Problem) -> None:
+        self.op = again(problem)
+        words = struct.unpack("<18q", self.op.parameters)
+        self._sizes, self._rest = words[1:6:2], words[6:17]
+        self._order = ["ABC".index(piece.base) for piece in self.op.pieces]
+
+    def fill(self, memory: Any, at: int, bases: tuple[int, int, int], flag: int, count: int) -> None:
+        """Into memory, from a byte on."""
+        left, right, dest = self._order
+        x, y, z = self._sizes
+        self._pack(memory, at, bases[left], x, bases[right], y, bases[dest], z, *self._rest, flag, count)
+
+    def blocks(self, multiprocessors: int) -> int:
+        """Thread blocks that run at a time; they take the tiles in turns."""
+        return min(self.op.grid[0], multiprocessors * self.op.kernel.strategy.blocks)
+
+
+def again(problem: Problem) -> TileOp:
+    """C = A B by the tiled kernel, if the flag is up. (What is rescued has neither alpha nor beta.)"""
+    whole = replace(problem, dtype=problem.stored, alpha=1, beta=0)
+    (op,) = record(Plan.parse(f"tile.{AGAIN.name.lower()}"), whole).ops
+    assert isinstance(op, GemmOp)
+    made = tile_op(op, 1)
+    return replace(made, kernel=replace(made.kernel, flag="obeys"))
+
+
+def _strides(x: Layout) -> tuple[int, int]:
+    return (x.leading, 1) if x.order == "C" else (1, x.leading)
+
+
+# ---- the simple kernel's source
+
+
 @lru_cache(maxsize=len(ELEMENTS))
 def source(dtype: str) -> str:
     """The whole CUDA source for one element type: entry points `RESCUE` and `SCAN`."""
@@ -45,7 +115,7 @@ def source(dtype: str) -> str:
     each = 8 if element.registers == 1 else 4
     parameter = "(const __grid_constant__ fmm::classical::Rescue p)"
     lines = [
-        *(_text(name) for name in ("sum.cuh", "rescue.cuh")),
+        *(_text(name) for name in ("sum.cuh", "slot.cuh", "rescue.cuh")),
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
         f"{RESCUE}{parameter} {{ fmm::classical::rescue<{element.name}, {each}>(p); }}",
         "",

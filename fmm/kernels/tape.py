@@ -166,6 +166,15 @@ class GemmOp:
     beta: complex = 0
     scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
 
+    @property
+    def pieces(self) -> tuple[Factor, Factor, Factor]:
+        """Everything that it is given."""
+        return self.left, self.right, self.dest
+
+    @property
+    def writes_result(self) -> bool:
+        return self.dest.base == "C"
+
 
 class Turn(Enum):
     """Where two lanes wait for each other: the second for the first, then the first for the second."""

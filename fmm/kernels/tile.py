@@ -59,6 +59,10 @@ class TileOp:
         return (*self.left, *self.right, *self.dest)
 
     @property
+    def writes_result(self) -> bool:
+        return any(x.base == "C" for x in self.dest)
+
+    @property
     def tiles(self) -> tuple[int, int]:
         """Below each other and side by side."""
         return -(-self.m // self.kernel.strategy.m_s), -(-self.n // self.kernel.strategy.n_s)
@@ -70,11 +74,11 @@ class TileOp:
 
     @cached_property
     def parameters(self) -> bytes:
-        """struct Parameters of cuda/tile.cuh, its pointers null: they come first in each block."""
+        """struct Parameters of cuda/tile.cuh, its pointers null: first in each block, the flag's last."""
         blocks = b"".join(struct.pack("<q2i", 0, p.rows, p.cols) for p in self.pieces)
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
         sizes = self.m, self.n, self.k, *self.tiles, GROUP
-        return blocks + struct.pack("<6q2d6i", *steps, self.alpha, self.beta, *sizes)
+        return blocks + struct.pack("<6q2d6iq", *steps, self.alpha, self.beta, *sizes, 0)
 
     @cached_property
     def access(self) -> Access:

@@ -15,6 +15,7 @@ from fmm.kernels.strategy import Strategy
 Along = Literal["inner", "outer"]
 Access = Literal["vector", "scalar"]
 Update = Literal["store", "add", "scale"]
+Flag = Literal["", "raises", "obeys"]
 ENTRY = "fmm_tile"
 # The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
 # can read their operands without waiting: a third of a cycle is lost for each of them.
@@ -41,7 +42,11 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class TileKernel:
-    """(sum of left_i A_i)(sum of right_j B_j) into the targets; sizes, addresses, alpha, beta come with the launch."""
+    """(sum of left_i A_i)(sum of right_j B_j) into the targets; sizes, addresses, alpha, beta come with the launch.
+
+    With a flag comes its address too: a kernel that `raises` it does so where what it stores is inf or NaN; one that
+    `obeys` does nothing if it is down, and comes with the address of the host's count (cuda/again.cuh).
+    """
 
     strategy: Strategy
     element: str
@@ -49,6 +54,7 @@ class TileKernel:
     right: tuple[float, ...] = (1.0,)
     targets: tuple[Target, ...] = (Target(1.0, "store"),)
     along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
+    flag: Flag = ""
 
     def __post_init__(self) -> None:
         if any(len(terms) == 1 and terms != (1.0,) for terms in (self.left, self.right)):
@@ -67,9 +73,9 @@ class TileKernel:
         return item * numbers
 
 
-@lru_cache(maxsize=1)
-def _template() -> str:
-    return (resources.files("fmm.kernels") / "cuda" / "tile.cuh").read_text(encoding="utf-8")
+@lru_cache(maxsize=8)
+def _text(name: str) -> str:
+    return (resources.files("fmm.kernels") / "cuda" / name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=512)
@@ -80,10 +86,14 @@ def source(kernel: TileKernel, access: Access) -> str:
     counts = len(kernel.left), len(kernel.right), len(kernel.targets)
     updates = [f"fmm::Update::{t.update.upper()}" for t in kernel.targets]
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
+    obeys = kernel.flag == "obeys"
+    told, number = ("Again", f"fmm::Exactly<{element}>::Type") if obeys else ("Parameters", element)
+    function, arguments = ("multiply_again", "") if obeys else ("multiply", ", blockIdx.x")
     lines = [
-        _template(),
+        *(_text(name) for name in ("tile.cuh", *(("slot.cuh", "again.cuh") if obeys else ()))),
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {};".format(*counts),
+        f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
         _listed("double", "left", kernel.left),
         _listed("double", "right", kernel.right),
         _listed("double", "dest", [t.factor for t in kernel.targets]),
@@ -91,11 +101,12 @@ def source(kernel: TileKernel, access: Access) -> str:
         "};",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',
-        f"{ENTRY}(const __grid_constant__ fmm::Parameters<{_commas(counts)}> p) {{",
+        f"{ENTRY}(const __grid_constant__ fmm::{told}<{_commas(counts)}> p) {{",
         f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
+        f"    using Number = {number};",
         "    extern __shared__ float4 memory[];",
-        f"    fmm::multiply<Product, {element}, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
-        f"        p, reinterpret_cast<{element}*>(memory));",
+        f"    fmm::{function}<Product, Number, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
+        f"        p, reinterpret_cast<Number*>(memory){arguments});",
         "}",
     ]
     return "\n".join(lines) + "\n"

@@ -30,6 +30,7 @@ struct Parameters {
     int m, n, k;
     int down, across;  // tiles below each other and side by side
     int group;         // so many rows of tiles are done together: what they read stays in the second-level cache
+    int* flag;         // raised where what is stored is not finite (only by kernels that watch)
 };
 
 enum class Along {  // which way an operand is contiguous
@@ -329,10 +330,25 @@ struct Fragment {
 
 // ---- from registers to C
 
+// Sees all that a thread stores, if the kernel is to tell of inf and NaN: times zero they are NaN, all else is zero.
+template <class Element, bool WATCHES>
+struct Watch {
+    Element nothing = Element(0);
+    __device__ __forceinline__ void see(Element x) { nothing += x * Element(0); }
+    __device__ __forceinline__ void tell(int* flag) const {
+        if (nothing != Element(0)) *static_cast<volatile int*>(flag) = 1;
+    }
+};
+template <class Element>
+struct Watch<Element, false> {
+    __device__ __forceinline__ void see(Element) {}
+    __device__ __forceinline__ void tell(int*) const {}
+};
+
 // This thread's part of the product to one destination; a run of PACK columns is one access if `wide`.
-template <class Left, class Right, Update UPDATE, class Element, int ROWS, int COLS>
+template <class Left, class Right, Update UPDATE, class Element, int ROWS, int COLS, class Watch>
 __device__ __forceinline__ void put(const Element (&x)[ROWS][COLS], Element* q, long long leading, int rows, int cols,
-                                    Element factor, Element beta, bool wide) {
+                                    Element factor, Element beta, bool wide, Watch& watch) {
     constexpr int PACK = Right::INNER ? 1 : Right::PACK;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -351,6 +367,7 @@ __device__ __forceinline__ void put(const Element (&x)[ROWS][COLS], Element* q, 
                     v.lane[e] = UPDATE == Update::STORE ? term
                                 : UPDATE == Update::ADD ? v.lane[e] + term
                                                         : beta * v.lane[e] + term;
+                    watch.see(v.lane[e]);
                 }
                 pack<Element, PACK>(to) = v;
             } else {
@@ -358,9 +375,11 @@ __device__ __forceinline__ void put(const Element (&x)[ROWS][COLS], Element* q, 
                 for (int e = 0; e < PACK; ++e) {
                     if (e >= room) continue;
                     const Element term = factor * x[i][j + e];
-                    to[e] = UPDATE == Update::STORE ? term
-                            : UPDATE == Update::ADD ? to[e] + term
-                                                    : beta * to[e] + term;
+                    const Element value = UPDATE == Update::STORE ? term
+                                          : UPDATE == Update::ADD ? to[e] + term
+                                                                  : beta * to[e] + term;
+                    to[e] = value;
+                    watch.see(value);
                 }
             }
         }
@@ -386,12 +405,14 @@ template <class Product, class Left, class Right, Access ACCESS, int D = 0, clas
 __device__ __forceinline__ void put_all(const Params& p, const Tile& tile, int row, int col,
                                         const Element (&x)[ROWS][COLS]) {
     if constexpr (D < Product::DEST) {
+        Watch<Element, Product::WATCHES> watch;
         const Block& c = p.dest[D];
         const long long leading = p.leading[2];
         Element* const q = static_cast<Element*>(c.data) + tile.layer * p.layer[2] + row * leading + col;
         const Element factor = static_cast<Element>(p.alpha) * static_cast<Element>(Product::dest(D));
         put<Left, Right, Product::update(D)>(x, q, leading, c.rows - row, c.cols - col, factor,
-                                             static_cast<Element>(p.beta), ACCESS == Access::VECTOR);
+                                             static_cast<Element>(p.beta), ACCESS == Access::VECTOR, watch);
+        watch.tell(p.flag);
         put_all<Product, Left, Right, ACCESS, D + 1>(p, tile, row, col, x);
     }
 }
@@ -400,9 +421,9 @@ __device__ __forceinline__ void put_all(const Params& p, const Tile& tile, int r
 
 __device__ constexpr int max_of(int x, int y) { return x > y ? x : y; }
 
-// `memory`: shared memory, Operand::SIZE numbers for each operand.
+// The tile of this number; `memory`: shared memory, Operand::SIZE numbers for each operand.
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
-__device__ __forceinline__ void multiply(const Params& p, Element* memory) {
+__device__ __forceinline__ void multiply(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS>;
     using RightLines = Lines<Element, RIGHT, ACCESS, S::WIDTH, S::DEPTH, S::THREADS>;
     using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TURNED, true>;
@@ -418,7 +439,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     static_assert(!SUMS || S::STAGES == 2, "sums are formed one tile ahead");
 
     let_next_start();
-    const Tile tile = tile_of(p, blockIdx.x);
+    const Tile tile = tile_of(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     LeftTiles left{memory, {p.left, p.leading[0], tile.layer * p.layer[0], row}};
     RightTiles right{memory + LeftTiles::SIZE, {p.right, p.leading[1], tile.layer * p.layer[1], col}};
