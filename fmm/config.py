@@ -206,7 +206,7 @@ SECTION: Mapping[str, Check] = {
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "deep", "apart"), POSITIVE),
-    **dict.fromkeys(("overlap", "margin"), number(0, 1)),
+    **dict.fromkeys(("overlap", "margin", "tiled_margin"), number(0, 1)),
 }
 # Terms that the model once had: configs that tell of them stay valid too.
 _RETIRED: Mapping[str, Check] = dict.fromkeys(("frayed", "rough"), anything)
