@@ -22,7 +22,7 @@ from cupy_backends.cuda.api import driver
 from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
-from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
+from fmm.kernels.cuda_source import ENTRY, OPTIONS, THREADS, Access, SumKernel
 from fmm.kernels.cupy_tile import TileCall, multiprocessors
 from fmm.kernels.cupy_tile import function as tile_function
 from fmm.kernels.cupy_tile import wanted as wanted_tile
@@ -35,7 +35,6 @@ from fmm.kernels.tile_source import TileKernel
 
 LAUNCH = driver.launchKernel
 cublas_handle = cupy.cuda.device.get_cublas_handle
-OPTIONS = ("--std=c++17",)
 GRAPHS = 16  # graphs kept by a backend
 SLOTS = 32  # pointers of parameter blocks up to which a loop is faster than NumPy
 

@@ -103,7 +103,7 @@ def _batched() -> list[str]:
 def _inside() -> tuple[Plan, ...]:
     """With the sums inside our own kernel: a level that needs no workspace, and one below another with a seventh."""
     fused = "strassen.fused.pad4 > tile"
-    return Plan.parse(fused), Plan.parse(f"strassen.pad16 > {fused}")
+    return Plan.parse(fused), Plan.parse(f"strassen.pad4 > {fused}")
 
 
 @lru_cache(maxsize=4096)
