@@ -19,7 +19,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from benchmarks.tile import SHORTEST, seconds
+from benchmarks.clock import elapsed
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.cupy_rescue import Rescue, slot
 from fmm.kernels.plan import Plan
@@ -29,6 +29,8 @@ FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")
 SIDES = (512, 1536, 2560, 3072, 4096, 8192)
 UP = 1  # a flag that is up
+SHORTEST, MOST = 2e-3, 100  # seconds of one sample at least, but no more calls than that
+HOST = 1e-4  # seconds: more than what any of these calls takes the host, which starts so much ahead
 
 
 class Case:
@@ -97,13 +99,13 @@ def measured(case: Case, rounds: int) -> dict[str, list[float]]:
     calls = case.calls()
     for call in calls.values():
         call()
-    repeats = {name: max(1, round(SHORTEST / seconds(call, 3))) for name, call in calls.items()}
+    repeats = {name: min(max(1, round(SHORTEST / elapsed(call, 3))), MOST) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
-            samples[name].append(seconds(calls[name], repeats[name]))
+            samples[name].append(elapsed(calls[name], repeats[name], HOST * repeats[name]))
     return samples
 
 

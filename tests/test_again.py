@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fmm.kernels.plan import Plan
-from fmm.kernels.rescue import Again, again
+from fmm.kernels.rescue import AGAIN, Again, again
 from fmm.kernels.strategy import SUMMING
-from fmm.kernels.tape import TILED, Layout, Problem, record
+from fmm.kernels.tape import Layout, Problem, record
 from fmm.kernels.tile import TileOp
 from fmm.kernels.tile_source import OPTIONS, Target, TileKernel, source
 from tests.test_cuda_source import ARCHITECTURES, _compiled, in_parallel, nvrtc, report
@@ -189,7 +189,7 @@ def test_products_that_raise_the_flag_stay_in_registers() -> None:
     assert [r for r in in_parallel(report, jobs) if r.local] == []
 
 
-@pytest.mark.parametrize("dtype", TILED)
+@pytest.mark.parametrize("dtype", AGAIN)
 def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     _, ptx = _compiled(source(again(Problem.contiguous(64, 64, 64, dtype)).kernel, "vector"), "compute_90", "--std=c++17", "-ftz=true")  # fmt: skip  # noqa: E501

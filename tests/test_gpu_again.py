@@ -117,22 +117,16 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 
 
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
+    from benchmarks.clock import elapsed
     from fmm.kernels.cupy_rescue import Rescue
     from fmm.kernels.tape import Problem, record
 
-    side, times, spent = 4096, 100, []
+    side = 4096
     rescue = Rescue(record(Plan.parse(FUSED), Problem.contiguous(side, side, side, "float32")), 0)
     a, b, c = (cupy.empty((side, side), np.float32).data.ptr for _ in range(3))
     slot.follow(rescue, a, b, c)
-    for _ in range(20):
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        for _ in range(times):
-            slot.follow(rescue, a, b, c)
-        end.record()
-        end.synchronize()
-        spent.append(cupy.cuda.get_elapsed_time(start, end) / 1e3 / times)
-    assert min(spent) < IDLE, f"{min(spent) * 1e6:.1f} microseconds"
+    spent = min(elapsed(lambda: slot.follow(rescue, a, b, c), 100, 0.01) for _ in range(20))
+    assert spent < IDLE, f"{spent * 1e6:.1f} microseconds"
     assert slot.rescues == 0
 
 

@@ -86,7 +86,7 @@ static void __threadfence_system() {}
 """
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int blocks) {{
-    using Parameters = fmm::{told}<{counts}>;
+    using Parameters = {told};
     gridDim = {{unsigned(blocks), 1, 1}};
     std::barrier<> all({threads});
     everyone = &all;
@@ -134,8 +134,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
     counts = f"{len(made.left)}, {len(made.right)}, {len(made.targets)}"
-    told = "Again" if made.flag == "obeys" else "Parameters"
-    driver = DRIVER.format(told=told, counts=counts, threads=made.strategy.threads, entry=ENTRY)
+    told = f"fmm::Parameters<{counts}>"
+    told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
+    driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
     text = HOST + source(made, access).replace("#pragma once", "") + driver
     path.with_suffix(".cpp").write_text(text, encoding="utf-8")
     assert made.shared <= 16 * 16384

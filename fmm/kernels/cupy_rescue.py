@@ -22,13 +22,13 @@ from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cupy_tile import function, multiprocessors
 from fmm.kernels.plan import Level
 from fmm.kernels.rescue import Again, Classical
-from fmm.kernels.tape import TILED, GemmOp, Tape
+from fmm.kernels.tape import GemmOp, Tape
 from fmm.kernels.tile import WIDE
 from fmm.kernels.tile_leaf import is_tiled
 
 SLOT_BYTES = 16  # of struct Slot in cuda/slot.cuh, rounded up
 CHUNK = 4096  # slots that are allocated together
-BLOCK = 8 * max(Classical.words, Again.words)  # bytes: room for what one launch is told
+BLOCK = 512  # bytes: room for what one launch is told
 
 LAUNCH = driver.launchKernel
 
@@ -105,7 +105,7 @@ class Rescue:
 
     def __init__(self, tape: Tape, device: int) -> None:
         problem, self.device = tape.problem, device
-        self.scans, tiled = unseen(tape), problem.stored in TILED
+        self.scans, tiled = unseen(tape), problem.stored in rescue.AGAIN
         self.again = Again(problem) if tiled else None
         self.told: list[Classical | Again] = [Classical(problem)] if self.scans or not tiled else []
         self.told += [self.again] if self.again else []

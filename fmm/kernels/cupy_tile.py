@@ -19,10 +19,9 @@ from cupy_backends.cuda.api import driver
 
 from fmm.kernels.cublas import Lane
 from fmm.kernels.tape import BASES
-from fmm.kernels.tile import WIDE, TileOp
+from fmm.kernels.tile import WIDE, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
-WORDS = 2  # of 8 bytes: a struct Block, its pointer first
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 OVERLAPPING = 90  # compute capability
 FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
@@ -60,7 +59,7 @@ class TileCall:
         launch = _overlapping if overlaps else _plain
         self.launch: Callable[[int, int], None] = partial(launch, self.made.kernel.ptr, shape)
         self.words = np.frombuffer(op.parameters, np.int64)
-        self.where = [(WORDS * i, BASES.index(x.base), x.offset) for i, x in enumerate(op.pieces)]
+        self.where = [(word, BASES.index(x.base), x.offset) for word, x in zip(pointers(op), op.pieces, strict=True)]
         if kernel.flag:
             self.where.append((len(self.words) - 1, len(BASES), 0))
 

@@ -1,6 +1,6 @@
 """The rescue: a fast product with inf or NaN is computed again in the classical order, on the device.
 
-By the tiled kernel for the types that it multiplies (cuda/again.cuh), else by a simple one (cuda/rescue.cuh). Here is
+By the tiled kernel (cuda/again.cuh) or, for types that are not in AGAIN, by a simple one (cuda/rescue.cuh). Here is
 what the launches are told; fmm.kernels.cupy_rescue makes them.
 """
 
@@ -16,12 +16,14 @@ from fmm.kernels.cuda_source import ELEMENTS
 from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import strategy
 from fmm.kernels.tape import GemmOp, Layout, Problem, record
-from fmm.kernels.tile import TileOp
+from fmm.kernels.tile import TileOp, pointers
 from fmm.kernels.tile_leaf import tile_op
 
 THREADS = 256  # of a thread block, as in cuda/rescue.cuh
 RESCUE, SCAN = "fmm_rescue", "fmm_scan"
-AGAIN = strategy("Square")  # whatever the size: few kernels to compile, and few thread blocks to launch for nothing
+# By which strategy the tiled kernel computes a type's products again: one for all sizes, so that few kernels are to be
+# compiled, of large tiles, so that few thread blocks are launched for nothing. The simple kernel does the other types.
+AGAIN = {"float32": strategy("Square")}
 FIRST_REST, LAST_REST = 8, 4096  # products left to the vendor after a rescue: doubled each time, up to this
 
 
@@ -71,20 +73,20 @@ class Classical:
 class Again:
     """struct Again of cuda/again.cuh."""
 
-    words = 19
-    _pack = struct.Struct("<QqQqQq11qQQ").pack_into
-
     def __init__(self, problem: Problem) -> None:
         self.op = again(problem)
-        words = struct.unpack("<18q", self.op.parameters)
-        self._sizes, self._rest = words[1:6:2], words[6:17]
-        self._order = ["ABC".index(piece.base) for piece in self.op.pieces]
+        self.words = len(self.op.parameters) // 8 + 1  # the flag's and the count's pointers come last
+        self._values = [*struct.unpack(f"<{self.words - 1}q", self.op.parameters), 0]
+        self._where = [(word, "ABC".index(x.base)) for word, x in zip(pointers(self.op), self.op.pieces, strict=True)]
+        self._pack = struct.Struct(f"<{self.words}q").pack_into
 
     def fill(self, memory: Any, at: int, bases: tuple[int, int, int], flag: int, count: int) -> None:
         """Into memory, from a byte on."""
-        left, right, dest = self._order
-        x, y, z = self._sizes
-        self._pack(memory, at, bases[left], x, bases[right], y, bases[dest], z, *self._rest, flag, count)
+        values = self._values.copy()
+        for word, base in self._where:
+            values[word] = bases[base]
+        values[-2:] = flag, count
+        self._pack(memory, at, *values)
 
     def blocks(self, multiprocessors: int) -> int:
         """Thread blocks that run at a time; they take the tiles in turns."""
@@ -94,7 +96,7 @@ class Again:
 def again(problem: Problem) -> TileOp:
     """C = A B by the tiled kernel, if the flag is up. (What is rescued has neither alpha nor beta.)"""
     whole = replace(problem, dtype=problem.stored, alpha=1, beta=0)
-    (op,) = record(Plan.parse(f"tile.{AGAIN.name.lower()}"), whole).ops
+    (op,) = record(Plan.parse(f"tile.{AGAIN[whole.dtype].name.lower()}"), whole).ops
     assert isinstance(op, GemmOp)
     made = tile_op(op, 1)
     return replace(made, kernel=replace(made.kernel, flag="obeys"))

@@ -87,6 +87,11 @@ class TileOp:
         return "vector" if fits and all(p.offset % WIDE == 0 for p in self.pieces) else "scalar"
 
 
+def pointers(op: TileOp) -> range:
+    """Which of the parameters' words of 8 bytes are the pieces' pointers."""
+    return range(0, BLOCK_BYTES // 8 * len(op.pieces), BLOCK_BYTES // 8)
+
+
 # ---- what a plan wants of the kernel
 
 

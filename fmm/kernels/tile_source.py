@@ -87,8 +87,9 @@ def source(kernel: TileKernel, access: Access) -> str:
     updates = [f"fmm::Update::{t.update.upper()}" for t in kernel.targets]
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     obeys = kernel.flag == "obeys"
-    told, number = ("Again", f"fmm::Exactly<{element}>::Type") if obeys else ("Parameters", element)
-    function, arguments = ("multiply_again", "") if obeys else ("multiply", ", blockIdx.x")
+    told, number, call, tile = f"fmm::Parameters<{_commas(counts)}>", element, "multiply", ", blockIdx.x"
+    if obeys:
+        told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
     lines = [
         *(_text(name) for name in ("tile.cuh", *(("slot.cuh", "again.cuh") if obeys else ()))),
         "struct Product {",
@@ -101,12 +102,12 @@ def source(kernel: TileKernel, access: Access) -> str:
         "};",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',
-        f"{ENTRY}(const __grid_constant__ fmm::{told}<{_commas(counts)}> p) {{",
+        f"{ENTRY}(const __grid_constant__ {told} p) {{",
         f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
         f"    using Number = {number};",
         "    extern __shared__ float4 memory[];",
-        f"    fmm::{function}<Product, Number, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
-        f"        p, reinterpret_cast<Number*>(memory){arguments});",
+        f"    fmm::{call}<Product, Number, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
+        f"        p, reinterpret_cast<Number*>(memory){tile});",
         "}",
     ]
     return "\n".join(lines) + "\n"

@@ -52,15 +52,15 @@ struct Exactly<float> {
     using Type = Whole;
 };
 
-template <int LEFT, int RIGHT, int DEST>
+template <class Params>
 struct Again {
-    Parameters<LEFT, RIGHT, DEST> product;  // its flag is a Slot's, or null: computed always
-    unsigned* count;                        // the slot's rescues once more, in the host's memory
+    Params product;   // its flag is a Slot's, or null: computed always
+    unsigned* count;  // the slot's rescues once more, in the host's memory
 };
 
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
-__device__ __forceinline__ void multiply_again(const Params& again, Element* memory) {
-    const auto& p = again.product;
+__device__ __forceinline__ void multiply_again(const Again<Params>& again, Element* memory) {
+    const Params& p = again.product;
     if (p.flag && !is_up(p.flag)) return;
     for (int number = blockIdx.x; number < p.down * p.across; number += gridDim.x) {
         multiply<Product, Element, S, LEFT, RIGHT, ACCESS>(p, memory, number);

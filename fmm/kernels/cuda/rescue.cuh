@@ -6,8 +6,8 @@
 // NaN stand where the vendor's product has them. The host is never asked: it reads a count in its own memory at some
 // later call.
 //
-// For types that the tiled kernel does not multiply (again.cuh is for the others), and to look for inf and NaN in what
-// raises no flag. Comes after sum.cuh, whose element types it uses, and slot.cuh.
+// For types that the tiled kernel does not compute again (see again.cuh), and to look for inf and NaN in what raises no
+// flag. Comes after sum.cuh, whose element types it uses, and slot.cuh.
 #pragma once
 
 namespace fmm::classical {
