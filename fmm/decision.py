@@ -79,15 +79,15 @@ def answer(problem: Problem, limits: Limits, device: Identity, otherwise: Callab
 
 @lru_cache(maxsize=4096)
 def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
-    """The entry of exactly this shape, if its plan is within the limits; else that of the plans without workspace."""
-    for found in (tuned.entry(problem.size), tuned.entry(problem.size, lean=True)):
-        if found is None:
-            continue
-        entry, plan = found
-        growth, needed = expected_growth(plan, problem.dtype), _workspace(plan, problem)
-        if growth <= limits.error_growth and needed <= limits.workspace:
-            return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
-    return None
+    """The entry of exactly this shape, if its plan is within the limits; there may be one for who has no workspace."""
+    lean = None if limits.workspace else tuned.entry(problem.size, lean=True)
+    found = lean or tuned.entry(problem.size)
+    if found is None:
+        return None
+    entry, plan = found
+    if expected_growth(plan, problem.dtype) > limits.error_growth or _workspace(plan, problem) > limits.workspace:
+        return None
+    return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
 
 
 @lru_cache(maxsize=4096)

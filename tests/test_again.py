@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.plan import Plan
-from fmm.kernels.rescue import AGAIN, Again, again
+from fmm.kernels.rescue import AGAIN, Again, again, needed, unseen
 from fmm.kernels.strategy import SUMMING
 from fmm.kernels.tape import Layout, Problem, record
 from fmm.kernels.tile import TileOp
@@ -134,6 +134,23 @@ def test_a_rescue_fills_the_device_once() -> None:
     assert large.blocks(132) == 132 * large.op.kernel.strategy.blocks and small.blocks(132) == 4
     tf32 = again(Problem.contiguous(64, 64, 64, "tf32"))
     assert tf32.kernel.element == "float32" and tf32.kernel.flag == "obeys"
+
+
+@pytest.mark.parametrize(
+    ("plan", "wanted", "scanned"),
+    [
+        ("vendor", False, False),
+        ("aligned.batched.pad16 > vendor", False, False),
+        ("strassen.batched.pad16 > vendor", True, False),  # its sums write C
+        ("li-fig3.peel > vendor", True, True),  # products of the vendor's do, which raise no flag
+        ("li-fig3.peel > tile", True, False),  # ours do
+        ("strassen.fused > tile", True, False),
+        ("strassen > strassen.fused > tile", True, False),
+    ],
+)
+def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
+    tape = record(Plan.parse(plan), Problem.contiguous(133, 140, 150, "float32"))
+    assert (needed(tape), unseen(tape)) == (wanted, scanned)
 
 
 # ---- products that raise the flag

@@ -17,13 +17,13 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.device.arrays import Arrays
 from fmm.device.call import Call, scratch
-from fmm.kernels import cupy_rescue
 from fmm.kernels.cublas import Lane, Pointers, set_stream
 from fmm.kernels.cuda_graphs import Kernel, Movable
 from fmm.kernels.cupy_backend import MOST, CupyBackend, Grain, cublas_handle, grains
 from fmm.kernels.cupy_rescue import Rescue, Slot, slot
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.replays import Replays, Shelf
+from fmm.kernels.rescue import needed
 from fmm.kernels.tape import Tape
 from fmm.memory import also_released
 
@@ -154,4 +154,4 @@ def measured(arrays: Arrays, call: Call, multiply: Callable[[Plan], Any]) -> Any
 
 @lru_cache(maxsize=4096)
 def _rescue(tape: Tape, device: int) -> Rescue | None:
-    return Rescue(tape, device) if cupy_rescue.needed(tape) else None
+    return Rescue(tape, device) if needed(tape) else None

@@ -130,7 +130,7 @@ def _tiled(op: SumOp | GemmOp | TileOp | Turn, device: int) -> TileOp | None:
 
 
 class _Player:
-    """A tape made ready for one device: compiled kernels, parameter blocks, cuBLAS calls."""
+    """A tape made ready for one device: compiled kernels, parameter blocks, products' calls."""
 
     def __init__(self, tape: Tape, device: int, math: Math, flagged: bool) -> None:
         self.tape, self.device, self.flagged = tape, device, flagged

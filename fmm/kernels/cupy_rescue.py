@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from math import prod
 from typing import Any, NamedTuple
 
 import cupy
@@ -20,11 +19,9 @@ from cupy_backends.cuda.api import driver, runtime
 from fmm.kernels import rescue
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cupy_tile import function, multiprocessors
-from fmm.kernels.plan import Level
-from fmm.kernels.rescue import Again, Classical
-from fmm.kernels.tape import GemmOp, Tape
+from fmm.kernels.rescue import Again, Classical, unseen
+from fmm.kernels.tape import Tape
 from fmm.kernels.tile import WIDE
-from fmm.kernels.tile_leaf import is_tiled
 
 SLOT_BYTES = 16  # of struct Slot in cuda/slot.cuh, rounded up
 CHUNK = 4096  # slots that are allocated together
@@ -129,18 +126,6 @@ class Rescue:
             made = function(self.device, op.kernel, op.access if wide else "scalar").kernel.ptr
             shape = self.again.blocks(multiprocessors(self.device)), 1, 1, op.kernel.strategy.threads, 1, 1
             yield Launch(partial(LAUNCH, made, *shape, op.kernel.shared), made, len(self.told) - 1)
-
-
-def needed(tape: Tape) -> bool:
-    """Can its plan put an inf or NaN where the classical product has none? Not one whose levels save no product."""
-    levels = [level for level in tape.plan.levels if isinstance(level, Level)]
-    return any(level.products < prod(level.size) for level in levels)
-
-
-def unseen(tape: Tape) -> bool:
-    """Does a product of the vendor's write C, which raises no flag? (A plan that is one GEMM is the vendor's own.)"""
-    vendors = (op for op in tape.ops if isinstance(op, GemmOp) and not is_tiled(op))
-    return len(tape.ops) > 1 and any(op.writes_result for op in vendors)
 
 
 @lru_cache(maxsize=256)

@@ -10,14 +10,15 @@ import struct
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
+from math import prod
 from typing import Any
 
 from fmm.kernels.cuda_source import ELEMENTS
-from fmm.kernels.plan import Plan
+from fmm.kernels.plan import Level, Plan
 from fmm.kernels.strategy import strategy
-from fmm.kernels.tape import GemmOp, Layout, Problem, record
+from fmm.kernels.tape import GemmOp, Layout, Problem, Tape, record
 from fmm.kernels.tile import TileOp, pointers
-from fmm.kernels.tile_leaf import tile_op
+from fmm.kernels.tile_leaf import is_tiled, tile_op
 
 THREADS = 256  # of a thread block, as in cuda/rescue.cuh
 RESCUE, SCAN = "fmm_rescue", "fmm_scan"
@@ -49,6 +50,21 @@ class Trust:
         if self.quiet > self.rest:
             self.rest = FIRST_REST
         return True
+
+
+# ---- which plans have one
+
+
+def needed(tape: Tape) -> bool:
+    """Can its plan put an inf or NaN where the classical product has none? Not one whose levels save no product."""
+    levels = [level for level in tape.plan.levels if isinstance(level, Level)]
+    return any(level.products < prod(level.size) for level in levels)
+
+
+def unseen(tape: Tape) -> bool:
+    """Does a product of the vendor's write C, which raises no flag? (A plan that is one GEMM is the vendor's own.)"""
+    vendors = (op for op in tape.ops if isinstance(op, GemmOp) and not is_tiled(op))
+    return len(tape.ops) > 1 and any(op.writes_result for op in vendors)
 
 
 # ---- what a launch is told
