@@ -14,11 +14,13 @@ from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate, datasheet
 from fmm.perfmodel.choose import Limits, candidates, choose, ranked
-from fmm.perfmodel.predict import estimated, predict, vendor
+from fmm.perfmodel.predict import Tiles, estimated, predict, vendor
 from fmm.perfmodel.problem import Problem
 from fmm.tuner.conclude import concluded, entries
 from fmm.tuner.fake_device import FakeDevice
 from fmm.tuner.journal import Journal
+from fmm.tuner.shapes import LADDER, below, ladder
+from fmm.tuner.trials import Trial
 from fmm.tuner.tune import tune
 
 FUSED, HYBRID = (p for p in candidates(True) if p.tiled)
@@ -73,6 +75,21 @@ def test_where_it_loses_the_vendor_is_the_best_without_workspace(
     assert lean == ([plan] if plan else [])
 
 
+def test_of_shapes_too_small_for_other_plans_only_that_entry_is_known(journal: Journal) -> None:
+    """Products that are small for a tuning are raced with the plan without workspace alone."""
+    alone = [replace(t, size=(2048,) * 3) for t in journal.recorded if t.plan in ("vendor", str(FUSED))]
+    assert [(e.plan, e.lean) for e in entries(paired(alone), 0.0)] == [(str(FUSED), True)]
+    assert below(28000)[0] == (3072, 3072, 3072) and below(8192) == []
+    assert {*below(40000), *ladder(40000)} == {(x, x, x) for x in LADDER if x <= 40000}
+
+
+def paired(trials: list[Trial]) -> list[Trial]:
+    """Without rounds of the vendor's beside other plans: in each stage, as many samples of both."""
+    own = {stage: [t for t in trials if t.stage == stage and t.plan == str(FUSED)] for stage in ("search", "certify")}
+    vendor = {stage: [t for t in trials if t.stage == stage and t.plan == "vendor"] for stage in own}
+    return [t for stage in own for t in (*vendor[stage][-len(own[stage]) :], *own[stage])]
+
+
 def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
     problem = Problem(12288, 12288, 12288, "float32")
     known, device = section.calibration, section.identity
@@ -125,10 +142,10 @@ def test_sums_inside_are_instructions() -> None:
     problem, half = Problem(n, n, n, "float32"), n // 2
     work = estimated(FUSED, problem)
     assert (work.traffic, work.passes, work.leaves) == (0, 0, ((half, half, half, 7, 1),))
-    assert work.tiles == (64, 128, 12 / 7, 12 / 7, 12 / 7)
+    assert work.tiles == Tiles(64, 128, 12 / 7, 12 / 7, 12 / 7, 7)
     tiles = (half // 64) * (half // 128)
     added = 5 / 7 / 128 + 5 / 7 / 64 + 5 / 7 / half
-    expected = 7 * 2 * half**3 / 5e13 * 1.02 * (1 + 40 / tiles + 30 / half + 0.7 * added)
+    expected = 7 * 2 * half**3 / 5e13 * 1.02 * (1 + 40 / (7 * tiles) + 30 / half + 0.7 * added)
     assert predict(FUSED, problem, TRUTH).products == pytest.approx(expected)
 
 

@@ -30,13 +30,14 @@ Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many o
 
 class Tiles(NamedTuple):
     """How the tiled kernel makes leaf products: the sides of its tiles; how many blocks of A, B and C each product
-    reads, reads and writes, on average."""
+    reads, reads and writes, on average; how many products fill the device together, if they may."""
 
     height: int
     width: int
     left: float = 1.0
     right: float = 1.0
     dest: float = 1.0
+    together: float = 1.0
 
     def number(self, m: float, n: float) -> int:
         return ceil(m / self.height) * ceil(n / self.width)
@@ -49,7 +50,7 @@ class Tiles(NamedTuple):
         tiles = self.number(m, n)
         whole = tiles * self.height * self.width / (m * n)
         added = (self.left - 1) / self.width + (self.right - 1) / self.height + (self.dest - 1) / k
-        start = rate.waves / (together * tiles) + rate.pipe / k
+        start = rate.waves / (max(together, self.together) * tiles) + rate.pipe / k
         return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added)
 
 
@@ -151,7 +152,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
             together = max(batch, lanes)
             slowdown = tiles.slowdown(rate, m, k, n, together) if tiles else aside * _vendors(rate, m, k, n, together)
             compute = problem.element.flops * m * k * n / rate.flops * slowdown
-            left, right, dest = tiles[2:] if tiles else (1, 1, 1)
+            left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * item / (rate.memory or calibration.stream)
             products += count * max(compute, moved)
             starts += count / batch
@@ -217,8 +218,8 @@ def _tiles(plan: Plan) -> Tiles | None:
     chosen = strategy_of(leaf_parts(plan.leaf)[0]) or (SUMMING if found else TUNED[0])
     if found is None:
         return Tiles(chosen.m_s, chosen.n_s)
-    terms = (sum(c != 0 for row in matrix for c in row) / found.rank for matrix in (found.u, found.v, found.w))
-    return Tiles(chosen.m_s, chosen.n_s, *terms)
+    left, right, dest = (sum(c != 0 for row in x for c in row) / found.rank for x in (found.u, found.v, found.w))
+    return Tiles(chosen.m_s, chosen.n_s, left, right, dest, found.rank)
 
 
 def aligned(problem: Problem) -> bool:

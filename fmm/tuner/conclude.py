@@ -64,6 +64,9 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     found = []
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
+        if all(t.plan == "vendor" or lean(Plan.parse(t.plan), t.problem) for t in searched):
+            found += lean_entry(searched, confirmed, noise)  # other plans were not tried
+            continue
         shown = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
         wins = unbeaten(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
         shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
@@ -80,7 +83,7 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
 
 
 def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
-    """Where the best plan needs workspace, what is best without: a certified plan, or the vendor if none is."""
+    """What is best without workspace: a certified plan, or the vendor if none is."""
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if lean(Plan.parse(x[0]), trials[0].problem)]
         shown = [certify.entry(trials[0].size, *x, noise, "certified") for x in pairs]

@@ -84,16 +84,30 @@ def search(journal: Journal, problem: Problem, calibration: Calibration, effort:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
     predicted = [c.plan for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR]
     predicted = [p for p in predicted if fits(journal.device, p, problem)]
-    leanest = [p for p in predicted if lean(p, problem)][:1]
-    peers = list(journal.device.peers())[: effort.enqueued]
-    promising = list(dict.fromkeys([*predicted[:1], *leanest, *peers, *predicted[1 : effort.enqueued]]))
+    without, peers = leanest(problem, calibration, journal.device), list(journal.device.peers())[: effort.enqueued]
+    promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(STAGE, problem) as desk:
         race = Race(desk, effort.rounds)
-        for plan in proposals(promising, journal.device, problem, race.results, effort.trials + len(peers + leanest)):
+        for plan in proposals(promising, journal.device, problem, race.results, effort.trials + len(peers + without)):
             if race.spent >= seconds:
                 break
             race.enter(plan)
     return Found(problem, race.standing())
+
+
+def race(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
+    """These plans alone against the vendor."""
+    with journal.open(STAGE, problem) as desk:
+        racing = Race(desk, effort.rounds)
+        for plan in plans:
+            racing.enter(plan)
+    return Found(problem, racing.standing())
+
+
+def leanest(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
+    """The plan without workspace that the model likes best; none if there is none."""
+    known = ranked(problem, calibration, device.candidates())
+    return [c.plan for c in known if lean(c.plan, problem) and fits(device, c.plan, problem)][:1]
 
 
 def lean(plan: Plan, problem: Problem) -> bool:

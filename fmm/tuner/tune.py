@@ -22,7 +22,7 @@ from fmm.tuner.conclude import concluded, fit, noise_floor, started
 from fmm.tuner.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, Pace, TimeUpError
-from fmm.tuner.search import Found, fits, lean, search
+from fmm.tuner.search import Found, fits, lean, leanest, race, search
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Run
 
@@ -60,6 +60,10 @@ def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = 
             share = effort.seconds / len(problems)
             found = search(journal, problem, calibration, effort, share * SHARES["search"])
             confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
+        for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.below(side, effort.stride))):
+            if plans := leanest(problem, calibration, journal.device):
+                found = race(journal, problem, plans, effort)
+                confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify), noise)
     except TimeUpError:
         stopped = "the time was up"
     except KeyboardInterrupt:
@@ -173,9 +177,9 @@ def confirm(journal: Journal, found: Found, pace: Pace, noise: float) -> None:
             peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, pace, noise)
         ):
             break
-    leanest = next((plan for plan in promising if lean(plan, found.problem)), None)
-    if leanest and leanest not in raced:
-        _faster(journal, "certify", found.problem, VENDOR, leanest, pace, noise)
+    without = next((plan for plan in promising if lean(plan, found.problem)), None)
+    if without and without not in raced:
+        _faster(journal, "certify", found.problem, VENDOR, without, pace, noise)
 
 
 def _faster(journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, pace: Pace, noise: float) -> bool:
