@@ -19,9 +19,8 @@ from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.threads import Threads
-from fmm.kernels.tile import TileOp
 from fmm.perfmodel.cost import cost
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -210,7 +209,7 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
     memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
     memory["W"] = _buffer(tape.workspace)
-    kept: list[tuple[int, SumOp | GemmOp | TileOp]] = []
+    kept: list[tuple[int, Op]] = []
     between, start = False, 0
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
         if isinstance(op, Turn):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -23,11 +23,11 @@ from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
-from fmm.kernels.cupy_tile import TileCall, multiprocessors
+from fmm.kernels.cupy_tile import multiprocessors, tile_calls
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
-from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
-from fmm.kernels.tile import TileOp
+from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tile import Several, TileOp
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 
 LAUNCH = driver.launchKernel
@@ -108,10 +108,11 @@ class _Buffer(threading.local):
         self.bases: tuple[int, ...] | None = None
 
 
-def _given(op: SumOp | GemmOp | TileOp | Turn) -> set[str]:
+def _given(op: Op) -> set[str]:
     """The bases that a product is given, cuBLAS's or ours."""
-    factors = (op.left, op.right, op.dest) if isinstance(op, GemmOp) else op.pieces if isinstance(op, TileOp) else ()
-    return {x.base for x in factors}
+    if isinstance(op, GemmOp):
+        return {x.base for x in (op.left, op.right, op.dest)}
+    return {x.base for x in op.pieces} if isinstance(op, TileOp | Several) else set()
 
 
 class _Player:
@@ -192,18 +193,18 @@ class _Player:
                 function, _ = _function(self.device, *keys[i])
                 launch = partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)
                 calls.append(_Launch(lane, launch, function, len(op.parameters)))
-            elif isinstance(op, GemmOp | TileOp):
-                calls.append(_Product(lane, self._product(op, grain)))
-            else:
+            elif isinstance(op, Turn):
                 calls.append(op)
+            else:
+                calls += [_Product(lane, call) for call in self._products(op, grain)]
         return calls
 
-    def _product(self, op: GemmOp | TileOp, grain: dict[str, int]) -> Gemm:
+    def _products(self, op: GemmOp | TileOp | Several, grain: dict[str, int]) -> Sequence[Gemm]:
         if isinstance(op, GemmOp) and is_tiled(op):
             op = tile_op(op, multiprocessors(self.device))
-        if isinstance(op, TileOp):
-            return TileCall(op, self.device, grain)
-        return gemm(op, self.tape.problem, self.math, grain)
+        if isinstance(op, GemmOp):
+            return [gemm(op, self.tape.problem, self.math, grain)]
+        return tile_calls(op, self.device, grain)
 
     def _key(self, op: SumOp, grain: dict[str, int]) -> tuple[SumKernel, Access, bool]:
         size, bases = op.alignment

@@ -22,11 +22,9 @@ from fmm.kernels.plan import Level, Plan, PlanError, leaf_parts
 from fmm.kernels.program import Matrix, Program
 from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum
 from fmm.kernels.strategy import SUMMING
-from fmm.kernels.tile import TileOp, fused_op, strategy_of
-from fmm.kernels.tile_source import Update
+from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, fused_op, strategy_of
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
-PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 ARRAY_BYTES = 56  # of struct Array in cuda/sum.cuh
 TILED = ("float32",)  # types that the leaves `tile` multiply
 GRID = 65535  # thread blocks along the second and third axis of a grid
@@ -174,6 +172,9 @@ class Turn(Enum):
     JOIN = "join"
 
 
+Op = SumOp | GemmOp | TileOp | Several | Turn
+
+
 @dataclass(frozen=True)
 class Problem:
     """C = alpha A B + beta C, with everything that a tape depends on."""
@@ -228,7 +229,7 @@ class Tape:
 
     plan: Plan
     problem: Problem
-    ops: tuple[SumOp | GemmOp | TileOp | Turn, ...]
+    ops: tuple[Op, ...]
     lanes: tuple[int, ...]
     workspace: int
 
@@ -255,11 +256,11 @@ class _Recorder:
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.itemsize = dtype, ELEMENTS[dtype].itemsize
-        self.ops: list[SumOp | GemmOp | TileOp | Turn] = []
+        self.ops: list[Op] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
 
-    def _emit(self, *ops: SumOp | GemmOp | TileOp | Turn) -> None:
+    def _emit(self, *ops: Op) -> None:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
@@ -357,10 +358,11 @@ class _Recorder:
             left, right = _terms(found.u, p, lefts), _terms(found.v, p, rights)
             wanted = [i for i, row in enumerate(found.w) if row[p] and min(dests[i].rows, dests[i].cols)]
             if left and right and wanted:
-                first: Update = "scale" if beta else "store"
-                into = [(float(found.w[i][p]), "add" if i in started else first, dests[i]) for i in wanted]
-                scalars = complex(alpha).real, complex(beta).real
-                self._emit(fused_op(strategy, left, right, into, *scalars, follows=bool(started)))
+                scale = complex(alpha).real
+                op = fused_op(strategy, left, right, [(scale * float(found.w[i][p]), dests[i]) for i in wanted])
+                kept = [1.0 if i in started else complex(beta).real for i in wanted]
+                into = tuple(x._replace(keep=keep) for x, keep in zip(op.dest, kept, strict=True))
+                self._emit(replace(op, dest=into, follows=bool(started)))
                 started.update(wanted)
         for i in set(range(len(dests))) - started:
             self._scale(dests[i], beta)
