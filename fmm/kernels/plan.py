@@ -12,8 +12,8 @@ inside the kernel of the leaf `tile`: no temporaries) or `sequential` (one produ
 table has its own order. A fused level's products may also run side by side: on two `streams`, as far as they write
 different blocks, or all of them, adding to C by `atomic` updates (whose order, and with it C's last bits, differ from
 run to run); and products of equally many blocks (`variants`) may start as one launch. Fringes: `unequal` (blocks differ
-by one row or column, sums are as if padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides that
-are multiples of 16) or `peel` (the core that divides, then thin strips).
+by one row or column, sums are as if padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides are
+multiples of 16) or `peel` (the core that divides, then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
 product) and, for float32, `tile` (this package's own kernel; `tile.huge` and the like: by another of its strategies).
@@ -220,7 +220,7 @@ def level(algorithm: str, *options: str) -> Level:
         if len(found) > 1:
             raise PlanError(f"{algorithm} cannot be both {' and '.join(found)}")
     for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
-        valid = ", ".join(TRAVERSALS + TASKS + FRINGES + UNITS)
+        valid = ", ".join(TRAVERSALS + FRINGES + UNITS + TASKS)
         raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
     traversal = traversals[0] if traversals else _usual_traversal(algorithm)
     fringe = fringes[0] if fringes else _usual_fringe(algorithm, traversal)
