@@ -15,8 +15,8 @@ from fmm.kernels.plan import Plan
 from fmm.kernels.rescue import AGAIN, Again, again, needed, unseen
 from fmm.kernels.strategy import SUMMING
 from fmm.kernels.tape import Layout, Problem, record
-from fmm.kernels.tile import TileOp
-from fmm.kernels.tile_source import OPTIONS, Target, TileKernel, source
+from fmm.kernels.tile import TileOp, pointers
+from fmm.kernels.tile_source import OPTIONS, TileKernel, source
 from tests.test_cuda_source import ARCHITECTURES, _compiled, in_parallel, nvrtc, report
 from tests.test_tile import COMPILER, compiled_for_the_host, floats
 
@@ -49,7 +49,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         key = kernel, access
         if key not in libraries:
             libraries[key] = compiled_for_the_host(folder / str(len(libraries)), *key)
-        assert libraries[key].launch(words.ctypes.data_as(ctypes.c_void_p), blocks) == words.nbytes
+        assert libraries[key].launch(words.ctypes.data_as(ctypes.c_void_p), blocks, 1) == words.nbytes
 
     yield launch
 
@@ -146,6 +146,7 @@ def test_a_rescue_fills_the_device_once() -> None:
         ("li-fig3.peel > tile", True, False),  # ours do
         ("strassen.fused > tile", True, False),
         ("strassen > strassen.fused > tile", True, False),
+        ("strassen.fused.atomic > tile", True, True),  # nobody sees what is added atomically
     ],
 )
 def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
@@ -175,12 +176,13 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
         arrays.views[which][i, j] = value
     arrays.views[2][...] = 0
     first, second = record(Plan.parse("strassen.fused > tile.medium"), of).ops[:2]
-    assert {t.update for op in (first, second) for t in op.kernel.targets} == {"store", "add"}  # type: ignore[union-attr]
+    assert isinstance(first, TileOp) and isinstance(second, TileOp)
+    assert {piece.keep for op in (first, second) for piece in op.dest} == {0, 1}  # stored, and added
     for op in (first, second):
-        assert isinstance(op, TileOp) and op.writes_result
+        assert op.writes_result
         words = np.frombuffer(op.parameters, np.int64).copy()
-        for i, piece in enumerate(op.pieces):
-            words[2 * i] = arrays.bases["ABC".index(piece.base)] + piece.offset
+        for word, piece in zip(pointers(op), op.pieces, strict=True):
+            words[word] = arrays.bases["ABC".index(piece.base)] + piece.offset
         words[-1] = flag.ctypes.data
         host(replace(op.kernel, flag="raises"), op.access, words, op.grid[0])
     assert flag[0] == (data != "finite") == (not np.isfinite(arrays.views[2]).all())
@@ -200,8 +202,7 @@ def test_rescues_stay_in_registers(access: Any) -> None:
 
 def test_products_that_raise_the_flag_stay_in_registers() -> None:
     nvrtc()
-    targets = Target(1.0, "add"), Target(-1.0, "add")
-    kernel = TileKernel(replace(SUMMING, stages=2), "float32", (1, -1), (1, -1), targets, flag="raises")
+    kernel = TileKernel(replace(SUMMING, stages=2), "float32", 2, 2, ("keep", "keep"), flag="raises")
     jobs = [(a, source(kernel, "vector"), a, OPTIONS) for a in ("sm_80", "sm_90")]
     assert [r for r in in_parallel(report, jobs) if r.local] == []
 
@@ -209,5 +210,7 @@ def test_products_that_raise_the_flag_stay_in_registers() -> None:
 @pytest.mark.parametrize("dtype", AGAIN)
 def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
-    _, ptx = _compiled(source(again(Problem.contiguous(64, 64, 64, dtype)).kernel, "vector"), "compute_90", "--std=c++17", "-ftz=true")  # fmt: skip  # noqa: E501
-    assert "fma.rn.f" in ptx and set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha
+    text = source(again(Problem.contiguous(64, 64, 64, dtype)).kernel, "vector")
+    _, ptx = _compiled(text, "compute_90", "--std=c++17", "-ftz=true")
+    assert "fma.rn.f" in ptx
+    assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?

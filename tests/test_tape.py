@@ -19,9 +19,9 @@ from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.threads import Threads
-from fmm.kernels.tile import TileOp
+from fmm.kernels.tile import Lines, Piece, Several, TileOp
 from fmm.perfmodel.cost import cost
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -38,6 +38,9 @@ def play(tape: Tape, memory: Memory) -> None:
             _sum(op, memory)
         elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(tape.problem.dtype))
+        elif isinstance(op, TileOp | Several):
+            for product in op.ops if isinstance(op, Several) else (op,):
+                _tile(product, memory)
 
 
 def _sum(op: SumOp, memory: Memory) -> None:
@@ -94,6 +97,29 @@ def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any
     """Column-major, as BLAS reads it."""
     strides = (x.leading, 1) if x.transposed else (1, x.leading)
     return _strided(memory[x.base], x.offset + i * x.stride * kind.itemsize, shape, strides, kind)
+
+
+def _tile(op: TileOp, memory: Memory) -> None:
+    """A product with its sums, each block as large as it is."""
+
+    def block(piece: Piece, lines: Lines, outer: bool) -> Matrix:
+        strides = (1, lines.leading) if outer else (lines.leading, 1)
+        return _strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, np.dtype(np.float32))
+
+    def added(pieces: tuple[Piece, ...], lines: Lines, shape: tuple[int, int], outer: bool) -> Matrix:
+        total = np.zeros(shape, np.float32)
+        for piece in pieces:
+            rows, cols = min(piece.rows, shape[0]), min(piece.cols, shape[1])
+            total[:rows, :cols] += np.float32(piece.factor) * block(piece, lines, outer)[:rows, :cols]
+        return total
+
+    a, b, c = op.lines
+    left = added(op.left, a, (op.m, op.k), op.kernel.along[0] == "outer")
+    found = left @ added(op.right, b, (op.k, op.n), op.kernel.along[1] == "inner")
+    for piece, update in zip(op.dest, op.kernel.updates, strict=True):
+        dest, keep = block(piece, c, False), 1 if update == "atomic" else piece.keep
+        old = np.float32(keep) * dest if keep else 0
+        dest[...] = old + np.float32(piece.factor) * found[: piece.rows, : piece.cols]
 
 
 # ---- running both
@@ -210,7 +236,7 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
     memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
     memory["W"] = _buffer(tape.workspace)
-    kept: list[tuple[int, SumOp | GemmOp | TileOp]] = []
+    kept: list[tuple[int, Op]] = []
     between, start = False, 0
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
         if isinstance(op, Turn):

@@ -1,14 +1,15 @@
 """The CuPy backend: replays tapes on a CUDA device. Sums by the kernel of cuda/sum.cuh, products by cuBLAS or our own.
 
-Handle, memory, stream and compiled code are CuPy's, so that both share them. Where products run two at a time, the
-second lane has a stream and a handle of its own; its work starts after, and ends before, the caller's stream goes on.
+Handle, memory, stream and compiled code are CuPy's, so that both share them. Where products run side by side, every
+lane but the first has a stream of its own, and a handle; its work starts after, and ends before, the caller's stream
+goes on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -23,13 +24,13 @@ from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, OPTIONS, THREADS, Access, SumKernel
-from fmm.kernels.cupy_tile import TileCall, multiprocessors
+from fmm.kernels.cupy_tile import TileCall, launches, multiprocessors
 from fmm.kernels.cupy_tile import function as tile_function
 from fmm.kernels.cupy_tile import wanted as wanted_tile
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
-from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
-from fmm.kernels.tile import TileOp
+from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tile import Several, TileOp
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 from fmm.kernels.tile_source import TileKernel
 
@@ -75,7 +76,7 @@ def prepare(tapes: Iterable[Tape]) -> None:
     device, ops = cupy.cuda.runtime.getDevice(), [op for tape in tapes for op in tape.ops]
     aligned = dict(zip(BASES, ALIGNED, strict=True))
     sums = {(op.kernel, op.access, False) for op in ops if isinstance(op, SumOp)}
-    _compiled(device, sums, {wanted_tile(op, aligned, False) for x in ops if (op := _tiled(x, device))})
+    _compiled(device, sums, {wanted_tile(x, aligned, False) for op in ops for x in _tiled(op, device)})
 
 
 # ---- replaying
@@ -122,11 +123,11 @@ class _Buffer(threading.local):
         self.bases: tuple[int, ...] | None = None
 
 
-def _tiled(op: SumOp | GemmOp | TileOp | Turn, device: int) -> TileOp | None:
-    """The launch of our own kernel that does it, if one does."""
+def _tiled(op: Op, device: int) -> Sequence[TileOp | Several]:
+    """The launches of our own kernel that do it, if it does."""
     if isinstance(op, GemmOp) and is_tiled(op):
-        return tile_op(op, multiprocessors(device))
-    return op if isinstance(op, TileOp) else None
+        return (tile_op(op, multiprocessors(device)),)
+    return launches(op) if isinstance(op, TileOp | Several) else ()
 
 
 class _Player:
@@ -149,7 +150,7 @@ class _Player:
         self.offsets = np.array([x.offset for _, x in slots] + [0] * len(ends), np.int64)
         self.few = list(zip(*(x.tolist() for x in (self.slots, self.which, self.offsets)), strict=True))[: SLOTS + 1]
         self.buffer = _Buffer(blocks)
-        products = (op for op in tape.ops if isinstance(op, GemmOp | TileOp))
+        products = (op for op in tape.ops if isinstance(op, GemmOp | TileOp | Several))
         self.fixed = sorted({BASES.index(x.base) for op in products for x in op.pieces})
         self.calls: dict[tuple[int, ...], _Calls] = {}
 
@@ -162,9 +163,10 @@ class _Player:
         stream, known = lanes[0].stream, (*bases, flag)
         for launch, address in zip(ready.first, buffer.addresses, strict=False):
             launch.call(stream, address, 0)
-        before = [begin(lane, self.math) for lane in lanes]
+        calling = lanes[: self.tape.vendor_lanes]
+        before = [begin(lane, self.math) for lane in calling]
         try:
-            for i, lane in enumerate(lanes if scratch else ()):
+            for i, lane in enumerate(calling if scratch else ()):
                 own_memory(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH)
             addresses = iter(buffer.addresses[len(ready.first) :])
             for call in ready.rest:
@@ -175,7 +177,7 @@ class _Player:
                 else:
                     _turn(call, lanes)
         finally:
-            for lane, mode in zip(lanes, before, strict=True):
+            for lane, mode in zip(calling, before, strict=True):
                 end(lane, self.math, mode)
 
     def filled(self, bases: Pointers, flag: int) -> _Buffer:
@@ -200,16 +202,16 @@ class _Player:
 
     def _calls(self, grain: dict[str, int]) -> list[_Launch | _Product | Turn]:
         keys = {i: self._key(op, grain) for i, op in enumerate(self.tape.ops) if isinstance(op, SumOp)}
-        tiles = {i: made for i, op in enumerate(self.tape.ops) if (made := _tiled(op, self.device))}
-        _compiled(self.device, set(keys.values()), {wanted_tile(op, grain, self.flagged) for op in tiles.values()})
+        tiles = [_tiled(op, self.device) for op in self.tape.ops]
+        _compiled(self.device, set(keys.values()), {wanted_tile(x, grain, self.flagged) for own in tiles for x in own})
         calls: list[_Launch | _Product | Turn] = []
         for i, (op, lane) in enumerate(zip(self.tape.ops, self.tape.lanes, strict=True)):
             if isinstance(op, SumOp):
                 function, _ = _function(self.device, *keys[i])
                 launch = partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)
                 calls.append(_Launch(lane, launch, function, len(op.parameters)))
-            elif i in tiles:
-                calls.append(_Product(lane, TileCall(tiles[i], self.device, grain, self.flagged)))
+            elif tiles[i]:
+                calls += [_Product(lane, TileCall(x, self.device, grain, self.flagged)) for x in tiles[i]]
             elif isinstance(op, GemmOp):
                 calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, grain)))
             elif isinstance(op, Turn):
@@ -233,27 +235,41 @@ def _grain(address: int) -> int:
 
 
 def _turn(turn: Turn, lanes: list[Lane]) -> None:
-    """The second lane goes on after what the first has done so far, or the first after all that the second did."""
-    first, then = lanes if turn is Turn.FORK else reversed(lanes)
+    """The other lanes go on after what the first has done so far, or the first after all that the others did."""
+    first, *others = lanes
+    pairs = [(first, lane) if turn is Turn.FORK else (lane, first) for lane in others]
     runtime = cupy.cuda.runtime
-    runtime.eventRecord(first.event, first.stream)
-    runtime.streamWaitEvent(then.stream, first.event)
+    for event, stream in dict.fromkeys((before.event, before.stream) for before, _ in pairs):
+        runtime.eventRecord(event, stream)
+    for before, then in pairs:
+        runtime.streamWaitEvent(then.stream, before.event)
 
 
 class _Side(threading.local):
-    """A thread's second lane on each device, and the events by which lanes wait for each other."""
+    """A thread's other lanes on each device, and the events by which lanes wait for each other."""
 
     def __init__(self) -> None:
-        self.kept: dict[int, tuple[Any, Any, Any, int]] = {}
+        self.kept: dict[int, list[_Own]] = {}
 
-    def lanes(self, device: int, stream: int, handle: int, count: int) -> list[Lane]:
-        if count == 1:
+    def lanes(self, device: int, stream: int, handle: int, tape: Tape) -> list[Lane]:
+        """As many as the tape uses, with a handle of cuBLAS where it calls that."""
+        if tape.lanes_used == 1:
             return [Lane(handle, stream, 0)]
-        if device not in self.kept:
-            events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
-            self.kept[device] = (cupy.cuda.Stream(non_blocking=True), *events, new_handle())
-        own, first, second, side = self.kept[device]
-        return [Lane(handle, stream, first.ptr), Lane(side, own.ptr, second.ptr)]
+        kept = self.kept.setdefault(device, [])
+        kept += [_Own() for _ in range(tape.lanes_used - len(kept))]
+        for own in kept[1 : tape.vendor_lanes]:
+            own.handle = own.handle or new_handle()
+        first, *others = kept[: tape.lanes_used]
+        return [Lane(handle, stream, first.event.ptr), *(Lane(x.handle, x.stream.ptr, x.event.ptr) for x in others)]
+
+
+class _Own:
+    """What a lane has of its own; of the first, which is the caller's, only the event is used."""
+
+    def __init__(self) -> None:
+        self.stream: Any = cupy.cuda.Stream(non_blocking=True)
+        self.event: Any = cupy.cuda.Event(disable_timing=True)
+        self.handle = 0
 
 
 _side = _Side()
@@ -273,7 +289,7 @@ class Route(NamedTuple):
         """`flag`: an int that becomes 1 if a sum or a tiled product gives C inf or NaN; `scratch`: memory for cuBLAS,
         GRAPH_SCRATCH bytes for each lane, if the stream is captured."""
         player, handle = self.player, cublas_handle()  # a thread's own, which dies with it
-        player.play(bases, grain, flag, _side.lanes(player.device, stream, handle, player.tape.lanes_used), scratch)
+        player.play(bases, grain, flag, _side.lanes(player.device, stream, handle, player.tape), scratch)
 
     def key(self, bases: Pointers, grain: Grain) -> Hashable:
         """What a graph of the route depends on: how pointers are aligned, and those of them that products are given."""
@@ -330,9 +346,11 @@ class CupyBackend:
             return made
 
     def _capture(self, tape: Tape, bases: Pointers) -> Graph:
-        # Compiled before, not during the capture.
-        _player(tape, cupy.cuda.runtime.getDevice(), self.math, False).ready(grains(bases))
-        scratch = cupy.empty(GRAPH_SCRATCH * tape.lanes_used, cupy.uint8)
+        # Compiled, and lanes made, before, not during the capture.
+        device = cupy.cuda.runtime.getDevice()
+        _player(tape, device, self.math, False).ready(grains(bases))
+        _side.lanes(device, 0, 0, tape)
+        scratch = cupy.empty(GRAPH_SCRATCH * tape.vendor_lanes, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()

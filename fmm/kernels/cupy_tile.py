@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import cupy
@@ -19,7 +20,7 @@ from cupy_backends.cuda.api import driver
 
 from fmm.kernels.cublas import Lane
 from fmm.kernels.tape import BASES
-from fmm.kernels.tile import WIDE, TileOp, pointers
+from fmm.kernels.tile import WIDE, Several, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -40,7 +41,7 @@ def function(device: int, kernel: TileKernel, access: Access) -> Any:
     return made
 
 
-def wanted(op: TileOp, grain: Mapping[str, int], flagged: bool) -> tuple[TileKernel, Access]:
+def wanted(op: TileOp | Several, grain: Mapping[str, int], flagged: bool) -> tuple[TileKernel, Access]:
     """Which kernel, by what divides each base's address; with a flag, one that raises it if it writes C."""
     aligned = all(grain[piece.base] % WIDE == 0 for piece in op.pieces)
     kernel = replace(op.kernel, flag="raises") if flagged and op.writes_result else op.kernel
@@ -50,11 +51,11 @@ def wanted(op: TileOp, grain: Mapping[str, int], flagged: bool) -> tuple[TileKer
 class TileCall:
     """A launch with everything but the pointers filled in; a flag's comes behind those of the bases."""
 
-    def __init__(self, op: TileOp, device: int, grain: Mapping[str, int], flagged: bool) -> None:
+    def __init__(self, op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool) -> None:
         kernel, access = wanted(op, grain, flagged)
         self.made = function(device, kernel, access)
         shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
-        full = op.grid[0] >= FULL * multiprocessors(device)
+        full = prod(op.grid) >= FULL * multiprocessors(device)
         overlaps = op.follows and full and int(cupy.cuda.Device(device).compute_capability) >= OVERLAPPING
         launch = _overlapping if overlaps else _plain
         self.launch: Callable[[int, int], None] = partial(launch, self.made.kernel.ptr, shape)
@@ -69,6 +70,11 @@ class TileCall:
             words[word] = bases[base] + offset
         parameters = np.array([words.ctypes.data], np.int64)
         self.launch(lane.stream, parameters.ctypes.data)
+
+
+def launches(op: TileOp | Several) -> Sequence[TileOp | Several]:
+    """One, or of products that the kernel cannot do at once, one after the other."""
+    return op.ops if isinstance(op, Several) and not op.at_once else (op,)
 
 
 def _plain(kernel: int, shape: tuple[int, ...], stream: int, parameters: int) -> None:

@@ -341,7 +341,7 @@ def _tidied(
 
 def _peeled(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
     """The largest core that divides, then three strips by the leaf, each entry of C's strips computed once."""
-    core = Plan((Level(level.algorithm, level.traversal, "pad"), *plan.levels[1:]), plan.leaf)
+    core = Plan((replace(level, fringe="pad"), *plan.levels[1:]), plan.leaf)
     leaf = Plan((), plan.leaf)
     mc, kc, nc = (side - side % part for side, part in zip((m, k, n), level.size, strict=True))
     if 0 in (mc, kc, nc):

@@ -16,8 +16,8 @@ from typing import Any
 from fmm.kernels.cuda_source import ELEMENTS
 from fmm.kernels.plan import Level, Plan
 from fmm.kernels.strategy import strategy
-from fmm.kernels.tape import GemmOp, Layout, Problem, Tape, record
-from fmm.kernels.tile import TileOp, pointers
+from fmm.kernels.tape import GemmOp, Layout, Op, Problem, Tape, record
+from fmm.kernels.tile import Several, TileOp, pointers
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 
 THREADS = 256  # of a thread block, as in cuda/rescue.cuh
@@ -62,9 +62,15 @@ def needed(tape: Tape) -> bool:
 
 
 def unseen(tape: Tape) -> bool:
-    """Does a product of the vendor's write C, which raises no flag? (A plan that is one GEMM is the vendor's own.)"""
-    vendors = (op for op in tape.ops if isinstance(op, GemmOp) and not is_tiled(op))
-    return len(tape.ops) > 1 and any(op.writes_result for op in vendors)
+    """Is C written by what raises no flag: products of the vendor's, or such as are added atomically? (A plan that is
+    one GEMM is the vendor's own.)"""
+    return len(tape.ops) > 1 and any(_silent(op) for op in tape.ops)
+
+
+def _silent(op: Op) -> bool:
+    if isinstance(op, GemmOp):
+        return op.writes_result and not is_tiled(op)
+    return isinstance(op, TileOp | Several) and op.writes_result and "atomic" in op.kernel.updates
 
 
 # ---- what a launch is told

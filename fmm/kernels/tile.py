@@ -6,23 +6,26 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from fmm.kernels.strategy import Strategy, strategy
-from fmm.kernels.tile_source import Access, Along, Target, TileKernel, Update
+from fmm.kernels.tile_source import ELEMENTS, Access, Along, TileKernel, Update
 
-BLOCK_BYTES = 16  # of struct Block in cuda/tile.cuh
+PARAMETER_BYTES = 4096  # what every driver passes to a kernel
+BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of cuda/tile.cuh, by the size of a number
 GROUP = 8  # rows of tiles that are done together
 WIDE = 16  # bytes of an access of `vector`
 
 
 class Piece(NamedTuple):
-    """A block of A, B or C: where it begins in which base, in bytes, and its sizes."""
+    """A block of A, B or C: where it begins in which base, in bytes, its sizes, and how often it is taken."""
 
     base: str
     offset: int
     rows: int
     cols: int
+    factor: float = 1  # of a block in a sum, whose first has 1; of the product in a destination
+    keep: float = 0  # what a destination keeps of its old value: with 0 that is never read
 
 
 class Lines(NamedTuple):
@@ -34,7 +37,7 @@ class Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class TileOp:
-    """One launch: `count` products C_d = alpha c_d (sum of A's blocks)(sum of B's) + what the targets say of C_d."""
+    """One launch: `count` products C_d = keep_d C_d + c_d (sum of a_i A_i)(sum of b_j B_j), layer by layer."""
 
     kernel: TileKernel
     left: tuple[Piece, ...]
@@ -45,9 +48,6 @@ class TileOp:
     n: int
     k: int
     count: int = 1
-    alpha: float = 1
-    beta: float = 0
-    itemsize: int = 4
     follows: bool = False  # what the launch before this one writes is only added to: they may overlap until then
 
     def __hash__(self) -> int:
@@ -72,13 +72,25 @@ class TileOp:
         down, across = self.tiles
         return down * across * self.count, 1, 1
 
+    @property
+    def itemsize(self) -> int:
+        return ELEMENTS[self.kernel.element].itemsize
+
     @cached_property
     def parameters(self) -> bytes:
         """struct Parameters of cuda/tile.cuh, its pointers null: first in each block, the flag's last."""
-        blocks = b"".join(struct.pack("<q2i", 0, p.rows, p.cols) for p in self.pieces)
+        return self.sums + self.sizes
+
+    @property
+    def sums(self) -> bytes:
+        """struct Sums: what is added up, and where the product goes."""
+        return b"".join(struct.pack(BLOCK[self.itemsize], 0, *x[2:]) for x in self.pieces)
+
+    @property
+    def sizes(self) -> bytes:
+        """What comes behind the products."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
-        sizes = self.m, self.n, self.k, *self.tiles, GROUP
-        return blocks + struct.pack("<6q2d6iq", *steps, self.alpha, self.beta, *sizes, 0)
+        return struct.pack("<6q6iq", *steps, self.m, self.n, self.k, *self.tiles, GROUP, 0)
 
     @cached_property
     def access(self) -> Access:
@@ -87,9 +99,66 @@ class TileOp:
         return "vector" if fits and all(p.offset % WIDE == 0 for p in self.pieces) else "scalar"
 
 
-def pointers(op: TileOp) -> range:
+@dataclass(frozen=True)
+class Several:
+    """Products in one launch, if the kernel can. `order`: no two write the same block (`free`), they do so one after
+    the other (`turns`), or number by number in any order (`atomic`)."""
+
+    ops: tuple[TileOp, ...]
+    order: Literal["free", "turns", "atomic"] = "free"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def at_once(self) -> bool:
+        """Can cuda/tile.cuh do it in one launch? Products of one variant, of which none waits for another."""
+        alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
+        return alike and self.order != "turns" and len(self.parameters) <= PARAMETER_BYTES
+
+    @cached_property
+    def kernel(self) -> TileKernel:
+        return replace(self.ops[0].kernel, products=len(self.ops))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """In the order of the launch's parameters."""
+        return tuple(x for op in self.ops for x in op.pieces)
+
+    @property
+    def writes_result(self) -> bool:
+        return any(op.writes_result for op in self.ops)
+
+    @property
+    def follows(self) -> bool:
+        return self.ops[0].follows
+
+    @cached_property
+    def largest(self) -> TileOp:
+        """A product as large as any: what the others lack of it counts as zero, and is not written."""
+        m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
+        return replace(self.ops[0], m=m, n=n, k=k)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Block index z is the product's."""
+        across, _, _ = self.largest.grid
+        return across, 1, len(self.ops)
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """As a TileOp's, for all products."""
+        return b"".join(op.sums for op in self.ops) + self.largest.sizes
+
+    @cached_property
+    def access(self) -> Access:
+        return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
+
+
+def pointers(op: TileOp | Several) -> range:
     """Which of the parameters' words of 8 bytes are the pieces' pointers."""
-    return range(0, BLOCK_BYTES // 8 * len(op.pieces), BLOCK_BYTES // 8)
+    words = struct.calcsize(BLOCK[ELEMENTS[op.kernel.element].itemsize]) // 8
+    return range(0, words * len(op.pieces), words)
 
 
 # ---- what a plan wants of the kernel
@@ -121,36 +190,24 @@ def strategy_of(leaf: str) -> Strategy | None:
     return strategy(name) if name else None
 
 
-def fused_op(
-    s: Strategy,
-    left: Terms,
-    right: Terms,
-    dest: Sequence[tuple[float, Update, View]],
-    alpha: float,
-    beta: float,
-    follows: bool,
-) -> TileOp:
-    """One product of float32 numbers with its sums. Of a C that lies column by column, the transpose is computed."""
-    m, n = (max(getattr(x, side) for _, _, x in dest) for side in ("rows", "cols"))
+def fused_op(s: Strategy, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
+    """One product of float32 numbers with its sums, added to its destinations. Of a C that lies column by column, the
+    transpose is computed."""
+    m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
-    turned = dest[0][2].right != 1
+    turned = dest[0][1].right != 1
     if turned:
         left, right, m, n = right, left, n, m
     along: tuple[Along, Along] = _along(left, 0, turned), _along(right, 1, turned)
-    (factor, lefts), (other, rights) = _factors(left), _factors(right)
-    targets = tuple(Target(factor * other * c, update) for c, update, _ in dest)
     # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
-    kernel = TileKernel(replace(s, stages=2), "float32", lefts, rights, targets, along)
-    views = [x for _, x in left], [x for _, x in right], [x for _, _, x in dest]
-    pieces = [tuple(_piece(x, turned) for x in side) for side in views]
-    lines = [Lines(max(x[0].down, x[0].right)) for x in views]
-    a, b, c = lines
-    return TileOp(kernel, pieces[0], pieces[1], pieces[2], (a, b, c), m, n, k, 1, alpha, beta, follows=follows)
-
-
-def _factors(terms: Terms) -> tuple[float, tuple[float, ...]]:
-    """A lone block's coefficient is the product's: it is copied as it is."""
-    return (terms[0][0], (1.0,)) if len(terms) == 1 else (1.0, tuple(c for c, _ in terms))
+    updates = (update,) * len(dest)
+    kernel = TileKernel(replace(s, stages=2), "float32", len(left), len(right), updates, along)
+    # The first block of a sum is taken as it is: its coefficient is the product's.
+    own = left[0][0] * right[0][0]
+    a, b = (tuple(_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))
+    into = tuple(_piece(x, turned, own * c, 1) for c, x in dest)
+    u, v, w = (Lines(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
+    return TileOp(kernel, a, b, into, (u, v, w), m, n, k)
 
 
 def _along(terms: Terms, inner: int, turned: bool) -> Along:
@@ -159,5 +216,5 @@ def _along(terms: Terms, inner: int, turned: bool) -> Along:
     return "inner" if rows == (inner == 0) else "outer"
 
 
-def _piece(x: View, turned: bool) -> Piece:
-    return Piece(x.base, x.offset, *((x.cols, x.rows) if turned else (x.rows, x.cols)))
+def _piece(x: View, turned: bool, factor: float, keep: float = 0) -> Piece:
+    return Piece(x.base, x.offset, *((x.cols, x.rows) if turned else (x.rows, x.cols)), factor, keep)

@@ -1,10 +1,12 @@
 """CUDA source of a product with sums in it: a short stub for the one kernel in cuda/tile.cuh.
 
-The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, and their coefficients.
+The stub is all that depends on a scheme: how many blocks of A, B and C a product touches. Which blocks, and their
+coefficients, come with the launch: a variant of Huang, Yu, van de Geijn's Figure 6 is one kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -14,7 +16,7 @@ from fmm.kernels.strategy import Strategy
 
 Along = Literal["inner", "outer"]
 Access = Literal["vector", "scalar"]
-Update = Literal["store", "add", "scale"]
+Update = Literal["keep", "atomic"]  # how a product comes to a destination: cuda/tile.cuh says it
 Flag = Literal["", "raises", "obeys"]
 ENTRY = "fmm_tile"
 # The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
@@ -33,16 +35,9 @@ class Element(NamedTuple):
 ELEMENTS = {"float32": Element("float", 4), "float64": Element("double", 8)}
 
 
-class Target(NamedTuple):
-    """A destination: the product's factor, and what becomes of the old value (`scale`: beta times)."""
-
-    factor: float
-    update: Update
-
-
 @dataclass(frozen=True)
 class TileKernel:
-    """(sum of left_i A_i)(sum of right_j B_j) into the targets; sizes, addresses, alpha, beta come with the launch.
+    """`products` at a time of (sum of `left` blocks of A)(sum of `right` blocks of B) into so many destinations.
 
     With a flag comes its address too: a kernel that `raises` it does so where what it stores is inf or NaN; one that
     `obeys` does nothing if it is down, and comes with the address of the host's count (cuda/again.cuh).
@@ -50,15 +45,17 @@ class TileKernel:
 
     strategy: Strategy
     element: str
-    left: tuple[float, ...] = (1.0,)
-    right: tuple[float, ...] = (1.0,)
-    targets: tuple[Target, ...] = (Target(1.0, "store"),)
+    left: int = 1
+    right: int = 1
+    updates: tuple[Update, ...] = ("keep",)  # one a destination
     along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
+    products: int = 1
     flag: Flag = ""
 
-    def __post_init__(self) -> None:
-        if any(len(terms) == 1 and terms != (1.0,) for terms in (self.left, self.right)):
-            raise ValueError("a lone block is copied as it is: its coefficient belongs to the targets")
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """Blocks of A, B and C: Huang's (W_A, W_B, W_C)."""
+        return self.left, self.right, len(self.updates)
 
     @property
     def shared(self) -> int:
@@ -66,10 +63,10 @@ class TileKernel:
         s, item = self.strategy, ELEMENTS[self.element].itemsize
         spaced = s.k_s + WIDE // item  # lines along the inner dimension, in other banks
         numbers = 0
-        for out, along, terms in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
+        for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             copied = out * (spaced if along == "inner" else s.k_s)
             summed = (out + WIDE // item) * s.k_s if along == "inner" and s.turned else copied
-            numbers += s.stages * copied if len(terms) == 1 else s.stages * summed + len(terms) * copied
+            numbers += s.stages * copied if blocks == 1 else s.stages * summed + blocks * copied
         return item * numbers
 
 
@@ -83,28 +80,25 @@ def source(kernel: TileKernel, access: Access) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, ELEMENTS[kernel.element].name
     sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)
-    counts = len(kernel.left), len(kernel.right), len(kernel.targets)
-    updates = [f"fmm::Update::{t.update.upper()}" for t in kernel.targets]
+    counts = *kernel.operands, kernel.products
+    updates = [f"fmm::Update::{update.upper()}" for update in kernel.updates]
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     obeys = kernel.flag == "obeys"
-    told, number, call, tile = f"fmm::Parameters<{_commas(counts)}>", element, "multiply", ", blockIdx.x"
+    told, number, call, tile = f"fmm::Parameters<Number, {_commas(counts)}>", element, "multiply", ", blockIdx.x"
     if obeys:
         told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
     lines = [
         *(_text(name) for name in ("tile.cuh", *(("slot.cuh", "again.cuh") if obeys else ()))),
         "struct Product {",
-        "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {};".format(*counts),
+        "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
-        _listed("double", "left", kernel.left),
-        _listed("double", "right", kernel.right),
-        _listed("double", "dest", [t.factor for t in kernel.targets]),
         _listed("fmm::Update", "update", updates),
         "};",
+        f"using Number = {number};",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',
         f"{ENTRY}(const __grid_constant__ {told} p) {{",
         f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
-        f"    using Number = {number};",
         "    extern __shared__ float4 memory[];",
         f"    fmm::{call}<Product, Number, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
         f"        p, reinterpret_cast<Number*>(memory){tile});",
@@ -113,9 +107,8 @@ def source(kernel: TileKernel, access: Access) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listed(kind: str, name: str, values: object) -> str:
+def _listed(kind: str, name: str, values: Sequence[str]) -> str:
     """A function from an index to one of these values, known when the kernel is compiled."""
-    assert isinstance(values, (list, tuple))
     *first, last = values
     choice = "".join(f"i == {i} ? {v} : " for i, v in enumerate(first))
     return f"    __device__ static constexpr {kind} {name}([[maybe_unused]] int i) {{ return {choice}{last}; }}"

@@ -17,6 +17,7 @@ from itertools import combinations, pairwise, product
 from math import prod
 from typing import NamedTuple, TypeVar
 
+from fmm.kernels import tasks
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import LT_SCRATCH, temporary_bytes
 from fmm.kernels.plan import Level, Plan, PlanError
@@ -117,16 +118,28 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
     level = _level(plan, shape, alpha, beta)
     if level is None:
         return _leaf(shape, units, LT_SCRATCH if plan.leaf.startswith("lt") else 0)
-    if plan.fused:  # what its products read more than one block for comes out of caches, mostly
-        level = level._replace(read={}, written={}, launches=0, temporaries={})
+    if plan.fused:
+        level = _fused(plan, shape, beta)
     read, loads = units.traffic(level.read)
     written, stores = units.traffic(level.written)
-    launches = level.launches - _saved(plan, level, units.batched)
+    calls = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, units.itemsize) * times for size, times in level.temporaries.items())
-    start = _Tally(level.additions, read, written, 0, loads + stores, launches, own, ())
+    start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
     first = plan.levels[0] if plan.levels else None
     return _total(start, inner, first.lanes if isinstance(first, Level) and first.fringe != "peel" else 1)
+
+
+def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> _Level:
+    """Sums inside the products, alpha and beta too: what they read more than one block for comes out of caches, mostly.
+
+    Where products are added atomically, C is first made beta times what it was.
+    """
+    level, first, c = _level(plan, shape, 1, 0), plan.levels[0], shape[0] * shape[2]
+    assert level is not None and isinstance(first, Level)
+    scaled = int("atomic" in first.tasks and beta != 1)
+    read = {c: 1} if scaled and beta else {}
+    return level._replace(read=read, written={c: 1} if scaled else {}, launches=scaled, temporaries={})
 
 
 def _leaf(shape: Shape, units: _Units, scratch: int) -> _Tally:
@@ -160,7 +173,10 @@ def _saved(plan: Plan, level: _Level, batched: bool) -> int:
     first = plan.levels[0] if plan.levels else None
     if not isinstance(first, Level) or first.fringe == "peel" or plan.rest.levels:
         return 0
-    if first.traversal in ("sequential", "fused") or (first.traversal in ("stacked", "overlapped") and not batched):
+    if first.traversal == "fused" and first.scheme:  # blocks that hold nothing are launched by nobody
+        most = tasks.launches(first.scheme, first.tasks)
+        return max(sum(times for (_, size, _), times in level.calls.items() if 0 not in size) - most, 0)
+    if first.traversal == "sequential" or (first.traversal in ("stacked", "overlapped") and not batched):
         return 0
     return sum(times - 1 for (_, size, _), times in level.calls.items() if 0 not in size)
 

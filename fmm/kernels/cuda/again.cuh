@@ -37,11 +37,13 @@ struct Whole {
 #endif
         return *this;
     }
-    __device__ __forceinline__ Whole& operator+=(Whole y) { return *this += Times{y.x, 1.0f}; }
 };
 __device__ __forceinline__ Whole::Times operator*(Whole x, Whole y) { return {x.x, y.x}; }
-__device__ __forceinline__ Whole operator+(Whole x, Whole y) { return x += y; }
-__device__ __forceinline__ Whole operator+(Whole::Times x, Whole y) { return y += x; }
+__device__ __forceinline__ Whole operator+(Whole::Times x, Whole::Times y) {
+    Whole sum = x;
+    return sum += y;
+}
+__device__ __forceinline__ bool operator!=(Whole x, Whole y) { return x.x != y.x; }
 
 template <class Element>
 struct Exactly {

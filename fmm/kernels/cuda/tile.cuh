@@ -3,9 +3,10 @@
 // A thread block makes one tile of the product; what it needs of A and B comes through shared memory, some steps ahead
 // of its use. Sums of blocks of A and B are formed on the way there, and the product is added to every destination on its
 // way out: so the additions of a fast algorithm cost no memory of their own (Huang, Yu, van de Geijn 2020, Algorithm 1).
-// What a block lacks at its edge counts as zero and is never touched. Which blocks are added, with which coefficients, is
-// known when the kernel is compiled (the generated `Product` says it); where they lie, and their sizes, come with the
-// launch. Tiles are numbered through all layers of a batch, so that the last round of thread blocks is as full as can be.
+// What a block lacks at its edge counts as zero and is never touched. How many blocks are added is known when the kernel is
+// compiled (the generated `Product` says it); which ones, with which coefficients, comes with the launch, so that all
+// products of a variant are one kernel, and may be one launch: block index z is then the product's. Tiles are numbered
+// through all layers of a batch, so that the last round of thread blocks is as full as can be.
 //
 // CuPy compiles with -ftz=true, so subnormal numbers count as zero here; cuBLAS and sum.cuh keep them.
 //
@@ -16,17 +17,24 @@ namespace fmm {
 
 // ---- what a launch is told
 
+template <class Element>
 struct Block {  // a matrix of `rows` x `cols` numbers
-    void* data;
+    Element* data;
     int rows, cols;
+    Element factor;  // of the block in a sum, whose first has 1; of the product in a destination
+    Element keep;    // what a destination keeps of its old value: nothing, which is then never read, or so many times it
 };
 
-template <int LEFT, int RIGHT, int DEST>
+template <class Element, int LEFT, int RIGHT, int DEST>
+struct Sums {  // one product: what is added up, and where it goes
+    Block<Element> left[LEFT], right[RIGHT], dest[DEST];
+};
+
+template <class Element, int LEFT, int RIGHT, int DEST, int PRODUCTS>
 struct Parameters {
-    Block left[LEFT], right[RIGHT], dest[DEST];
+    Sums<Element, LEFT, RIGHT, DEST> products[PRODUCTS];
     long long leading[3];  // elements from one line of A, B, C to the next: from row to row, or from column to column
     long long layer[3];    // elements from one product of a batch to the next
-    double alpha, beta;
     int m, n, k;
     int down, across;  // tiles below each other and side by side
     int group;         // so many rows of tiles are done together: what they read stays in the second-level cache
@@ -43,7 +51,10 @@ enum class Access {
     SCALAR,  // one number at a time: any alignment
 };
 
-enum class Update { STORE, ADD, SCALE };  // what becomes of a destination's old value: nothing, added, added beta times
+enum class Update {  // how a product comes to a destination
+    KEEP,            // beside what the destination keeps of its old value; nobody else writes it meanwhile
+    ATOMIC,          // added to the old value, number by number, whoever else adds at the same time
+};
 
 // Sizes of one kernel, Huang's Figure 3: a thread block makes M_S x N_S numbers, K_S steps of the inner dimension at a
 // time, a thread M_R x N_R of them; a warp has WARP_M x WARP_N threads. STAGES tiles of A and B are in shared memory.
@@ -166,14 +177,14 @@ struct Lines {
 // launch was told is read again where an edge wants it.
 template <class Element, class Lines, int BLOCKS, bool LEFT>
 struct Source {
-    const Block (&blocks)[BLOCKS];
+    const Block<Element> (&blocks)[BLOCKS];
     const long long leading;
     const int first;   // where the tile begins along the blocks' outer dimension
     int position;      // and the next one along the inner
     int inner_whole;   // up to there tiles are whole, of all blocks
     long long offset;  // from a block's begin to this thread's first number in the next tile
 
-    __device__ __forceinline__ Source(const Block (&blocks)[BLOCKS], long long leading, long long layer, int first)
+    __device__ __forceinline__ Source(const Block<Element> (&blocks)[BLOCKS], long long leading, long long layer, int first)
         : blocks(blocks), leading(leading), first(first), position(0) {
         offset = layer + (Lines::INNER ? first * leading : first) + Lines::line(0) * leading + Lines::along(0);
         inner_whole = inner(0);
@@ -199,7 +210,7 @@ private:
     __device__ __forceinline__ int inner(int b) const { return LEFT ? blocks[b].cols : blocks[b].rows; }
     __device__ __forceinline__ bool whole() const { return position + Lines::DEPTH <= inner_whole; }
     __device__ __forceinline__ const Element* at(int b, int i) const {
-        return static_cast<const Element*>(blocks[b].data) + (offset + Lines::down(i) * leading + Lines::across(i));
+        return blocks[b].data + (offset + Lines::down(i) * leading + Lines::across(i));
     }
 
     __device__ __forceinline__ void copy_whole(int i, Element* tiles) const {
@@ -213,7 +224,7 @@ private:
             const int left = inner(b) - position, lines = Lines::INNER ? outer(b) : left;
             const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer(b)) - Lines::along(i) : 0;
             const int valid = min(max(room, 0), Lines::COPY);
-            const Element* const q = valid ? at(b, i) : static_cast<const Element*>(blocks[b].data);
+            const Element* const q = valid ? at(b, i) : blocks[b].data;
             if (Lines::has(i)) copy_some<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell(i), q, valid);
         }
     }
@@ -255,15 +266,14 @@ struct Operand {
             if (Lines::has(i)) held[b] = pack<Element, Lines::COPY>(copies() + b * Lines::SIZE + Lines::cell(i));
     }
     // ... add up and write.
-    template <class Factor>
-    __device__ __forceinline__ void give(int i, int stage, const Piece* held, Factor factor) const {
+    __device__ __forceinline__ void give(int i, int stage, const Piece* held) const {
         if (!Lines::has(i)) return;
         Piece sum;
 #pragma unroll
         for (int e = 0; e < Lines::COPY; ++e) {
-            sum.lane[e] = static_cast<Element>(factor(0)) * held[0].lane[e];
+            sum.lane[e] = held[0].lane[e];
 #pragma unroll
-            for (int b = 1; b < BLOCKS; ++b) sum.lane[e] += static_cast<Element>(factor(b)) * held[b].lane[e];
+            for (int b = 1; b < BLOCKS; ++b) sum.lane[e] += source.blocks[b].factor * held[b].lane[e];
         }
         if constexpr (Kept::TURNED) {
 #pragma unroll
@@ -330,7 +340,8 @@ struct Fragment {
 
 // ---- from registers to C
 
-// Sees all that a thread stores, if the kernel is to tell of inf and NaN: times zero they are NaN, all else is zero.
+// Sees all that a thread stores, if the kernel is to tell of inf and NaN: times zero they are NaN, all else is zero. What
+// is added atomically nobody sees.
 template <class Element, bool WATCHES>
 struct Watch {
     Element nothing = Element(0);
@@ -345,10 +356,44 @@ struct Watch<Element, false> {
     __device__ __forceinline__ void tell(int*) const {}
 };
 
+template <class Element, int COUNT>
+__device__ __forceinline__ void add_atomically(Element* q, const Pack<Element, COUNT>& v) {
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) atomicAdd(q + e, v.lane[e]);
+}
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void add_atomically(float* q, const Pack<float, 4>& v) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(q)),
+                 "f"(v.lane[0]), "f"(v.lane[1]), "f"(v.lane[2]), "f"(v.lane[3])
+                 : "memory");
+}
+#endif
+
+// COUNT numbers of the product to where they belong.
+template <Update UPDATE, class Element, int COUNT, class Watch>
+__device__ __forceinline__ void put_some(Element* q, const Element* x, Element factor, Element keep, Watch& watch) {
+    Pack<Element, COUNT> v;
+    if constexpr (UPDATE == Update::ATOMIC) {
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) v.lane[e] = factor * x[e];
+        add_atomically(q, v);
+    } else {
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) v.lane[e] = Element(0);
+        if (keep != Element(0)) v = pack<Element, COUNT>(q);
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) {
+            v.lane[e] = keep * v.lane[e] + factor * x[e];
+            watch.see(v.lane[e]);
+        }
+        pack<Element, COUNT>(q) = v;
+    }
+}
+
 // This thread's part of the product to one destination; a run of PACK columns is one access if `wide`.
 template <class Left, class Right, Update UPDATE, class Element, int ROWS, int COLS, class Watch>
 __device__ __forceinline__ void put(const Element (&x)[ROWS][COLS], Element* q, long long leading, int rows, int cols,
-                                    Element factor, Element beta, bool wide, Watch& watch) {
+                                    Element factor, Element keep, bool wide, Watch& watch) {
     constexpr int PACK = Right::INNER ? 1 : Right::PACK;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -359,28 +404,11 @@ __device__ __forceinline__ void put(const Element (&x)[ROWS][COLS], Element* q, 
             Element* const to = row + Right::place(j);
             const int room = cols - Right::place(j);
             if (wide && room >= PACK) {
-                Pack<Element, PACK> v;
-                if constexpr (UPDATE != Update::STORE) v = pack<Element, PACK>(to);
-#pragma unroll
-                for (int e = 0; e < PACK; ++e) {
-                    const Element term = factor * x[i][j + e];
-                    v.lane[e] = UPDATE == Update::STORE ? term
-                                : UPDATE == Update::ADD ? v.lane[e] + term
-                                                        : beta * v.lane[e] + term;
-                    watch.see(v.lane[e]);
-                }
-                pack<Element, PACK>(to) = v;
+                put_some<UPDATE, Element, PACK>(to, &x[i][j], factor, keep, watch);
             } else {
 #pragma unroll
-                for (int e = 0; e < PACK; ++e) {
-                    if (e >= room) continue;
-                    const Element term = factor * x[i][j + e];
-                    const Element value = UPDATE == Update::STORE ? term
-                                          : UPDATE == Update::ADD ? to[e] + term
-                                                                  : beta * to[e] + term;
-                    to[e] = value;
-                    watch.see(value);
-                }
+                for (int e = 0; e < PACK; ++e)
+                    if (e < room) put_some<UPDATE, Element, 1>(to + e, &x[i][j + e], factor, keep, watch);
             }
         }
     }
@@ -401,19 +429,16 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
 }
 
 // This thread's part of the product to every destination from number D on.
-template <class Product, class Left, class Right, Access ACCESS, int D = 0, class Params, class Element, int ROWS, int COLS>
-__device__ __forceinline__ void put_all(const Params& p, const Tile& tile, int row, int col,
-                                        const Element (&x)[ROWS][COLS]) {
+template <class Product, class Left, class Right, Access ACCESS, int D = 0, class Sums, class Element, int ROWS, int COLS,
+          class Watch>
+__device__ __forceinline__ void put_all(const Sums& sums, long long first, long long leading, int row, int col,
+                                        const Element (&x)[ROWS][COLS], Watch& watch) {
     if constexpr (D < Product::DEST) {
-        Watch<Element, Product::WATCHES> watch;
-        const Block& c = p.dest[D];
-        const long long leading = p.leading[2];
-        Element* const q = static_cast<Element*>(c.data) + tile.layer * p.layer[2] + row * leading + col;
-        const Element factor = static_cast<Element>(p.alpha) * static_cast<Element>(Product::dest(D));
-        put<Left, Right, Product::update(D)>(x, q, leading, c.rows - row, c.cols - col, factor,
-                                             static_cast<Element>(p.beta), ACCESS == Access::VECTOR, watch);
-        watch.tell(p.flag);
-        put_all<Product, Left, Right, ACCESS, D + 1>(p, tile, row, col, x);
+        const Block<Element>& c = sums.dest[D];
+        Element* const q = c.data + first + row * leading + col;
+        put<Left, Right, Product::update(D)>(x, q, leading, c.rows - row, c.cols - col, c.factor, c.keep,
+                                             ACCESS == Access::VECTOR, watch);
+        put_all<Product, Left, Right, ACCESS, D + 1>(sums, first, leading, row, col, x, watch);
     }
 }
 
@@ -441,8 +466,9 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     let_next_start();
     const Tile tile = tile_of(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
-    LeftTiles left{memory, {p.left, p.leading[0], tile.layer * p.layer[0], row}};
-    RightTiles right{memory + LeftTiles::SIZE, {p.right, p.leading[1], tile.layer * p.layer[1], col}};
+    const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
+    LeftTiles left{memory, {product.left, p.leading[0], tile.layer * p.layer[0], row}};
+    RightTiles right{memory + LeftTiles::SIZE, {product.right, p.leading[1], tile.layer * p.layer[1], col}};
     const int steps = (p.k + S::DEPTH - 1) / S::DEPTH;
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -460,9 +486,9 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     };
     auto give = [&](int i, int stage, const Piece* held) {
         if (i < LeftTiles::SUMS)
-            left.give(i, stage, held, Product::left);
+            left.give(i, stage, held);
         else if (i < SUMS)
-            right.give(i - LeftTiles::SUMS, stage, held, Product::right);
+            right.give(i - LeftTiles::SUMS, stage, held);
     };
     if constexpr (SUMS) {  // the first tile's sums, then the copies for the second's
         if constexpr (LeftTiles::SUMMED) left.copy(0);
@@ -553,7 +579,10 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     }
 
     wait_for_previous();
-    put_all<Product, Left, Right, ACCESS>(p, tile, row + down, col + across, sum);
+    Watch<Element, Product::WATCHES> watch;
+    put_all<Product, Left, Right, ACCESS>(product, tile.layer * p.layer[2], p.leading[2], row + down, col + across, sum,
+                                          watch);
+    watch.tell(p.flag);
 }
 
 }  // namespace fmm
