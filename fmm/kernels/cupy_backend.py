@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -24,9 +24,9 @@ from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, OPTIONS, THREADS, Access, SumKernel
-from fmm.kernels.cupy_tile import TileCall, launches, multiprocessors
+from fmm.kernels.cupy_bulk import multiprocessors
 from fmm.kernels.cupy_tile import function as tile_function
-from fmm.kernels.cupy_tile import wanted as wanted_tile
+from fmm.kernels.cupy_tile import tile_calls, tile_kernels
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
@@ -76,7 +76,8 @@ def prepare(tapes: Iterable[Tape]) -> None:
     device, ops = cupy.cuda.runtime.getDevice(), [op for tape in tapes for op in tape.ops]
     aligned = dict(zip(BASES, ALIGNED, strict=True))
     sums = {(op.kernel, op.access, False) for op in ops if isinstance(op, SumOp)}
-    _compiled(device, sums, {wanted_tile(x, aligned, False) for op in ops for x in _tiled(op, device)})
+    tiles = (made for op in ops if (made := _tiled(op, device)))
+    _compiled(device, sums, {key for op in tiles for key in tile_kernels(op, device, aligned, False)})
 
 
 # ---- replaying
@@ -123,11 +124,11 @@ class _Buffer(threading.local):
         self.bases: tuple[int, ...] | None = None
 
 
-def _tiled(op: Op, device: int) -> Sequence[TileOp | Several]:
-    """The launches of our own kernel that do it, if it does."""
+def _tiled(op: Op, device: int) -> TileOp | Several | None:
+    """The products of our own kernels that it is, if it is."""
     if isinstance(op, GemmOp) and is_tiled(op):
-        return (tile_op(op, multiprocessors(device)),)
-    return launches(op) if isinstance(op, TileOp | Several) else ()
+        return tile_op(op, multiprocessors(device))
+    return op if isinstance(op, TileOp | Several) else None
 
 
 class _Player:
@@ -202,16 +203,17 @@ class _Player:
 
     def _calls(self, grain: dict[str, int]) -> list[_Launch | _Product | Turn]:
         keys = {i: self._key(op, grain) for i, op in enumerate(self.tape.ops) if isinstance(op, SumOp)}
-        tiles = [_tiled(op, self.device) for op in self.tape.ops]
-        _compiled(self.device, set(keys.values()), {wanted_tile(x, grain, self.flagged) for own in tiles for x in own})
+        tiles = {i: made for i, op in enumerate(self.tape.ops) if (made := _tiled(op, self.device))}
+        told = self.device, grain, self.flagged
+        _compiled(self.device, set(keys.values()), {key for op in tiles.values() for key in tile_kernels(op, *told)})
         calls: list[_Launch | _Product | Turn] = []
         for i, (op, lane) in enumerate(zip(self.tape.ops, self.tape.lanes, strict=True)):
             if isinstance(op, SumOp):
                 function, _ = _function(self.device, *keys[i])
                 launch = partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)
                 calls.append(_Launch(lane, launch, function, len(op.parameters)))
-            elif tiles[i]:
-                calls += [_Product(lane, TileCall(x, self.device, grain, self.flagged)) for x in tiles[i]]
+            elif i in tiles:
+                calls += [_Product(lane, call) for call in tile_calls(tiles[i], *told)]
             elif isinstance(op, GemmOp):
                 calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, grain)))
             elif isinstance(op, Turn):

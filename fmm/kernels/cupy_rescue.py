@@ -18,7 +18,8 @@ from cupy_backends.cuda.api import driver, runtime
 
 from fmm.kernels import rescue
 from fmm.kernels.cuda_graphs import Kernel
-from fmm.kernels.cupy_tile import function, multiprocessors
+from fmm.kernels.cupy_bulk import multiprocessors
+from fmm.kernels.cupy_tile import function
 from fmm.kernels.rescue import Again, Classical, unseen
 from fmm.kernels.tape import Tape
 from fmm.kernels.tile import WIDE

@@ -18,7 +18,8 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import driver
 
-from fmm.kernels.cublas import Lane
+from fmm.kernels.cublas import Gemm, Lane
+from fmm.kernels.cupy_bulk import BulkCall, chosen, multiprocessors
 from fmm.kernels.tape import BASES
 from fmm.kernels.tile import WIDE, Several, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
@@ -26,11 +27,6 @@ from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 OVERLAPPING = 90  # compute capability
 FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
-
-
-@lru_cache(maxsize=64)
-def multiprocessors(device: int) -> int:
-    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
 @lru_cache(maxsize=1024)
@@ -41,7 +37,7 @@ def function(device: int, kernel: TileKernel, access: Access) -> Any:
     return made
 
 
-def wanted(op: TileOp | Several, grain: Mapping[str, int], flagged: bool) -> tuple[TileKernel, Access]:
+def _wanted(op: TileOp | Several, grain: Mapping[str, int], flagged: bool) -> tuple[TileKernel, Access]:
     """Which kernel, by what divides each base's address; with a flag, one that raises it if it writes C."""
     aligned = all(grain[piece.base] % WIDE == 0 for piece in op.pieces)
     kernel = replace(op.kernel, flag="raises") if flagged and op.writes_result else op.kernel
@@ -52,7 +48,7 @@ class TileCall:
     """A launch with everything but the pointers filled in; a flag's comes behind those of the bases."""
 
     def __init__(self, op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool) -> None:
-        kernel, access = wanted(op, grain, flagged)
+        kernel, access = _wanted(op, grain, flagged)
         self.made = function(device, kernel, access)
         shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
         full = prod(op.grid) >= FULL * multiprocessors(device)
@@ -72,8 +68,21 @@ class TileCall:
         self.launch(lane.stream, parameters.ctypes.data)
 
 
-def launches(op: TileOp | Several) -> Sequence[TileOp | Several]:
-    """One, or of products that the kernel cannot do at once, one after the other."""
+def tile_kernels(
+    op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool
+) -> set[tuple[TileKernel, Access]]:
+    """The kernels that `tile_calls` wants compiled."""
+    return set() if chosen(op, device, grain) else {_wanted(x, grain, flagged) for x in _launches(op)}
+
+
+def tile_calls(op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool) -> list[Gemm]:
+    """One launch, or of products that the kernel cannot do at once, one after the other."""
+    if bulk := chosen(op, device, grain):
+        return [BulkCall(bulk, device, flagged and op.writes_result)]
+    return [TileCall(x, device, grain, flagged) for x in _launches(op)]
+
+
+def _launches(op: TileOp | Several) -> Sequence[TileOp | Several]:
     return op.ops if isinstance(op, Several) and not op.at_once else (op,)
 
 

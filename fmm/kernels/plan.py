@@ -31,7 +31,7 @@ from typing import Literal
 
 from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
 from fmm.kernels.steps import StepTable, step_table, step_table_names
-from fmm.kernels.strategy import STRATEGIES, TUNED
+from fmm.kernels.strategy import BULK, STRATEGIES, TUNED
 from fmm.kernels.tasks import TASKS
 
 Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
@@ -39,7 +39,7 @@ FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
 ORDERS = ("inner", "outer")
-TILES = ("tile", *(f"tile.{s.name.lower()}" for s in (*STRATEGIES, *TUNED)))
+TILES = ("tile", *(f"tile.{s.name.lower()}" for s in (*STRATEGIES, *TUNED, *BULK)))
 _PRODUCTS = ("vendor", *(f"lt{i}" for i in range(32)), *TILES)
 LEAVES = tuple(f"{leaf}{order}" for order in ("", *(f".{o}" for o in ORDERS)) for leaf in _PRODUCTS)
 _VALID_LEAVES = f"vendor, lt0 to lt31, each with .inner or .outer after it or without; {', '.join(TILES)} too"

@@ -49,6 +49,7 @@ class TileOp:
     k: int
     count: int = 1
     follows: bool = False  # what the launch before this one writes is only added to: they may overlap until then
+    open: bool = False  # any strategy will do
 
     def __hash__(self) -> int:
         return id(self)
