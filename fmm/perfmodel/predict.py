@@ -15,7 +15,6 @@ from fmm.kernels.needs import ALIGN
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan, leaf_parts
 from fmm.kernels.recipe import Recipe, Sum
 from fmm.kernels.strategy import SUMMING, TUNED
-from fmm.kernels.tile import strategy_of
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.problem import Problem
@@ -218,6 +217,8 @@ def _tiles(plan: Plan) -> Tiles | None:
     """None where the vendor multiplies."""
     if not plan.tiled:
         return None
+    from fmm.kernels.tile import strategy_of  # which a CPU has no need of
+
     last = plan.levels[-1] if plan.levels else None
     found = last.scheme if isinstance(last, Level) and last.fused else None
     chosen = strategy_of(leaf_parts(plan.leaf)[0]) or (SUMMING if found else TUNED[0])
