@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from fmm import config
 from fmm.config import Tuned
 from fmm.decision import certified, modelled
+from fmm.device.call import _recorded as recorded
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.tape import Layout
+from fmm.kernels.tape import Problem as TapeProblem
 from fmm.perfmodel.calibration import Calibration, Rate, datasheet
 from fmm.perfmodel.choose import Limits, candidates, choose, ranked
 from fmm.perfmodel.predict import Tiles, estimated, predict, vendor
@@ -131,6 +135,15 @@ def test_its_margin_is_its_own() -> None:
     unsure = replace(TRUTH, tiled_margin=0.2)
     assert choose(problem, unsure, NONE).best.plan == VENDOR
     assert choose(problem, unsure, MUCH).best == choose(problem, TRUTH, MUCH).best
+
+
+@pytest.mark.parametrize(("orders", "gap", "used"), [("CCC", 0, True), ("FCF", 8, True), ("CCC", 1, False)])
+def test_arrays_whose_lines_are_not_aligned_are_the_vendors(orders: Any, gap: int, used: bool) -> None:
+    """Whatever the model says of their sizes; a plan that is given runs."""
+    layouts = tuple(Layout(order, 1024 + gap) for order in orders)
+    problem = TapeProblem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
+    assert (recorded(FUSED, problem, False) is not None) == used
+    assert recorded(FUSED, problem, True) is not None
 
 
 # ---- the formula
