@@ -22,6 +22,7 @@ from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.variants import FIGURE_6, Operands, listed, name, operands
 from fmm.perfmodel import problem as shapes
 from fmm.perfmodel.cost import cost
+from fmm.perfmodel.paper_huang import huang_fig7
 from fmm.perfmodel.predict import counted
 from tests.test_tape import _buffer, _matrices, play
 
@@ -80,6 +81,7 @@ def test_figure_7() -> None:
         (((2,),), ((3,),)),  # M2 beside M3
         (((0,),),),  # M0
     )
+    assert not any(huang_fig7().column("difference"))
 
 
 SHAPES = [
