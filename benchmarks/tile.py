@@ -37,15 +37,12 @@ from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
 PLANS = (
     "tile",
-    *(
-        f"strassen{level}.{leaf}"
-        for level in ("", "^2")
-        for leaf in ("batched.pad16 > vendor", "batched.pad16 > tile.half")
-    ),
-    "strassen.fused > tile.square",
+    "tile.deep",
+    *(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile")),
     "strassen.fused > tile.half",
-    "strassen.fused > tile.third",
-    "strassen.batched.pad16 > strassen.fused > tile.square",
+    "strassen.fused > tile",
+    "strassen > strassen.fused > tile",
+    "strassen.batched.pad16 > strassen.fused > tile",
 )
 TASKS = ("", ".streams", ".atomic", ".variants", ".atomic.variants")
 OUTER = ("strassen", "strassen.sequential", "strassen.batched.pad16")
@@ -56,6 +53,7 @@ SCHEMES = (
         f"{level} > strassen-huang.fused{tasks} > tile.half"
         for level, tasks in product(OUTER, ("", ".atomic.variants"))
     ),
+    "strassen-huang.fused > tile",
     "strassen.batched.pad16 > vendor",
 )
 SHORTEST = 2e-3  # seconds of one sample at least
