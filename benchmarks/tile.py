@@ -3,17 +3,21 @@
 First every strategy is checked against float64 on odd sizes, unaligned operands and poisoned results. Then it is timed,
 interleaved with cuBLAS in shuffled rounds on random data; a row is the median of the paired ratios and its quartiles.
 A strategy is a preset's name or its sizes: m_S x n_S x k_S : m_R x n_R : threads of a warp : stages : blocks, as in
-128x128x8:8x16:8x4:3:2.
+128x128x8:8x16:8x4:3:2. `--schemes` instead times Huang, Yu and van de Geijn's ways through a fused level's products:
+one after the other, on two streams, atomically, batched by variant; two levels at once, and one below another.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -27,21 +31,30 @@ from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import STRATEGIES, TUNED, Strategy
 from fmm.kernels.tape import Problem, record
-from fmm.kernels.tile import Lines, Piece, TileOp, pointers
+from fmm.kernels.tile import Lines, Piece, Several, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
 PLANS = (
     "tile",
-    *(
-        f"strassen{level}.{leaf}"
-        for level in ("", "^2")
-        for leaf in ("batched.pad16 > vendor", "batched.pad16 > tile.half")
-    ),
-    "strassen.fused > tile.square",
+    "tile.deep",
+    *(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile")),
     "strassen.fused > tile.half",
-    "strassen.fused > tile.third",
-    "strassen.batched.pad16 > strassen.fused > tile.square",
+    "strassen.fused > tile",
+    "strassen > strassen.fused > tile",
+    "strassen.batched.pad16 > strassen.fused > tile",
+)
+TASKS = ("", ".streams", ".atomic", ".variants", ".atomic.variants")
+OUTER = ("strassen", "strassen.sequential", "strassen.batched.pad16")
+SCHEMES = (
+    *(f"strassen-huang.fused{tasks} > tile.{leaf}" for leaf, tasks in product(("half", "third"), TASKS)),
+    *(f"strassen-huang^2.fused{tasks} > tile.third" for tasks in TASKS),
+    *(
+        f"{level} > strassen-huang.fused{tasks} > tile.half"
+        for level, tasks in product(OUTER, ("", ".atomic.variants"))
+    ),
+    "strassen-huang.fused > tile",
+    "strassen.batched.pad16 > vendor",
 )
 SHORTEST = 2e-3  # seconds of one sample at least
 SAMPLED = 64  # rows that are compared with float64
@@ -66,6 +79,7 @@ class Case(NamedTuple):
 
 
 CASES = (Case(512, 512, 512, 49), *(Case(n, n, n) for n in (1536, 2048, 2560, 4096, 8192)))
+SCHEME_CASES = tuple(Case(n, n, n) for n in (1536, 2560, 4096, 8192))
 
 
 def strategy(text: str) -> Strategy:
@@ -83,6 +97,17 @@ def compiled(kernel: TileKernel, access: Access) -> Any:
     function = cupy.RawModule(code=source(kernel, access), options=OPTIONS).get_function(ENTRY)
     function.max_dynamic_shared_size_bytes = kernel.shared
     return function
+
+
+def compile_ahead(kernels: Sequence[TileKernel]) -> None:
+    """Side by side into CuPy's cache on disk; as processes, for the compiler takes turns in one."""
+    count = min(len(kernels), os.cpu_count() or 1)
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        list(pool.map(partial(_compile, access="vector"), kernels))
+
+
+def _compile(kernel: TileKernel, access: Access) -> None:
+    compiled(kernel, access)
 
 
 def launcher(op: TileOp, access: Access, bases: dict[str, int]) -> Callable[[], None]:
@@ -173,7 +198,16 @@ def replayed(plan: str, case: Case, bases: dict[str, int]) -> Callable[[], None]
     return launch
 
 
-def measured(case: Case, strategies: Iterable[Strategy], rounds: int) -> dict[str, list[float]]:
+def scheme_kernels() -> list[TileKernel]:
+    """What the plans of `--schemes` launch; the same for every size, since all are multiples of a wide access."""
+    case = SCHEME_CASES[0]
+    tapes = (record(Plan.parse(x), Problem.contiguous(case.m, case.k, case.n, "float32")) for x in SCHEMES)
+    return list({op.kernel: 0 for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several)})
+
+
+def measured(
+    case: Case, strategies: Iterable[Strategy], rounds: int, plans: Sequence[str] = PLANS
+) -> dict[str, list[float]]:
     """Seconds of every round, by name; `cuBLAS` and, for the noise, `cuBLAS again` among them."""
     a, b, c = operands(case)
     bases = {"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr}
@@ -181,7 +215,7 @@ def measured(case: Case, strategies: Iterable[Strategy], rounds: int) -> dict[st
     vendor = partial(cupy.matmul, a, b, out=c)
     calls: dict[str, Callable[[], object]] = {"cuBLAS": vendor, "cuBLAS again": vendor}
     calls |= {s.name: launcher(plain(s, case), "vector", bases) for s in strategies}
-    calls |= {plan: replayed(plan, case, bases) for plan in (PLANS if case.times == 1 else ())}
+    calls |= {plan: replayed(plan, case, bases) for plan in (plans if case.times == 1 else ())}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():
         c[...] = cupy.nan
@@ -209,17 +243,20 @@ def main() -> None:
     parser.add_argument("strategies", nargs="*", type=strategy, default=list(STRATEGIES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="where the samples go, as JSON")
+    parser.add_argument("--schemes", action="store_true", help="time the ways through a fused level's products")
     options = parser.parse_args()
-    good = []
-    for s in options.strategies:
+    good: list[Strategy] = []
+    if options.schemes:
+        compile_ahead(scheme_kernels())
+    for s in () if options.schemes else options.strategies:
         worst = checked(s)
         print(
             f"{s.name}: {compiled(plain(s, CASES[0]).kernel, 'vector').num_regs} registers, error {worst:.1f} roundoffs"
         )
         good += [s] if worst < 100 else []
     found = {}
-    for case in CASES:
-        samples = found[str(case)] = measured(case, good, options.rounds)
+    for case in SCHEME_CASES if options.schemes else CASES:
+        samples = found[str(case)] = measured(case, good, options.rounds, SCHEMES if options.schemes else PLANS)
         for name, times in samples.items():
             print(row(case, name, times, samples["cuBLAS"]), flush=True)
     if options.out:

@@ -21,6 +21,7 @@ from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
 from fmm.kernels.tile import Several, TileOp, fused_op, pointers
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, source
+from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.devices import capability
 from fmm.perfmodel.occupancy import active_blocks
@@ -55,6 +56,18 @@ def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
         assert r.registers >= s.m_r * s.n_r + s.m_r + s.n_r, r
         if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
             assert blocks(architecture, r, s, made.shared) >= s.blocks, r
+
+
+@pytest.mark.parametrize("s", TUNED, ids=lambda s: s.name)
+def test_every_variant_of_one_level_stays_in_registers(s: Strategy) -> None:
+    """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one of the architectures."""
+    nvrtc()
+    variants = [w for level, number, w, _ in FIGURE_6 if level == 1 and number]
+    jobs: list[tuple[Any, ...]] = []
+    for i, w in enumerate(variants, TUNED.index(s)):
+        made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
+        jobs.append((f"{s.name} {w} {architecture}", source(made, "vector"), architecture, OPTIONS))
+    assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
 # ---- on the host: the threads of a block are threads
@@ -170,7 +183,7 @@ def whole_problem(m: int, k: int, n: int, orders: str, gap: int, alpha: float, b
     return Problem(m, k, n, "float32", (layouts[0], layouts[1], layouts[2]), alpha, beta)
 
 
-def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp]:
+def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | Several]:
     """All launches of a plan without workspace, on small integers: exact, and nothing beside C is touched."""
     rng = np.random.default_rng(5)
     memory = {name: floats(4096 * 4) for name in "ABC"}
@@ -184,7 +197,8 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp]:
     beside = np.isnan(memory["C"])
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
-    ops = [op if isinstance(op, TileOp) else tile_op(op, SMS) for op in tape.ops if isinstance(op, TileOp | GemmOp)]
+    wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
+    ops = [tile_op(op, SMS) if isinstance(op, GemmOp) else op for op in wanted]
     starts = {name: x[GUARD + shift :] for name, x in memory.items()}
     for op in ops:
         host(op, starts, "scalar" if shift % 4 else op.access)
@@ -204,6 +218,14 @@ def test_products_on_the_host(plan: str, orders: str, gap: int, shift: int, host
     for (m, k, n), (alpha, beta) in zip(SIZES, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
         ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta), host, shift)
         assert len(ops) == (1 if plan.startswith("tile") else 7) or min(m, k, n) == 1
+
+
+@pytest.mark.parametrize("options", ["variants", "atomic.variants"])
+def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None:
+    """Launches of several products of unequal blocks, into blocks of their own or added to what others write too."""
+    ops = check(f"strassen.fused.{options} > tile.medium", whole_problem(33, 18, 37, "CCC", 4, 0.5, 1.0), host, 0)
+    assert [len(op.ops) if isinstance(op, Several) else 1 for op in ops] == [1, 2, 2, 2]
+    assert all(op.at_once for op in ops if isinstance(op, Several))
 
 
 @pytest.mark.parametrize("s", PRESETS, ids=lambda s: s.name)
@@ -276,7 +298,10 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
     assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
     tape = record(plan, Problem.contiguous(*size, "float32"))
-    ops = [op for op in tape.ops if isinstance(op, TileOp)]
+    (several,) = tape.ops
+    assert isinstance(several, Several)
+    assert several.order == "turns"  # one launch, where the copy engine brings the operands
+    ops = several.ops
     assert [op.kernel.operands for op in ops] == [
         (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
     ]  # fmt: skip

@@ -259,7 +259,9 @@ MARKED = (101, 97, 103)
 
 @lru_cache(maxsize=1024)
 def footprint(first: Level) -> Footprint:
-    """Counted from the level's own recipe on blocks of marked sides."""
+    """Counted from the level's own recipe on blocks of marked sides; a fused level does its sums in its products."""
+    if first.traversal == "fused":
+        return Footprint(first.products, 0, (0, 0, 0), (0, 0, 0), (1, 1))
     fringe = "unequal" if first.traversal in ("stacked", "overlapped") else "pad"
     sides = (mark * parts for mark, parts in zip(MARKED, first.size, strict=True))
     recipe = lower(Plan((Level(first.algorithm, first.traversal, fringe),)), *sides)
@@ -361,7 +363,7 @@ def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
 
 def _batched(plan: Plan) -> bool:
     """A batch reads temporaries alone, whose rows are aligned."""
-    return _together(plan) > 1 or any(isinstance(s, Level) and s.traversal == "batched" for s in plan.levels)
+    return any(isinstance(s, Level) and s.traversal == "batched" for s in plan.levels)
 
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
