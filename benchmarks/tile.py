@@ -202,12 +202,13 @@ def replayed(plan: str, case: Case, bases: dict[str, int]) -> Callable[[], None]
 def scheme_kernels() -> list[TileKernel]:
     """What the plans of `--schemes` launch; the same for every size, since all are multiples of a wide access.
 
-    Left out: products that are one launch in turns, by a kernel that depends on the device and the size.
+    Left out: the kernel that does products in turns, which depends on the device and the size.
     """
     case = SCHEME_CASES[0]
     tapes = (record(Plan.parse(x), Problem.contiguous(case.m, case.k, case.n, "float32")) for x in SCHEMES)
     ops = (op for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several))
-    return list({op.kernel: 0 for op in ops if isinstance(op, TileOp) or op.at_once})
+    launched = (x for op in ops for x in (op.ops if isinstance(op, Several) and not op.at_once else (op,)))
+    return list({op.kernel: 0 for op in launched})
 
 
 def measured(
