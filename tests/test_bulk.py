@@ -29,7 +29,7 @@ def launch_of(plan: str, problem: Problem, s: Strategy) -> BulkOp:
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
-    tiled = tile_op(op, SMS) if isinstance(op, GemmOp) else op
+    tiled = tile_op(op, SMS, "float32") if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | Several)
     assert aligned(tiled)
     made = bulk_op(tiled, s, SMS)

@@ -16,9 +16,9 @@ import pytest
 
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.strategy import STRATEGIES, SUMMING, TUNED, Strategy, best_for
+from fmm.kernels.strategy import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, best_for, strategy
 from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
-from fmm.kernels.tile import Several, TileOp, fused_op, pointers
+from fmm.kernels.tile import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, source
 from fmm.kernels.variants import FIGURE_6
@@ -27,13 +27,15 @@ from fmm.perfmodel.devices import capability
 from fmm.perfmodel.occupancy import active_blocks
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 
-PRESETS = (*STRATEGIES, *TUNED)
+FLOAT32 = (*STRATEGIES, *TUNED)
 SMS = 132
 
 
-def kernel(s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep") -> TileKernel:
+def kernel(
+    s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep", dtype: str = "float32"
+) -> TileKernel:
     summed = left + right > 2
-    return TileKernel(replace(s, stages=2) if summed else s, "float32", left, right, (update,) * dest)
+    return TileKernel(replace(s, stages=2) if summed else s, dtype, left, right, (update,) * dest)
 
 
 # ---- NVRTC
@@ -44,7 +46,7 @@ def blocks(architecture: str, made: Any, s: Strategy, shared: int) -> int:
     return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), s.threads, made.registers, shared)
 
 
-@pytest.mark.parametrize("s", PRESETS, ids=lambda s: s.name)
+@pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
     """No local memory, and no fewer registers than Eq. 16 says that a kernel needs: accumulators and fragments."""
@@ -70,16 +72,48 @@ def test_every_variant_of_one_level_stays_in_registers(s: Strategy) -> None:
     assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
-# ---- on the host: the threads of a block are threads
+@pytest.mark.parametrize("s", [strategy("Huge"), *DOUBLE], ids=lambda s: s.name)
+@pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
+def test_float64_stays_in_registers(s: Strategy, operands: Any) -> None:
+    """Two registers a number; where no instruction multiplies for a whole warp, small tiles."""
+    nvrtc()
+    made = kernel(s, *operands, dtype="float64")
+    architectures = ARCHITECTURES if s.name == "Solo" else ("sm_90",)
+    kernels = [fits(made, architecture) for architecture in architectures]
+    jobs: list[tuple[Any, ...]] = [
+        (f"{x.strategy.name} {a}", source(x, "vector"), a, OPTIONS) for x, a in zip(kernels, architectures, strict=True)
+    ]
+    for r, x, architecture in zip(in_parallel(report, jobs), kernels, architectures, strict=True):
+        assert r.local == 0, r
+        assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
+        if architecture in ("sm_90", "sm_100"):
+            assert blocks(architecture, r, s, made.shared) >= made.blocks, r
+
+
+def fits(made: TileKernel, architecture: str) -> TileKernel:
+    """What is launched there."""
+    digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
+    limits = capability(f"{digits[:-1]}.{digits[-1]}")
+    op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
+    return fitted(op, limits.shared_per_block, int(digits) >= 80).kernel
+
+
+def test_a_strategy_that_does_not_fit_is_replaced() -> None:
+    def found(made: TileKernel) -> list[str]:
+        return [fits(made, architecture).strategy.name for architecture in ARCHITECTURES]
+
+    assert found(kernel(strategy("Solo"), dtype="float64")) == ["Medium", "Solo", "Solo", "Solo"]
+    assert found(kernel(strategy("Solo"), 4, 4, dtype="float64")) == ["Medium", "Huge", "Solo", "Solo"]
+    assert found(kernel(strategy("Broad"), 4, 4)) == ["Huge", "Broad", "Broad", "Broad"]
+
+
+# ---- on the host: the threads of a block take turns
 
 HOST = r"""
-#include <algorithm>
-#include <atomic>
-#include <barrier>
-#include <thread>
-#include <vector>
-using std::max;
-using std::min;
+#include <setjmp.h>
+#include <ucontext.h>
+static int max(int x, int y) { return x > y ? x : y; }
+static int min(int x, int y) { return x < y ? x : y; }
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -89,41 +123,120 @@ using std::min;
 struct alignas(16) float4 { float x, y, z, w; };
 float4 memory[16384];
 struct Dim { unsigned x, y, z; };
-static Dim blockIdx, gridDim;
-static thread_local Dim threadIdx;
-static std::barrier<>* everyone;
-static void __syncthreads() { everyone->arrive_and_wait(); }
-static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
-static void atomicAdd(float* q, float x) { std::atomic_ref(*q).fetch_add(x); }
+static Dim blockIdx, gridDim, threadIdx;
+
+// A thread runs until it has to wait for others. Then it is another's turn, each time in another order: so who reads
+// what nobody has written yet, for want of a barrier, is found out.
+constexpr unsigned STACK = 1 << 16, MOST = 1024;
+struct Thread {
+    ucontext_t start;
+    jmp_buf here;
+    bool begun, done;
+    char* stack;
+};
+static Thread threads[MOST];
+static jmp_buf next_turn;
+struct Barrier {
+    unsigned size, arrived = 0, times = 0;
+    void wait() {
+        const unsigned before = times;
+        if (++arrived == size) arrived = 0, ++times;
+        while (times == before)
+            if (!_setjmp(threads[threadIdx.x].here)) _longjmp(next_turn, 1);
+    }
+};
+static Barrier everyone{0};
+static void __syncthreads() { everyone.wait(); }
+template <class Element>
+Element atomicAdd(Element* q, Element x) {
+    const Element before = *q;
+    *q += x;
+    return before;
+}
 static void __threadfence() {}
 static void __threadfence_system() {}
+
+static void (*kernel)();
+static void run() {
+    kernel();
+    threads[threadIdx.x].done = true;
+    _longjmp(next_turn, 1);
+}
+static bool take_turns(unsigned count) {
+    static unsigned random = 1, i, left;
+    static unsigned step;  // odd, and counts are powers of two times 3 at most: so each thread has its turn
+    random = random * 1664525 + 1013904223;
+    step = random >> 16 | 1;
+    while (step % 3 == 0) step += 2;
+    for (i = left = 0; i < count; ++i) {
+        threadIdx.x = (random >> 8 & 1023) + i * step;
+        threadIdx.x %= count;
+        Thread& mine = threads[threadIdx.x];
+        if (mine.done) continue;
+        ++left;
+        if (_setjmp(next_turn)) continue;
+        if (mine.begun) _longjmp(mine.here, 1);
+        mine.begun = true;
+        setcontext(&mine.start);
+    }
+    return left;
+}
+static void run_block(unsigned count, void (*body)()) {
+    kernel = body, everyone = {count};
+    for (Thread* t = threads; t < threads + count; ++t) {
+        Thread& x = *t;
+        x.stack = x.stack ? x.stack : new char[STACK];
+        x.begun = x.done = false;
+        getcontext(&x.start);
+        x.start.uc_stack.ss_sp = x.stack, x.start.uc_stack.ss_size = STACK;
+        makecontext(&x.start, run, 0);
+    }
+    while (take_turns(count)) {}
+}
+
+// What a warp's instruction does: lanes leave their numbers and take others', where PTX's manual has each of them.
+struct Warp {
+    Barrier all{32};
+    double a[32][4][2], b[32][4];
+};
+static Warp warps[8];
+namespace fmm {
+template <int STEPS>
+void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) {
+    Warp& warp = warps[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    for (int k = 0; k < STEPS; ++k) {
+        warp.b[lane][k] = b[k];
+        for (int i = 0; i < 2; ++i) warp.a[lane][k][i] = a[k][i];
+    }
+    warp.all.wait();
+    for (int e = 0; e < 4; ++e) {
+        const int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
+        for (int k = 0; k < 4 * STEPS; ++k)
+            c[e] += warp.a[row % 8 * 4 + k % 4][k / 4][row / 8] * warp.b[col * 4 + k % 4][k / 4];
+    }
+    warp.all.wait();
+}
+}  // namespace fmm
 """
 DRIVER = r"""
+using Given = {told};
+static const Given* given;
 extern "C" int launch(const void* parameters, int blocks, int products) {{
-    using Parameters = {told};
+    given = static_cast<const Given*>(parameters);
     gridDim = {{unsigned(blocks), 1, unsigned(products)}};
-    std::barrier<> all({threads});
-    everyone = &all;
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < {threads}; ++t)
-        threads.emplace_back([=] {{
-            threadIdx = {{t, 0, 0}};
-            for (unsigned i = 0; i < blocks * products; ++i) {{
-                if (t == 0) blockIdx = {{i % blocks, 0, i / blocks}};
-                __syncthreads();
-                {entry}(*static_cast<const Parameters*>(parameters));
-                __syncthreads();
-            }}
-        }});
-    for (auto& t : threads) t.join();
-    return sizeof(Parameters);
+    for (unsigned i = 0; i < blocks * products; ++i) {{
+        blockIdx = {{i % blocks, 0, i / blocks}};
+        run_block({threads}, [] {{ {entry}(*given); }});
+    }}
+    return sizeof(Given);
 }}
 """
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 # A wide access that is not aligned works on this machine and fails on a GPU: the sanitizer makes it fail here too.
-FLAGS = ("-std=c++20", "-O0", "-w", "-pthread", "-fsanitize=alignment", "-fno-sanitize-recover=alignment")
+FLAGS = ("-std=c++20", "-O0", "-w", "-fsanitize=alignment", "-fno-sanitize-recover=alignment")
 GUARD = 64  # NaN before and behind every operand
-Memory = dict[str, np.ndarray[Any, Any]]  # base -> its floats, from a multiple of 64 bytes on
+Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple of 64 bytes on
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +274,10 @@ def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
     return ctypes.CDLL(f"{path}.so")
 
 
-def floats(count: int) -> np.ndarray[Any, Any]:
+def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
     """NaN, from a multiple of 64 bytes on."""
-    raw = np.full(count + 32, np.nan, np.float32)
-    start = -raw.ctypes.data % 64 // 4
+    raw = np.full(count + 32, np.nan, dtype)
+    start = -raw.ctypes.data % 64 // raw.itemsize
     return raw[start : start + count]
 
 
@@ -174,19 +287,22 @@ def operand(x: np.ndarray[Any, Any], layout: Layout, shape: tuple[int, int]) -> 
     return whole[:, : shape[1]] if layout.order == "C" else whole[:, : shape[0]].T
 
 
-def whole_problem(m: int, k: int, n: int, orders: str, gap: int, alpha: float, beta: float) -> Problem:
+def whole_problem(
+    m: int, k: int, n: int, orders: str, gap: int, alpha: float, beta: float, dtype: str = "float32"
+) -> Problem:
     shapes = (m, k), (k, n), (m, n)
     layouts = [
         Layout(order, (cols if order == "C" else rows) + gap)  # type: ignore[arg-type]
         for order, (rows, cols) in zip(orders, shapes, strict=True)
     ]
-    return Problem(m, k, n, "float32", (layouts[0], layouts[1], layouts[2]), alpha, beta)
+    return Problem(m, k, n, dtype, (layouts[0], layouts[1], layouts[2]), alpha, beta)
 
 
 def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | Several]:
     """All launches of a plan without workspace, on small integers: exact, and nothing beside C is touched."""
     rng = np.random.default_rng(5)
-    memory = {name: floats(4096 * 4) for name in "ABC"}
+    dtype, wide = problem.dtype, 16 // problem.itemsize
+    memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
     views = {
         name: operand(memory[name][shift:], layout, shape)
         for name, layout, shape in zip("ABC", problem.layouts, problem.shapes, strict=True)
@@ -198,10 +314,10 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | S
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
     wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
-    ops = [tile_op(op, SMS) if isinstance(op, GemmOp) else op for op in wanted]
+    ops = [tile_op(op, SMS, dtype) if isinstance(op, GemmOp) else op for op in wanted]
     starts = {name: x[GUARD + shift :] for name, x in memory.items()}
     for op in ops:
-        host(op, starts, "scalar" if shift % 4 else op.access)
+        host(op, starts, "scalar" if shift % wide else op.access)
     np.testing.assert_array_equal(views["C"], problem.alpha * (a @ b) + problem.beta * c)
     assert (np.isnan(memory["C"]) == beside).all()
     return ops
@@ -228,9 +344,25 @@ def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None
     assert all(op.at_once for op in ops if isinstance(op, Several))
 
 
-@pytest.mark.parametrize("s", PRESETS, ids=lambda s: s.name)
+@pytest.mark.parametrize(("orders", "gap", "shift"), [("CCC", 0, 0), ("FFC", 2, 0), ("CFC", 1, 1)])
+@pytest.mark.parametrize("plan", ["tile.medium", "strassen.fused > tile.medium"])
+def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host: Any) -> None:
+    """A warp's instructions, every way in which operands can lie, unequal blocks."""
+    sizes = ((68, 22, 50), (33, 18, 37), (5, 1, 7))
+    for (m, k, n), (alpha, beta) in zip(sizes, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
+        ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta, "float64"), host, shift)
+        assert all(op.kernel.deep for op in ops)
+
+
+@pytest.mark.parametrize("plan", ["tile.solo", "tile.trio", "tile.small", "strassen.fused > tile.solo"])
+def test_float64_strategies_on_the_host(plan: str, host: Any) -> None:
+    """Tiles at every edge, more of them than stages; threads that multiply alone."""
+    check(plan, whole_problem(36, 85, 44, "CCC", 0, 1.0, 0.0, "float64"), host, 0)
+
+
+@pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
 def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
-    """With sums and without, tiles at every edge; many thousands of threads, so one size each."""
+    """With sums and without, tiles at every edge."""
     for plan in (f"tile.{s.name.lower()}", f"strassen.fused > tile.{s.name.lower()}"):
         check(plan, whole_problem(36, 21, 44, "CCC", 0, 1.0, 0.0), host, 0)
 
@@ -238,14 +370,14 @@ def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
 def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
     problems = (Problem.contiguous(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
     ops = [op for x in problems for op in record(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
-    assert [tile_op(op, SMS).access for op in ops] == ["vector", "scalar"]
+    assert [tile_op(op, SMS, "float32").access for op in ops] == ["vector", "scalar"]
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
     """The seven products of a batched level, layer by layer of the workspace."""
     tape = record(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem.contiguous(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
-    made, work = tile_op(op, SMS), floats(1 << 16)
+    made, work = tile_op(op, SMS, "float32"), floats(1 << 16)
     assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
     work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
 
@@ -268,7 +400,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
     for x in memory.values():
         x[...] = np.random.default_rng(6).integers(-3, 4, x.size)
     whole = {name: x.reshape(64, 64).astype(np.float64) for name, x in memory.items()}
-    medium = next(s for s in PRESETS if s.name == "Medium")
+    medium = strategy("Medium")
 
     def view(base: str, row: int, col: int, rows: int, cols: int) -> View:
         return View(base, 4 * (64 * row + col), rows, cols, 64, 1)
@@ -277,7 +409,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
     for i, (m, n, k) in enumerate([(21, 13, 9), (20, 12, 8)]):
         left = [(2.0, view("A", 0, 0, m, k)), (-1.0, view("A", 32, 32 * i, m - 1, k - 1))]
         dest = [(1.0, view("C", 0, 32 * i * (update == "keep"), m, n)), (-0.5, view("C", 32, 32 * i, m - 1, n - 1))]
-        ops.append(fused_op(medium, left, [(1.0, view("B", i, 0, k, n))], dest, update))
+        ops.append(fused_op(medium, "float32", left, [(1.0, view("B", i, 0, k, n))], dest, update))
         a = 2 * whole["A"][:m, :k]
         a[:-1, :-1] -= whole["A"][32 : 31 + m, 32 * i : 32 * i + k - 1]
         found = a @ whole["B"][i : i + k, :n]
@@ -305,7 +437,7 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     assert [op.kernel.operands for op in ops] == [
         (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
     ]  # fmt: skip
-    assert {op.kernel.strategy for op in ops} == {replace(SUMMING, stages=2)}
+    assert {op.kernel.strategy for op in ops} == {replace(SUMMING["float32"], stages=2)}
     written = [(x.offset, x.keep) for op in ops for x in op.dest]
     stored = [offset for offset, keep in written if not keep]
     assert {keep for _, keep in written} == {0, 1}
@@ -326,7 +458,7 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     ],
 )
 def test_the_strategy_is_within_three_percent_of_the_best(side: int, count: int, measured: dict[str, int]) -> None:
-    assert measured[best_for(side, side, count, SMS).name] <= 1.03 * min(measured.values())
+    assert measured[best_for(side, side, count, SMS, "float32").name] <= 1.03 * min(measured.values())
 
 
 BAD = [
@@ -342,6 +474,22 @@ def test_plans_that_cannot_be(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "tf32", "bfloat16", "complex64"])
 def test_other_types_are_refused(dtype: str) -> None:
-    for text in ("tile", "strassen.batched > tile.half.inner", "winograd.fused > tile"):
-        with pytest.raises(PlanError, match=f"multiplies float32, not {dtype}"):
+    plans = [("strassen.batched > tile.half.inner", "float32")]  # whose numbers would not fit in registers
+    if dtype != "float64":
+        plans += [(text, "float32, float64") for text in ("tile", "tile.huge", "winograd.fused > tile")]
+        plans += [("tile.solo.outer", "float64")]
+    for text, types in plans:
+        with pytest.raises(PlanError, match=f"multiplies {types}, not {dtype}"):
             record(Plan.parse(text), Problem.contiguous(64, 64, 64, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_each_type_has_its_strategies(dtype: str) -> None:
+    """Chosen by size, and where sums are inside."""
+    plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
+    ops = [op for text in plans for op in record(Plan.parse(text), Problem.contiguous(512, 512, 512, dtype)).ops]
+    made = [tile_op(op, SMS, dtype) if isinstance(op, GemmOp) else op for op in ops if isinstance(op, GemmOp | TileOp)]
+    assert len(made) == 1 + 1 + 7
+    for op in made:
+        assert dtype in op.kernel.strategy.types and op.kernel.element == dtype
+        assert (op.kernel.deep > 0) == (dtype == "float64")

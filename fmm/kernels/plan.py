@@ -16,7 +16,8 @@ by one row or column, sums are as if padded), `pad` (equal blocks, zeros beyond 
 multiples of 16) or `peel` (the core that divides, then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
-product) and, for float32, `tile` (this package's own kernel; `tile.huge` and the like: by another of its strategies).
+product) and, for float32 and float64, `tile` (this package's own kernel; `tile.huge` and the like: by another of its
+strategies).
 With `.inner` after it, the sums of the last level are written so that both operands of a leaf product are contiguous
 along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B lie in
 memory, for all leaves.)
@@ -31,7 +32,7 @@ from typing import Literal
 
 from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
 from fmm.kernels.steps import StepTable, step_table, step_table_names
-from fmm.kernels.strategy import BULK, STRATEGIES, TUNED
+from fmm.kernels.strategy import PRESETS
 from fmm.kernels.tasks import TASKS
 
 Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
@@ -39,7 +40,7 @@ FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
 ORDERS = ("inner", "outer")
-TILES = ("tile", *(f"tile.{s.name.lower()}" for s in (*STRATEGIES, *TUNED, *BULK)))
+TILES = ("tile", *(f"tile.{s.name.lower()}" for s in PRESETS))
 _PRODUCTS = ("vendor", *(f"lt{i}" for i in range(32)), *TILES)
 LEAVES = tuple(f"{leaf}{order}" for order in ("", *(f".{o}" for o in ORDERS)) for leaf in _PRODUCTS)
 _VALID_LEAVES = f"vendor, lt0 to lt31, each with .inner or .outer after it or without; {', '.join(TILES)} too"

@@ -162,6 +162,20 @@ def pointers(op: TileOp | Several) -> range:
     return range(0, words * len(op.pieces), words)
 
 
+def fitted(op: TileOp | Several, shared: int, warps: bool) -> TileOp | Several:
+    """With another strategy where its own does not do on a device.
+
+    `shared`: the bytes of shared memory that a thread block may have; `warps`: are there instructions by which a warp
+    multiplies float64? Threads alone have registers for small tiles.
+    """
+    if isinstance(op, Several):
+        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted(y, shared, warps), TileOp)))
+    names = ("Medium",) if op.kernel.deep and not warps else ("", "Huge", "Medium")
+    kernels = [replace(op.kernel, strategy=strategy(name)) if name else op.kernel for name in names]
+    fits = next((kernel for kernel in kernels if kernel.shared <= shared), kernels[-1])
+    return op if fits is op.kernel else replace(op, kernel=fits)
+
+
 # ---- what a plan wants of the kernel
 
 
@@ -191,8 +205,8 @@ def strategy_of(leaf: str) -> Strategy | None:
     return strategy(name) if name else None
 
 
-def fused_op(s: Strategy, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
-    """One product of float32 numbers with its sums, added to its destinations. Of a C that lies column by column, the
+def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
+    """One product with its sums, added to its destinations. Of a C that lies column by column, the
     transpose is computed."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
@@ -202,7 +216,7 @@ def fused_op(s: Strategy, left: Terms, right: Terms, dest: Terms, update: Update
     along: tuple[Along, Along] = _along(left, 0, turned), _along(right, 1, turned)
     # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
     updates = (update,) * len(dest)
-    kernel = TileKernel(replace(s, stages=2), "float32", len(left), len(right), updates, along)
+    kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), updates, along)
     # The first block of a sum is taken as it is: its coefficient is the product's.
     own = left[0][0] * right[0][0]
     a, b = (tuple(_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))

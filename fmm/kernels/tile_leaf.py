@@ -15,12 +15,12 @@ def is_tiled(op: GemmOp) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def tile_op(op: GemmOp, multiprocessors: int) -> TileOp:
+def tile_op(op: GemmOp, multiprocessors: int, dtype: str) -> TileOp:
     """BLAS has columns where the kernel has rows: C^T = B^T A^T is the same memory with the operands swapped."""
     wanted = strategy_of(op.leaf)
-    s = wanted or best_for(op.n, op.m, op.count, multiprocessors)
+    s = wanted or best_for(op.n, op.m, op.count, multiprocessors, dtype)
     left, right = op.right, op.left
-    kernel = TileKernel(s, "float32", along=(_along(left), _along(right, True)))
+    kernel = TileKernel(s, dtype, along=(_along(left), _along(right, True)))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = Piece(left.base, left.offset, op.n, op.k)
     b = Piece(right.base, right.offset, op.k, op.m)

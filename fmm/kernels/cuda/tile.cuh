@@ -142,14 +142,15 @@ __device__ __forceinline__ void wait_for_previous() {
 // ---- from global to shared memory
 
 // One operand's way into shared memory. A tile is kept as it lies in global memory: line by line, where a line runs along
-// what is contiguous there. Lines along the inner dimension are spaced, so that neighbouring lines lie in other banks.
-template <class Element, Along ALONG, Access ACCESS, int OUT, int K_S, int THREADS>
+// what is contiguous there. Lines along the inner dimension are spaced, so that neighbouring lines lie in other banks;
+// SPACED: all lines, by 32 bytes (as tile_mma.cuh reads them).
+template <class Element, Along ALONG, Access ACCESS, int OUT, int K_S, int THREADS, bool SPACED = false>
 struct Lines {
     static constexpr bool INNER = ALONG == Along::INNER;
     static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
     static constexpr int OUTER = OUT, DEPTH = K_S;
     static constexpr int COUNT = INNER ? OUT : K_S, LENGTH = INNER ? K_S : OUT;
-    static constexpr int PITCH = INNER ? LENGTH + WIDE : LENGTH, SIZE = COUNT * PITCH;
+    static constexpr int PITCH = LENGTH + (SPACED ? 2 * WIDE : INNER ? WIDE : 0), SIZE = COUNT * PITCH;
     static constexpr int COPY = ACCESS == Access::VECTOR ? WIDE : 1;  // numbers moved in one access
     static constexpr int ACROSS = LENGTH / COPY, COPIES = COUNT * ACROSS, EACH = (COPIES + THREADS - 1) / THREADS;
     static constexpr bool EVEN = COPIES % THREADS == 0;
