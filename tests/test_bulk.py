@@ -275,7 +275,8 @@ def test_the_flag_is_raised(bad: float, host: Any) -> None:
 def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem.contiguous(70, 640, 36, "float32")
-    tiled = tile_op(next(op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp)), SMS)
+    op = next(op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
+    tiled = tile_op(op, SMS, "float32")
     from dataclasses import replace
 
     from fmm.kernels.tile import Lines
@@ -327,7 +328,7 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
         (found,) = record(Plan.parse(plan), Problem.contiguous(size, size, size + offset, "float32")).ops
         assert isinstance(found, Several | GemmOp)
-        return tile_op(found, SMS) if isinstance(found, GemmOp) else found
+        return tile_op(found, SMS, "float32") if isinstance(found, GemmOp) else found
 
     assert not aligned(op("tile", 257))
     assert not aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only

@@ -77,7 +77,8 @@ def test_every_variant_of_one_level_stays_in_registers(s: Strategy) -> None:
 def test_float64_stays_in_registers(s: Strategy, operands: Any) -> None:
     """Two registers a number; where no instruction multiplies for a whole warp, small tiles."""
     nvrtc()
-    made = kernel(s, *operands, dtype="float64")
+    left, right, dest = operands
+    made = kernel(s, left, right, dest, dtype="float64")
     architectures = ARCHITECTURES if s.name == "Solo" else ("sm_90",)
     kernels = [fits(made, architecture) for architecture in architectures]
     jobs: list[tuple[Any, ...]] = [
@@ -125,8 +126,8 @@ float4 memory[16384];
 struct Dim { unsigned x, y, z; };
 static Dim blockIdx, gridDim, threadIdx;
 
-// A thread runs until it has to wait for others. Then it is another's turn, each time in another order: so who reads
-// what nobody has written yet, for want of a barrier, is found out.
+// A thread runs until it has to wait for others. Then it is another's turn, in an order that changes, and for some time
+// half of the warps have none: so who reads what nobody has written yet, for want of a barrier, is found out.
 constexpr unsigned STACK = 1 << 16, MOST = 1024;
 struct Thread {
     ucontext_t start;
@@ -163,17 +164,19 @@ static void run() {
     _longjmp(next_turn, 1);
 }
 static bool take_turns(unsigned count) {
-    static unsigned random = 1, i, left;
-    static unsigned step;  // odd, and counts are powers of two times 3 at most: so each thread has its turn
+    static unsigned random = 1, turns, held, i, left;
+    static unsigned step;  // shares no factor with counts, which are powers of two, maybe times 3: each thread is met
     random = random * 1664525 + 1013904223;
     step = random >> 16 | 1;
     while (step % 3 == 0) step += 2;
+    if (turns++ % 64 == 0) held = random >> 16;
     for (i = left = 0; i < count; ++i) {
         threadIdx.x = (random >> 8 & 1023) + i * step;
         threadIdx.x %= count;
         Thread& mine = threads[threadIdx.x];
         if (mine.done) continue;
         ++left;
+        if (held >> threadIdx.x / 32 % 16 & 1) continue;
         if (_setjmp(next_turn)) continue;
         if (mine.begun) _longjmp(mine.here, 1);
         mine.begun = true;

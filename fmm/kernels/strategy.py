@@ -1,7 +1,7 @@
 """Strategies: the sizes of a tiled product's kernel. Huang, Yu and van de Geijn's six, and what today's chips want.
 
-The one description of them: fmm.perfmodel.blocks reasons about it, cuda/tile.cuh and cuda/tile_mma.cuh are compiled with
-it.
+The one description of them: fmm.perfmodel.blocks reasons about it, cuda/tile.cuh is compiled with it, and for float64
+cuda/tile_mma.cuh.
 """
 
 from __future__ import annotations
