@@ -275,8 +275,8 @@ def test_the_flag_is_raised(bad: float, host: Any) -> None:
 def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem.contiguous(70, 640, 36, "float32")
-    op = next(op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
-    tiled = tile_op(op, SMS, "float32")
+    (gemm,) = (op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
+    tiled = tile_op(gemm, SMS, "float32")
     from dataclasses import replace
 
     from fmm.kernels.tile import Lines

@@ -125,4 +125,6 @@ def time_of(s: Strategy, m: int, n: int, count: int, multiprocessors: int) -> fl
 
 def best_for(m: int, n: int, count: int, multiprocessors: int, dtype: str) -> Strategy:
     """The strategy tuned for the type by which `count` m x n products end first."""
-    return min((s for s in (*TUNED, *DOUBLE) if dtype in s.types), key=lambda s: time_of(s, m, n, count, multiprocessors))
+    return min(
+        (s for s in (*TUNED, *DOUBLE) if dtype in s.types), key=lambda s: time_of(s, m, n, count, multiprocessors)
+    )

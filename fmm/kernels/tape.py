@@ -22,6 +22,7 @@ from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan, PlanError, leaf_parts
 from fmm.kernels.program import Program
 from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum
+from fmm.kernels.strategy import SUMMING
 from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, strategy_of
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
