@@ -491,7 +491,8 @@ def test_each_type_has_its_strategies(dtype: str) -> None:
     """Chosen by size, and where sums are inside."""
     plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
     ops = [op for text in plans for op in record(Plan.parse(text), Problem.contiguous(512, 512, 512, dtype)).ops]
-    made = [tile_op(op, SMS, dtype) if isinstance(op, GemmOp) else op for op in ops if isinstance(op, GemmOp | TileOp)]
+    made = [tile_op(op, SMS, dtype) for op in ops if isinstance(op, GemmOp)]
+    made += [x for op in ops if isinstance(op, Several) for x in op.ops]
     assert len(made) == 1 + 1 + 7
     for op in made:
         assert dtype in op.kernel.strategy.types and op.kernel.element == dtype
