@@ -120,9 +120,9 @@ def compiled(kernel: TileKernel, access: Access) -> Any:
     return function
 
 
-def compile_ahead(kernels: Iterable[tuple[TileKernel, Access]]) -> None:
+def compile_ahead(kernels: Iterable[TileKernel], accesses: Sequence[Access] = ("vector",)) -> None:
     """Side by side into CuPy's cache on disk; as processes, for the compiler takes turns in one."""
-    jobs = list(dict.fromkeys(kernels))
+    jobs = list(dict.fromkeys(product(kernels, accesses)))
     count = min(len(jobs), os.cpu_count() or 1, PROCESSES)
     with ProcessPoolExecutor(count, get_context("spawn")) as pool:
         list(pool.map(_compile, jobs))
@@ -338,8 +338,10 @@ def main() -> None:
     dtype, schemes = options.dtype, options.schemes
     cases, plans = (SCHEME_CASES, SCHEMES) if schemes else (CASES, PLANS[dtype])
     chosen = () if schemes else options.strategies or CANDIDATES[dtype]
-    ahead = [(TileKernel(s, dtype), access) for s in chosen for access in ACCESSES]
-    compile_ahead(ahead + [(kernel, "vector") for kernel in (scheme_kernels(dtype) if schemes else ())])
+    if schemes:
+        compile_ahead(scheme_kernels(dtype))
+    else:
+        compile_ahead([TileKernel(s, dtype) for s in chosen], ACCESSES)
     good: list[Strategy] = []
     for s in chosen:
         worst, made = checked(s, dtype), compiled(TileKernel(s, dtype), "vector")

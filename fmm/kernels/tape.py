@@ -27,6 +27,7 @@ from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, strategy_of
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
 ARRAY_BYTES = 56  # of struct Array in cuda/sum.cuh
+TILED = tuple(SUMMING)  # types that the leaf `tile` multiplies
 GRID = 65535  # thread blocks along the second and third axis of a grid
 
 
@@ -269,7 +270,7 @@ def record(plan: Plan, problem: Problem) -> Tape:
 def _tiled(leaf: str) -> tuple[str, ...]:
     """The types that a leaf `tile` multiplies."""
     named = strategy_of(leaf_parts(leaf)[0])
-    return named.types if named else tuple(SUMMING)
+    return named.types if named else TILED
 
 
 class _Recorder:
