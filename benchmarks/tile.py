@@ -28,7 +28,7 @@ from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import STRATEGIES, TUNED, Strategy
 from fmm.kernels.tape import Problem, record
 from fmm.kernels.tile import Lines, Piece, TileOp
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, Target, TileKernel, source
+from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, Target, TileKernel, added, source
 
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
 PLANS = (
@@ -107,7 +107,7 @@ def plain(s: Strategy, case: Case, alpha: float = 1, beta: float = 0, gap: int =
     """C = alpha A B + beta C, row by row; `gap` numbers behind every row, `shift` before the first."""
     m, k, n, count = case
     lines = tuple(Lines(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
-    kernel = TileKernel(s, "float32", targets=(Target(1.0, "scale" if beta else "store"),))
+    kernel = TileKernel(s, "float32", epilogue=added(Target(1.0, "scale" if beta else "store")))
     a, b, c = (Piece(x, 4 * shift, r, w) for x, r, w in (("A", m, k), ("B", k, n), ("C", m, n)))
     return TileOp(kernel, (a,), (b,), (c,), lines, m, n, k, count, alpha, beta)  # type: ignore[arg-type]
 

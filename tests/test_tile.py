@@ -20,7 +20,7 @@ from fmm.kernels.strategy import STRATEGIES, SUMMING, TUNED, Strategy, best_for
 from fmm.kernels.tape import GemmOp, Layout, Problem, record
 from fmm.kernels.tile import TileOp
 from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, Target, TileKernel, source
+from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, Target, TileKernel, added, source
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.devices import capability
 from fmm.perfmodel.occupancy import active_blocks
@@ -32,7 +32,7 @@ STORE, ADD, SCALE = Target(1.0, "store"), Target(-1.0, "add"), Target(2.0, "scal
 
 
 def kernel(s: Strategy, left: int = 1, right: int = 1, targets: tuple[Target, ...] = (STORE,)) -> TileKernel:
-    return TileKernel(s, "float32", (1.0, -1.0)[:left], (1.0, -1.0)[:right], targets)
+    return TileKernel(s, "float32", (1.0, -1.0)[:left], (1.0, -1.0)[:right], added(*targets))
 
 
 # ---- NVRTC
@@ -129,7 +129,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
-    counts = f"{len(made.left)}, {len(made.right)}, {len(made.targets)}"
+    counts = f"{len(made.left)}, {len(made.right)}, {made.epilogue.destinations}"
     driver = DRIVER.format(counts=counts, threads=made.strategy.threads, entry=ENTRY)
     text = HOST + source(made, access).replace("#pragma once", "") + driver
     path.with_suffix(".cpp").write_text(text, encoding="utf-8")
@@ -238,12 +238,12 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
     tape = record(plan, Problem.contiguous(*size, "float32"))
     kernels = [op.kernel for op in tape.ops if isinstance(op, TileOp)]
-    assert [(len(x.left), len(x.right), len(x.targets)) for x in kernels] == [
+    assert [(len(x.left), len(x.right), x.epilogue.destinations) for x in kernels] == [
         (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
     ]  # fmt: skip
     assert {x.strategy for x in kernels} == {replace(SUMMING, stages=2)}
-    written = [x for op in tape.ops if isinstance(op, TileOp) for x in zip(op.dest, op.kernel.targets, strict=True)]
-    stored = [piece for piece, target in written if target.update == "store"]
+    ops = [op for op in tape.ops if isinstance(op, TileOp)]
+    stored = [piece for op in ops for d, piece in enumerate(op.dest) if d not in op.kernel.epilogue.reads]
     assert len(stored) == len(set(stored)) == 4  # every block of C is written first, then added to
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from fmm.kernels.strategy import Strategy, strategy
-from fmm.kernels.tile_source import Access, Along, Target, TileKernel, Update
+from fmm.kernels.tile_source import Access, Along, Target, TileKernel, Update, added
 
 BLOCK_BYTES = 16  # of struct Block in cuda/tile.cuh
 GROUP = 8  # rows of tiles that are done together
@@ -34,13 +34,16 @@ class Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class TileOp:
-    """One launch: `count` products C_d = alpha c_d (sum of A's blocks)(sum of B's) + what the targets say of C_d."""
+    """One launch: `count` products alpha (sum of A's blocks)(sum of B's), and what the epilogue does with each.
+
+    `lines`: of A, of B, and of each destination.
+    """
 
     kernel: TileKernel
     left: tuple[Piece, ...]
     right: tuple[Piece, ...]
     dest: tuple[Piece, ...]
-    lines: tuple[Lines, Lines, Lines]
+    lines: tuple[Lines, ...]
     m: int
     n: int
     k: int
@@ -74,7 +77,7 @@ class TileOp:
         blocks = b"".join(struct.pack("<q2i", 0, p.rows, p.cols) for p in self.pieces)
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
         sizes = self.m, self.n, self.k, *self.tiles, GROUP
-        return blocks + struct.pack("<6q2d6i", *steps, self.alpha, self.beta, *sizes)
+        return blocks + struct.pack(f"<{len(steps)}q2d6i", *steps, self.alpha, self.beta, *sizes)
 
     @cached_property
     def access(self) -> Access:
@@ -131,12 +134,12 @@ def fused_op(
     (factor, lefts), (other, rights) = _factors(left), _factors(right)
     targets = tuple(Target(factor * other * c, update) for c, update, _ in dest)
     # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
-    kernel = TileKernel(replace(s, stages=2), "float32", lefts, rights, targets, along)
+    kernel = TileKernel(replace(s, stages=2), "float32", lefts, rights, added(*targets), along)
     views = [x for _, x in left], [x for _, x in right], [x for _, _, x in dest]
     pieces = [tuple(_piece(x, turned) for x in side) for side in views]
-    lines = [Lines(max(x[0].down, x[0].right)) for x in views]
-    a, b, c = lines
-    return TileOp(kernel, pieces[0], pieces[1], pieces[2], (a, b, c), m, n, k, 1, alpha, beta, follows=follows)
+    a, b, c = (Lines(max(x[0].down, x[0].right)) for x in views)
+    lines = a, b, *[c] * len(dest)
+    return TileOp(kernel, pieces[0], pieces[1], pieces[2], lines, m, n, k, 1, alpha, beta, follows=follows)
 
 
 def _factors(terms: Terms) -> tuple[float, tuple[float, ...]]:

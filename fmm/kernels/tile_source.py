@@ -1,15 +1,18 @@
 """CUDA source of a product with sums in it: a short stub for the one kernel in cuda/tile.cuh.
 
-The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, and their coefficients.
+The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, their coefficients, and what
+becomes of each number of C.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from fmm.kernels.program import Program, Terms
 from fmm.kernels.strategy import Strategy
 
 Along = Literal["inner", "outer"]
@@ -39,20 +42,65 @@ class Target(NamedTuple):
     update: Update
 
 
+class Scalar(NamedTuple):
+    """A coefficient that comes with the launch, by its name in the kernel."""
+
+    name: str
+
+
+BETA: Final = Scalar("beta")
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of every number of so many destinations, once the product's is known.
+
+    The program's inputs are the product and the old values of the destinations `reads`; its outputs go to `writes`. A
+    destination may be read only.
+    """
+
+    program: Program
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        inputs, outputs = self.program.inputs, len(self.program.outputs)
+        if (len(self.reads) + 1, len(self.writes)) != (inputs, outputs) or len(set(self.writes)) < outputs:
+            raise ValueError(f"{inputs} inputs and {outputs} outputs for reads {self.reads}, writes {self.writes}")
+
+    @property
+    def destinations(self) -> int:
+        return max((*self.reads, *self.writes)) + 1
+
+
+@lru_cache(maxsize=1024)
+def added(*targets: Target) -> Epilogue:
+    """Every destination for itself: stored, added to, or scaled and added to."""
+    reads = tuple(d for d, t in enumerate(targets) if t.update != "store")
+    inputs = len(reads) + 1
+    lines: list[Terms] = []
+    for d, (factor, update) in enumerate(targets):
+        keep = BETA if update == "scale" else 1
+        old = ((keep, reads.index(d) + 1),) if d in reads else ()
+        lines.append((*old, (int(factor) if factor == int(factor) else factor, 0)))  # type: ignore[arg-type]
+    outputs = tuple(range(inputs, inputs + len(lines)))
+    return Epilogue(Program(inputs, tuple(lines), outputs), reads, tuple(range(len(targets))))
+
+
 @dataclass(frozen=True)
 class TileKernel:
-    """(sum of left_i A_i)(sum of right_j B_j) into the targets; sizes, addresses, alpha, beta come with the launch."""
+    """(sum of left_i A_i)(sum of right_j B_j) and its epilogue; sizes, addresses, alpha, beta come with the launch."""
 
     strategy: Strategy
     element: str
     left: tuple[float, ...] = (1.0,)
     right: tuple[float, ...] = (1.0,)
-    targets: tuple[Target, ...] = (Target(1.0, "store"),)
+    epilogue: Epilogue = added(Target(1.0, "store"))
     along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
 
     def __post_init__(self) -> None:
         if any(len(terms) == 1 and terms != (1.0,) for terms in (self.left, self.right)):
-            raise ValueError("a lone block is copied as it is: its coefficient belongs to the targets")
+            raise ValueError("a lone block is copied as it is: its coefficient belongs to the epilogue")
 
     @property
     def shared(self) -> int:
@@ -77,8 +125,7 @@ def source(kernel: TileKernel, access: Access) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, ELEMENTS[kernel.element].name
     sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)
-    counts = len(kernel.left), len(kernel.right), len(kernel.targets)
-    updates = [f"fmm::Update::{t.update.upper()}" for t in kernel.targets]
+    counts = len(kernel.left), len(kernel.right), kernel.epilogue.destinations
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     lines = [
         _template(),
@@ -86,8 +133,7 @@ def source(kernel: TileKernel, access: Access) -> str:
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {};".format(*counts),
         _listed("double", "left", kernel.left),
         _listed("double", "right", kernel.right),
-        _listed("double", "dest", [t.factor for t in kernel.targets]),
-        _listed("fmm::Update", "update", updates),
+        *_epilogue(kernel.epilogue),
         "};",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',
@@ -101,9 +147,37 @@ def source(kernel: TileKernel, access: Access) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listed(kind: str, name: str, values: object) -> str:
+def _epilogue(e: Epilogue) -> Iterator[str]:
+    """Which destinations are read and written, and how a number of the product changes those in its place."""
+    for name, places in (("reads", e.reads), ("writes", e.writes)):
+        yield _listed("bool", name, [str(d in places).lower() for d in range(e.destinations)])
+    yield "    template <class Element>"
+    yield "    __device__ static __forceinline__ void update(Element product, [[maybe_unused]] Element beta,"
+    yield f"                                                  Element (&value)[{e.destinations}]) {{"
+    names = ["product", *(f"old{d}" for d in e.reads)]
+    yield from (f"        const Element old{d} = value[{d}];" for d in e.reads)
+    for number, terms in enumerate(e.program.lines):
+        yield f"        const Element sum{number} = {_sum(terms, names)};"
+        names.append(f"sum{number}")
+    yield from (f"        value[{d}] = {names[v]};" for d, v in zip(e.writes, e.program.outputs, strict=True))
+    yield "    }"
+
+
+def _sum(terms: Terms, names: Sequence[str]) -> str:
+    """`old0 - product`; a sum of nothing is zero."""
+    words = []
+    for c, v in terms:
+        sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{_factor(c)} * ")
+        words.append(f"{sign} {size}{names[v]}")
+    return " ".join(words).removeprefix("+ ") or "Element(0)"
+
+
+def _factor(c: object) -> str:
+    return c.name if isinstance(c, Scalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
+
+
+def _listed(kind: str, name: str, values: Sequence[object]) -> str:
     """A function from an index to one of these values, known when the kernel is compiled."""
-    assert isinstance(values, (list, tuple))
     *first, last = values
     choice = "".join(f"i == {i} ? {v} : " for i, v in enumerate(first))
     return f"    __device__ static constexpr {kind} {name}([[maybe_unused]] int i) {{ return {choice}{last}; }}"

@@ -24,8 +24,9 @@ struct Block {  // a matrix of `rows` x `cols` numbers
 template <int LEFT, int RIGHT, int DEST>
 struct Parameters {
     Block left[LEFT], right[RIGHT], dest[DEST];
-    long long leading[3];  // elements from one line of A, B, C to the next: from row to row, or from column to column
-    long long layer[3];    // elements from one product of a batch to the next
+    // Of A, of B and of each destination:
+    long long leading[2 + DEST];  // elements from one line to the next: from row to row, or from column to column
+    long long layer[2 + DEST];    // elements from one product of a batch to the next
     double alpha, beta;
     int m, n, k;
     int down, across;  // tiles below each other and side by side
@@ -41,8 +42,6 @@ enum class Access {
     VECTOR,  // 16 bytes at a time: lines begin at multiples of 16 bytes
     SCALAR,  // one number at a time: any alignment
 };
-
-enum class Update { STORE, ADD, SCALE };  // what becomes of a destination's old value: nothing, added, added beta times
 
 // Sizes of one kernel, Huang's Figure 3: a thread block makes M_S x N_S numbers, K_S steps of the inner dimension at a
 // time, a thread M_R x N_R of them; a warp has WARP_M x WARP_N threads. STAGES tiles of A and B are in shared memory.
@@ -327,46 +326,6 @@ struct Fragment {
     }
 };
 
-// ---- from registers to C
-
-// This thread's part of the product to one destination; a run of PACK columns is one access if `wide`.
-template <class Left, class Right, Update UPDATE, class Element, int ROWS, int COLS>
-__device__ __forceinline__ void put(const Element (&x)[ROWS][COLS], Element* q, long long leading, int rows, int cols,
-                                    Element factor, Element beta, bool wide) {
-    constexpr int PACK = Right::INNER ? 1 : Right::PACK;
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        if (Left::place(i) >= rows) continue;
-        Element* const row = q + Left::place(i) * leading;
-#pragma unroll
-        for (int j = 0; j < COLS; j += PACK) {
-            Element* const to = row + Right::place(j);
-            const int room = cols - Right::place(j);
-            if (wide && room >= PACK) {
-                Pack<Element, PACK> v;
-                if constexpr (UPDATE != Update::STORE) v = pack<Element, PACK>(to);
-#pragma unroll
-                for (int e = 0; e < PACK; ++e) {
-                    const Element term = factor * x[i][j + e];
-                    v.lane[e] = UPDATE == Update::STORE ? term
-                                : UPDATE == Update::ADD ? v.lane[e] + term
-                                                        : beta * v.lane[e] + term;
-                }
-                pack<Element, PACK>(to) = v;
-            } else {
-#pragma unroll
-                for (int e = 0; e < PACK; ++e) {
-                    if (e >= room) continue;
-                    const Element term = factor * x[i][j + e];
-                    to[e] = UPDATE == Update::STORE ? term
-                            : UPDATE == Update::ADD ? to[e] + term
-                                                    : beta * to[e] + term;
-                }
-            }
-        }
-    }
-}
-
 // ---- the tiles of a launch
 
 struct Tile {  // which one a thread block makes
@@ -381,18 +340,69 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     return {layer, first + within % size % height, within % size / height};
 }
 
-// This thread's part of the product to every destination from number D on.
-template <class Product, class Left, class Right, Access ACCESS, int D = 0, class Params, class Element, int ROWS, int COLS>
+// ---- from registers to C
+
+// Neighbours in a row of a destination; from the first `valid` on there are none: what is read there is zero.
+template <class Element, int COUNT, Access ACCESS>
+__device__ __forceinline__ Pack<Element, COUNT> get(const Element* q, int valid) {
+    if (ACCESS == Access::VECTOR && valid >= COUNT) return pack<Element, COUNT>(q);
+    Pack<Element, COUNT> run;
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? q[e] : Element(0);
+    return run;
+}
+template <class Element, int COUNT, Access ACCESS>
+__device__ __forceinline__ void put(Element* q, int valid, const Pack<Element, COUNT>& run) {
+    if (ACCESS == Access::VECTOR && valid >= COUNT) {
+        pack<Element, COUNT>(q) = run;
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e)
+        if (e < valid) q[e] = run.lane[e];
+}
+
+// This thread's part of the product, `x`, to the destinations, each of which is read once at most and written once at
+// most: `Product::update` makes an element's new values of the product's and the old ones.
+template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS>
 __device__ __forceinline__ void put_all(const Params& p, const Tile& tile, int row, int col,
                                         const Element (&x)[ROWS][COLS]) {
-    if constexpr (D < Product::DEST) {
-        const Block& c = p.dest[D];
-        const long long leading = p.leading[2];
-        Element* const q = static_cast<Element*>(c.data) + tile.layer * p.layer[2] + row * leading + col;
-        const Element factor = static_cast<Element>(p.alpha) * static_cast<Element>(Product::dest(D));
-        put<Left, Right, Product::update(D)>(x, q, leading, c.rows - row, c.cols - col, factor,
-                                             static_cast<Element>(p.beta), ACCESS == Access::VECTOR);
-        put_all<Product, Left, Right, ACCESS, D + 1>(p, tile, row, col, x);
+    constexpr int DEST = Product::DEST, PACK = Right::INNER ? 1 : Right::PACK;
+    const Element alpha = static_cast<Element>(p.alpha), beta = static_cast<Element>(p.beta);
+    Element* first[DEST];
+#pragma unroll
+    for (int d = 0; d < DEST; ++d)
+        first[d] = static_cast<Element*>(p.dest[d].data) + tile.layer * p.layer[2 + d] + row * p.leading[2 + d] + col;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        Element* line[DEST];
+        int room[DEST];
+#pragma unroll
+        for (int d = 0; d < DEST; ++d) {
+            line[d] = first[d] + Left::place(i) * p.leading[2 + d];
+            room[d] = row + Left::place(i) < p.dest[d].rows ? p.dest[d].cols - col : 0;
+        }
+#pragma unroll
+        for (int j = 0; j < COLS; j += PACK) {
+            Pack<Element, PACK> run[DEST];
+#pragma unroll
+            for (int d = 0; d < DEST; ++d)
+                if (Product::reads(d))
+                    run[d] = get<Element, PACK, ACCESS>(line[d] + Right::place(j), room[d] - Right::place(j));
+#pragma unroll
+            for (int e = 0; e < PACK; ++e) {
+                Element value[DEST];
+#pragma unroll
+                for (int d = 0; d < DEST; ++d) value[d] = Product::reads(d) ? run[d].lane[e] : Element(0);
+                Product::update(alpha * x[i][j + e], beta, value);
+#pragma unroll
+                for (int d = 0; d < DEST; ++d) run[d].lane[e] = value[d];
+            }
+#pragma unroll
+            for (int d = 0; d < DEST; ++d)
+                if (Product::writes(d))
+                    put<Element, PACK, ACCESS>(line[d] + Right::place(j), room[d] - Right::place(j), run[d]);
+        }
     }
 }
 
