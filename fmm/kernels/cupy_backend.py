@@ -27,7 +27,7 @@ from fmm.kernels.cupy_tile import TileCall, multiprocessors
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
-from fmm.kernels.tile import TileOp
+from fmm.kernels.tile import TileOp, settled
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 
 LAUNCH = driver.launchKernel
@@ -202,7 +202,7 @@ class _Player:
         if isinstance(op, GemmOp) and is_tiled(op):
             op = tile_op(op, multiprocessors(self.device))
         if isinstance(op, TileOp):
-            return TileCall(op, self.device, grain)
+            return TileCall(settled(op, multiprocessors(self.device)), self.device, grain)
         return gemm(op, self.tape.problem, self.math, grain)
 
     def _key(self, op: SumOp, grain: dict[str, int]) -> tuple[SumKernel, Access, bool]:

@@ -164,6 +164,11 @@ class Plan:
         return isinstance(first, Level) and first.traversal == "fused" and first.fringe != "peel"
 
     @property
+    def tiled(self) -> bool:
+        """Is it one product, by this package's own kernel?"""
+        return not self.levels and leaf_parts(self.leaf)[0] in TILES
+
+    @property
     def depth(self) -> int:
         """Levels of recursion, a composition of f factors counted as f."""
         return sum(_factors(level) for level in self.levels)

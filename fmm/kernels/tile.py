@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from fmm.kernels.strategy import Strategy, strategy
-from fmm.kernels.tile_source import Access, Along, Target, TileKernel, Update, added
+from fmm.kernels.program import Program
+from fmm.kernels.strategy import SUMMING, Strategy, best_for, strategy
+from fmm.kernels.tile_source import Access, Along, Epilogue, Target, TileKernel, Update, added
 
 BLOCK_BYTES = 16  # of struct Block in cuda/tile.cuh
 GROUP = 8  # rows of tiles that are done together
@@ -52,6 +53,7 @@ class TileOp:
     beta: float = 0
     itemsize: int = 4
     follows: bool = False  # what the launch before this one writes is only added to: they may overlap until then
+    open: bool = False  # is the strategy the device's choice?
 
     def __hash__(self) -> int:
         return id(self)
@@ -84,6 +86,14 @@ class TileOp:
         """`vector` where every line of every block is aligned, if the bases are."""
         fits = all(x * self.itemsize % WIDE == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % WIDE == 0 for p in self.pieces) else "scalar"
+
+
+def settled(op: TileOp, multiprocessors: int) -> TileOp:
+    """The launch with the strategy that this device wants, if that was left open."""
+    if not op.open:
+        return op
+    best = best_for(op.m, op.n, op.count, multiprocessors)
+    return replace(op, kernel=replace(op.kernel, strategy=best), open=False)
 
 
 # ---- what a plan wants of the kernel
@@ -140,6 +150,23 @@ def fused_op(
     a, b, c = (Lines(max(x[0].down, x[0].right)) for x in views)
     lines = a, b, *[c] * len(dest)
     return TileOp(kernel, pieces[0], pieces[1], pieces[2], lines, m, n, k, 1, alpha, beta, follows=follows)
+
+
+def updating_op(
+    leaf: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
+) -> TileOp:
+    """One product of float32 numbers and what a step table's kernel makes of it: `update` over it and the reads."""
+    s, turned, k = strategy_of(leaf), writes[0].right != 1, min(left.cols, right.rows)
+    m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
+    if turned:
+        left, right, m, n = right, left, n, m
+    places = list(dict.fromkeys((*writes, *reads)))
+    epilogue = Epilogue(update, *(tuple(places.index(x) for x in side) for side in (reads, writes)))
+    along: tuple[Along, Along] = _along([(1, left)], 0, turned), _along([(1, right)], 1, turned)
+    kernel = TileKernel(s or SUMMING, "float32", epilogue=epilogue, along=along)
+    pieces = [_piece(x, turned) for x in (left, right, *places)]
+    lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))
+    return TileOp(kernel, (pieces[0],), (pieces[1],), tuple(pieces[2:]), lines, m, n, k, open=s is None)
 
 
 def _factors(terms: Terms) -> tuple[float, tuple[float, ...]]:

@@ -87,6 +87,9 @@ def added(*targets: Target) -> Epilogue:
     return Epilogue(Program(inputs, tuple(lines), outputs), reads, tuple(range(len(targets))))
 
 
+STORE = added(Target(1.0, "store"))
+
+
 @dataclass(frozen=True)
 class TileKernel:
     """(sum of left_i A_i)(sum of right_j B_j) and its epilogue; sizes, addresses, alpha, beta come with the launch."""
@@ -95,7 +98,7 @@ class TileKernel:
     element: str
     left: tuple[float, ...] = (1.0,)
     right: tuple[float, ...] = (1.0,)
-    epilogue: Epilogue = added(Target(1.0, "store"))
+    epilogue: Epilogue = STORE
     along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
 
     def __post_init__(self) -> None:
@@ -154,8 +157,8 @@ def _epilogue(e: Epilogue) -> Iterator[str]:
     yield "    template <class Element>"
     yield "    __device__ static __forceinline__ void update(Element product, [[maybe_unused]] Element beta,"
     yield f"                                                  Element (&value)[{e.destinations}]) {{"
-    names = ["product", *(f"old{d}" for d in e.reads)]
-    yield from (f"        const Element old{d} = value[{d}];" for d in e.reads)
+    names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
+    yield from (f"        const Element old{i} = value[{d}];" for i, d in enumerate(e.reads))
     for number, terms in enumerate(e.program.lines):
         yield f"        const Element sum{number} = {_sum(terms, names)};"
         names.append(f"sum{number}")
