@@ -63,15 +63,20 @@ TUNED = (
     Strategy("Third", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3, rate=0.94, turned=False),
     Strategy("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
 )
+# GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, of which each makes a column of 16 x 128 numbers. Their
+# A comes 64 columns at a time; here 32, because B goes through shared memory too and both must fit on every chip: what
+# is read of device memory, and in which pieces, is the same.
+GPU8 = Strategy("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
+PRESETS = (*STRATEGIES, *TUNED, GPU8)
 ENOUGH = 256  # threads that keep a multiprocessor busy
 
 
 def strategy(name: str) -> Strategy:
     """A preset by name, in any case."""
-    for preset in (*STRATEGIES, *TUNED):
+    for preset in PRESETS:
         if preset.name.casefold() == name.casefold():
             return preset
-    names = ", ".join(s.name for s in (*STRATEGIES, *TUNED))
+    names = ", ".join(s.name for s in PRESETS)
     raise ValueError(f"unknown strategy {name!r}; the strategies are {names}")
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from fmm.kernels.program import Program
 from fmm.kernels.strategy import SUMMING, Strategy, best_for, strategy
-from fmm.kernels.tile_source import Access, Along, Epilogue, Target, TileKernel, Update, added
+from fmm.kernels.tile_source import Access, Along, Epilogue, Path, Target, TileKernel, Update, added
 
 BLOCK_BYTES = 16  # of struct Block in cuda/tile.cuh
 GROUP = 8  # rows of tiles that are done together
@@ -119,10 +119,18 @@ class View(Protocol):
 Terms = Sequence[tuple[float, View]]
 
 
+PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
+
+
 def strategy_of(leaf: str) -> Strategy | None:
     """What the leaf `tile.huge` and the like compiles; `tile` leaves the choice open."""
-    _, _, name = leaf.partition(".")
-    return strategy(name) if name else None
+    names = [part for part in leaf.split(".")[1:] if part not in PATHS]
+    return strategy(names[0]) if names else None
+
+
+def paths_of(leaf: str) -> tuple[Path, Path]:
+    """How the leaf's tiles come to shared memory: `tile.gpu8.texture` and the like say it."""
+    return PATHS.get(leaf.rpartition(".")[2], ("async", "async"))
 
 
 def fused_op(
@@ -163,7 +171,7 @@ def updating_op(
     places = list(dict.fromkeys((*writes, *reads)))
     epilogue = Epilogue(update, *(tuple(places.index(x) for x in side) for side in (reads, writes)))
     along: tuple[Along, Along] = _along([(1, left)], 0, turned), _along([(1, right)], 1, turned)
-    kernel = TileKernel(s or SUMMING, "float32", epilogue=epilogue, along=along)
+    kernel = TileKernel(s or SUMMING, "float32", epilogue=epilogue, along=along, paths=paths_of(leaf))
     pieces = [_piece(x, turned) for x in (left, right, *places)]
     lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))
     return TileOp(kernel, (pieces[0],), (pieces[1],), tuple(pieces[2:]), lines, m, n, k, open=s is None)

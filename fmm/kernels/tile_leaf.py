@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from fmm.kernels.strategy import best_for
 from fmm.kernels.tape import Factor, GemmOp
-from fmm.kernels.tile import Lines, Piece, TileOp, strategy_of
+from fmm.kernels.tile import Lines, Piece, TileOp, paths_of, strategy_of
 from fmm.kernels.tile_source import Along, Target, TileKernel, added
 
 
@@ -20,7 +20,8 @@ def tile_op(op: GemmOp, multiprocessors: int) -> TileOp:
     s = strategy_of(op.leaf) or best_for(op.n, op.m, op.count, multiprocessors)
     left, right = op.right, op.left
     epilogue = added(Target(1.0, "scale" if op.beta else "store"))
-    kernel = TileKernel(s, "float32", epilogue=epilogue, along=(_along(left), _along(right, True)))
+    along = _along(left), _along(right, True)
+    kernel = TileKernel(s, "float32", epilogue=epilogue, along=along, paths=paths_of(op.leaf))
     shapes = (op.n, op.k), (op.k, op.m), (op.n, op.m)
     factors = (left, right, op.dest)
     a, b, c = ((Piece(x.base, x.offset, *shape),) for x, shape in zip(factors, shapes, strict=True))

@@ -18,6 +18,7 @@ from fmm.kernels.strategy import Strategy
 Along = Literal["inner", "outer"]
 Access = Literal["vector", "scalar"]
 Update = Literal["store", "add", "scale"]
+Path = Literal["async", "plain", "texture"]
 ENTRY = "fmm_tile"
 # The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
 # can read their operands without waiting: a third of a cycle is lost for each of them.
@@ -100,6 +101,7 @@ class TileKernel:
     right: tuple[float, ...] = (1.0,)
     epilogue: Epilogue = STORE
     along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
+    paths: tuple[Path, Path] = ("async", "async")  # how their tiles come to shared memory
 
     def __post_init__(self) -> None:
         if any(len(terms) == 1 and terms != (1.0,) for terms in (self.left, self.right)):
@@ -137,6 +139,9 @@ def source(kernel: TileKernel, access: Access) -> str:
         _listed("double", "left", kernel.left),
         _listed("double", "right", kernel.right),
         *_epilogue(kernel.epilogue),
+        "    static constexpr fmm::Path LEFT_PATH = fmm::Path::{}, RIGHT_PATH = fmm::Path::{};".format(
+            *(path.upper() for path in kernel.paths)
+        ),
         "};",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',

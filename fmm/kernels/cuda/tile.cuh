@@ -43,6 +43,12 @@ enum class Access {
     SCALAR,  // one number at a time: any alignment
 };
 
+enum class Path {  // how a lone block's tiles come from global to shared memory
+    ASYNC,         // past the registers, some tiles ahead
+    PLAIN,         // through registers: loaded before a tile's multiply-adds, stored after them
+    TEXTURE,       // the same, by loads of what no kernel writes meanwhile, once a texture's (Li, Ranka, Sahni 2011)
+};
+
 // Sizes of one kernel, Huang's Figure 3: a thread block makes M_S x N_S numbers, K_S steps of the inner dimension at a
 // time, a thread M_R x N_R of them; a warp has WARP_M x WARP_N threads. STAGES tiles of A and B are in shared memory.
 template <int M_S, int N_S, int K_S, int M_R, int N_R, int WARP_M, int WARP_N, int STAGES_, bool TURNED_>
@@ -97,6 +103,29 @@ __device__ __forceinline__ void copy_all(Element* cell, const Element* q) {
 #else
     pack<Element, COUNT>(cell) = pack<Element, COUNT>(q);
 #endif
+}
+
+template <Path PATH, class Access>
+__device__ __forceinline__ Access loaded(const Access* q) {
+#ifdef __CUDA_ARCH__
+    if constexpr (PATH == Path::TEXTURE) return __ldg(q);
+#endif
+    return *q;
+}
+
+// COUNT neighbours for registers; behind the first `valid` come zeros.
+template <Path PATH, class Element, int COUNT>
+__device__ __forceinline__ Pack<Element, COUNT> load_some(const Element* q, int valid) {
+    Pack<Element, COUNT> run;
+    if constexpr (sizeof(run) == sizeof(float4)) {
+        if (valid == COUNT) {
+            reinterpret_cast<float4&>(run) = loaded<PATH>(reinterpret_cast<const float4*>(q));
+            return run;
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? loaded<PATH>(q + e) : Element(0);
+    return run;
 }
 
 __device__ __forceinline__ void commit() {
@@ -188,8 +217,17 @@ struct Source {
 #pragma unroll
             for (int i = 0; i < Lines::EACH; ++i) copy_edge(i, tiles);
         }
-        position += Lines::DEPTH;
-        offset += Lines::INNER ? Lines::LENGTH : Lines::COUNT * leading;
+        advance();
+    }
+
+    // Load the next tile of a lone block.
+    template <Path PATH>
+    __device__ __forceinline__ void load(Pack<Element, Lines::COPY> (&held)[Lines::EACH]) {
+        const bool all = whole();
+#pragma unroll
+        for (int i = 0; i < Lines::EACH; ++i)
+            if (Lines::has(i)) held[i] = load_some<PATH, Element, Lines::COPY>(at(0, i), all ? Lines::COPY : valid(0, i));
+        advance();
     }
 
 private:
@@ -200,6 +238,17 @@ private:
         return static_cast<const Element*>(blocks[b].data) + (offset + Lines::down(i) * leading + Lines::across(i));
     }
 
+    __device__ __forceinline__ void advance() {
+        position += Lines::DEPTH;
+        offset += Lines::INNER ? Lines::LENGTH : Lines::COUNT * leading;
+    }
+    // How many numbers of this thread's i-th access are there.
+    __device__ __forceinline__ int valid(int b, int i) const {
+        const int left = inner(b) - position, lines = Lines::INNER ? outer(b) : left;
+        const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer(b)) - Lines::along(i) : 0;
+        return min(max(room, 0), Lines::COPY);
+    }
+
     __device__ __forceinline__ void copy_whole(int i, Element* tiles) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
@@ -208,11 +257,9 @@ private:
     __device__ __forceinline__ void copy_edge(int i, Element* tiles) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            const int left = inner(b) - position, lines = Lines::INNER ? outer(b) : left;
-            const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer(b)) - Lines::along(i) : 0;
-            const int valid = min(max(room, 0), Lines::COPY);
-            const Element* const q = valid ? at(b, i) : static_cast<const Element*>(blocks[b].data);
-            if (Lines::has(i)) copy_some<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell(i), q, valid);
+            const int there = valid(b, i);
+            const Element* const q = there ? at(b, i) : static_cast<const Element*>(blocks[b].data);
+            if (Lines::has(i)) copy_some<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell(i), q, there);
         }
     }
 };
@@ -229,9 +276,10 @@ struct Used {
 // One operand's tiles in shared memory. A single block's are copied to where they are used, STAGES - 1 tiles ahead. Of
 // several blocks, the tiles are copied beside each other two tiles ahead, and one tile ahead each thread adds up what
 // it copied itself: for that, no barrier is needed.
-template <class Element, class Lines, int BLOCKS, int STAGES, bool TURNED, bool LEFT>
+template <class Element, class Lines, int BLOCKS, int STAGES, bool TURNED, Path PATH, bool LEFT>
 struct Operand {
-    static constexpr bool SUMMED = BLOCKS > 1;
+    static constexpr bool SUMMED = BLOCKS > 1, HELD = PATH != Path::ASYNC;
+    static_assert(!(SUMMED && HELD), "what is summed is copied past the registers");
     using Kept = Used<Lines, TURNED && SUMMED && Lines::INNER>;
     static constexpr int SIZE = STAGES * Kept::SIZE + (SUMMED ? BLOCKS * Lines::SIZE : 0);
     static constexpr int SUMS = SUMMED ? Lines::EACH : 0;  // of a thread, for a tile
@@ -239,12 +287,25 @@ struct Operand {
 
     Element* const tiles;
     Source<Element, Lines, BLOCKS, LEFT> source;
+    Piece held[HELD ? Lines::EACH : 1];
 
     __device__ __forceinline__ Element* tile(int stage) const { return tiles + stage * Kept::SIZE; }
     __device__ __forceinline__ Element* copies() const { return tile(STAGES); }
 
-    // Start the copies of the next tile.
-    __device__ __forceinline__ void copy(int stage) { source.next(SUMMED ? copies() : tile(stage)); }
+    // Start the copies of the next tile; what goes through registers is there after `store`.
+    __device__ __forceinline__ void copy(int stage) {
+        if constexpr (HELD)
+            source.template load<PATH>(held);
+        else
+            source.next(SUMMED ? copies() : tile(stage));
+    }
+    __device__ __forceinline__ void store(int stage) const {
+        if constexpr (HELD) {
+#pragma unroll
+            for (int i = 0; i < Lines::EACH; ++i)
+                if (Lines::has(i)) pack<Element, Lines::COPY>(tile(stage) + Lines::cell(i)) = held[i];
+        }
+    }
 
     // A sum in two halves, between which there is time: read this thread's i-th piece of every block, ...
     __device__ __forceinline__ void take(int i, Piece* held) const {
@@ -415,8 +476,8 @@ template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access
 __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS>;
     using RightLines = Lines<Element, RIGHT, ACCESS, S::WIDTH, S::DEPTH, S::THREADS>;
-    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TURNED, true>;
-    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, S::TURNED, false>;
+    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TURNED, Product::LEFT_PATH, true>;
+    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, S::TURNED, Product::RIGHT_PATH, false>;
     using Left = Fragment<Element, typename LeftTiles::Kept, S::ROWS, S::WARP_HEIGHT>;
     using Right = Fragment<Element, typename RightTiles::Kept, S::COLS, S::WARP_WIDTH>;
     using Piece = typename LeftTiles::Piece;
@@ -470,6 +531,8 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     for (int t = 0; t < S::STAGES - 1; ++t) {
         left.copy(t);
         right.copy(t);
+        left.store(t);
+        right.store(t);
         commit();
     }
     wait<S::STAGES - 2>();
@@ -502,6 +565,8 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
         for (int k = 0; k < S::DEPTH; ++k) {
             const int next = (k + 1) % S::DEPTH;
             if (next == 0) {  // all have read this tile, and the next one has come
+                left.store(here);
+                right.store(here);
                 wait<PENDING>();
                 __syncthreads();
                 left_now = left_mine + stage * LeftTiles::Kept::SIZE;
