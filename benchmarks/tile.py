@@ -109,7 +109,7 @@ def plain(s: Strategy, case: Case, alpha: float = 1, beta: float = 0, gap: int =
     lines = tuple(Lines(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
     kernel = TileKernel(s, "float32", epilogue=added(Target(1.0, "scale" if beta else "store")))
     a, b, c = (Piece(x, 4 * shift, r, w) for x, r, w in (("A", m, k), ("B", k, n), ("C", m, n)))
-    return TileOp(kernel, (a,), (b,), (c,), lines, m, n, k, count, alpha, beta)  # type: ignore[arg-type]
+    return TileOp(kernel, (a,), (b,), (c,), lines, m, n, k, count, alpha, beta)
 
 
 # ---- right?

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -35,14 +35,15 @@ POISON = 0xFF  # bytes of NaN
 # ---- a reference interpreter: every element through its address, one op after the other
 
 
-def play(tape: Tape, memory: Memory) -> None:
+def play(tape: Tape, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
+    """`tile`: what does tiled products, if not the interpreter."""
     for op in tape.ops:
         if isinstance(op, SumOp):
             _sum(op, memory)
         elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(tape.problem.dtype))
         elif isinstance(op, TileOp):
-            _tile(op, memory)
+            (tile or _tile)(op, memory)
 
 
 def _sum(op: SumOp, memory: Memory) -> None:
@@ -109,12 +110,13 @@ def _tile(op: TileOp, memory: Memory) -> None:
         strides = (1, lines.leading) if turned else (lines.leading, 1)
         found.append(_strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, kind))
     parts, lefts = len(op.left) + len(op.right), len(op.left)
-    left = sum(c * _whole(x, op.m, op.k) for c, x in zip(op.kernel.left, found[:lefts], strict=True))
-    right = sum(c * _whole(x, op.k, op.n) for c, x in zip(op.kernel.right, found[lefts:parts], strict=True))
+    left: Any = sum(c * _whole(x, op.m, op.k) for c, x in zip(op.kernel.left, found[:lefts], strict=True))
+    right: Any = sum(c * _whole(x, op.k, op.n) for c, x in zip(op.kernel.right, found[lefts:parts], strict=True))
     dests = found[parts:]
-    values = [op.alpha * (left @ right), *(_whole(dests[d], op.m, op.n) for d in e.reads)]
+    values: list[Any] = [op.alpha * (left @ right), *(_whole(dests[d], op.m, op.n) for d in e.reads)]
     for terms in e.program.lines:
-        values.append(sum((op.beta if c == BETA else float(c)) * values[v] for c, v in terms))
+        factors = [op.beta if c == BETA else complex(c).real for c, _ in terms]
+        values.append(sum(c * values[v] for c, (_, v) in zip(factors, terms, strict=True)))
     for d, v in zip(e.writes, e.program.outputs, strict=True):
         dests[d][...] = values[v][: dests[d].shape[0], : dests[d].shape[1]]
 

@@ -83,7 +83,7 @@ def added(*targets: Target) -> Epilogue:
     for d, (factor, update) in enumerate(targets):
         keep = BETA if update == "scale" else 1
         old = ((keep, reads.index(d) + 1),) if d in reads else ()
-        lines.append((*old, (int(factor) if factor == int(factor) else factor, 0)))  # type: ignore[arg-type]
+        lines.append((*old, (int(factor) if factor == int(factor) else factor, 0)))
     outputs = tuple(range(inputs, inputs + len(lines)))
     return Epilogue(Program(inputs, tuple(lines), outputs), reads, tuple(range(len(targets))))
 
