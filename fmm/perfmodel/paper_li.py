@@ -402,11 +402,8 @@ def li_plans() -> Table:
         for code, method, tau2, leaf in CODES
         for n in CURVE_SIZES
     )
-    notes = (
-        "Up to tau1 GPU8 alone; up to tau2 one level, by the kernels of Figure 12 or 13; else a level of 16 or 23.",
-        "fmm runs these plans on a GPU, in float32: a level is a step table, a kernel of its table is one launch.",
-    )
-    return Table("li-plans", "Figure 24: the plans of the codes", ("code", "n", "tau1", "tau2", "plan"), rows, notes)
+    title = "Figure 24: the runs as plans; up to tau1 GPU8 alone, up to tau2 one level, else recursive"
+    return Table("li-plans", title, ("code", "n", "tau1", "tau2", "plan"), rows, ())
 
 
 # ---- section 8: measured errors beside the model's, and the text's ratios
