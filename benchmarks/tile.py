@@ -1,5 +1,6 @@
 """The tiled product's kernel against cuBLAS: `python -m benchmarks.tile [--rounds 15] [--out FILE] [STRATEGY ...]`.
 
+`--plans li` takes Li, Ranka and Sahni's codes instead of the usual plans, with and without what texture memory became.
 First every strategy is checked against float64 on odd sizes, unaligned operands and poisoned results. Then it is timed,
 interleaved with cuBLAS in shuffled rounds on random data; a row is the median of the paired ratios and its quartiles.
 A strategy is a preset's name or its sizes: m_S x n_S x k_S : m_R x n_R : threads of a warp : stages : blocks, as in
@@ -25,13 +26,13 @@ from cupy_backends.cuda.api import driver
 from benchmarks.clock import elapsed
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan
-from fmm.kernels.strategy import STRATEGIES, TUNED, Strategy
+from fmm.kernels.strategy import PRESETS, STRATEGIES, Strategy
 from fmm.kernels.tape import Problem, record
 from fmm.kernels.tile import Lines, Piece, TileOp
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, Target, TileKernel, added, source
 
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
-PLANS = (
+USUAL = (
     "tile",
     *(
         f"strassen{level}.{leaf}"
@@ -43,6 +44,14 @@ PLANS = (
     "strassen.fused > tile.third",
     "strassen.batched.pad16 > strassen.fused > tile.square",
 )
+LI = (
+    *(f"tile{leaf}" for leaf in ("", ".plain", ".texture", ".gpu8", ".gpu8.plain", ".gpu8.texture")),
+    *(f"li-fig{figure} > {leaf}" for figure in (12, 13) for leaf in ("vendor", "tile", "tile.plain", "tile.texture")),
+    *(f"li-fig13 > tile.gpu8{path}" for path in ("", ".plain", ".texture")),
+    "li-fig16 > li-fig12 > tile",
+    "li-fig23 > li-fig13 > tile",
+)
+PLANS = {"usual": USUAL, "li": LI}
 SHORTEST = 2e-3  # seconds of one sample at least
 SAMPLED = 64  # rows that are compared with float64
 RIGHT = 1e-4  # relative errors are smaller
@@ -70,7 +79,7 @@ CASES = (Case(512, 512, 512, 49), *(Case(n, n, n) for n in (1536, 2048, 2560, 40
 
 def strategy(text: str) -> Strategy:
     """A preset, or sizes as the module's help says."""
-    for preset in (*STRATEGIES, *TUNED):
+    for preset in PRESETS:
         if preset.name.casefold() == text.casefold():
             return preset
     block, thread, warp, stages, blocks = text.split(":")
@@ -173,7 +182,7 @@ def replayed(plan: str, case: Case, bases: dict[str, int]) -> Callable[[], None]
     return launch
 
 
-def measured(case: Case, strategies: Iterable[Strategy], rounds: int) -> dict[str, list[float]]:
+def measured(case: Case, strategies: Iterable[Strategy], plans: Iterable[str], rounds: int) -> dict[str, list[float]]:
     """Seconds of every round, by name; `cuBLAS` and, for the noise, `cuBLAS again` among them."""
     a, b, c = operands(case)
     bases = {"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr}
@@ -181,7 +190,7 @@ def measured(case: Case, strategies: Iterable[Strategy], rounds: int) -> dict[st
     vendor = partial(cupy.matmul, a, b, out=c)
     calls: dict[str, Callable[[], object]] = {"cuBLAS": vendor, "cuBLAS again": vendor}
     calls |= {s.name: launcher(plain(s, case), "vector", bases) for s in strategies}
-    calls |= {plan: replayed(plan, case, bases) for plan in (PLANS if case.times == 1 else ())}
+    calls |= {plan: replayed(plan, case, bases) for plan in (plans if case.times == 1 else ())}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():
         c[...] = cupy.nan
@@ -206,20 +215,22 @@ def row(case: Case, name: str, samples: Sequence[float], vendor: Sequence[float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("strategies", nargs="*", type=strategy, default=list(STRATEGIES))
+    parser.add_argument("strategies", nargs="*", type=strategy, help="with the usual plans: the paper's six")
+    parser.add_argument("--plans", choices=PLANS, default="usual")
+    parser.add_argument("--sizes", nargs="+", metavar="CASE", help="not all of " + ", ".join(map(str, CASES)))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="where the samples go, as JSON")
     options = parser.parse_args()
     good = []
-    for s in options.strategies:
+    for s in options.strategies or (STRATEGIES if options.plans == "usual" else ()):
         worst = checked(s)
         print(
             f"{s.name}: {compiled(plain(s, CASES[0]).kernel, 'vector').num_regs} registers, error {worst:.1f} roundoffs"
         )
         good += [s] if worst < 100 else []
     found = {}
-    for case in CASES:
-        samples = found[str(case)] = measured(case, good, options.rounds)
+    for case in (case for case in CASES if str(case) in (options.sizes or map(str, CASES))):
+        samples = found[str(case)] = measured(case, good, PLANS[options.plans], options.rounds)
         for name, times in samples.items():
             print(row(case, name, times, samples["cuBLAS"]), flush=True)
     if options.out:
