@@ -28,8 +28,8 @@ from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import PRESETS, STRATEGIES, Strategy
 from fmm.kernels.tape import Problem, record
-from fmm.kernels.tile import Lines, Piece, TileOp
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, Target, TileKernel, added, source
+from fmm.kernels.tile import Lines, Piece, TileOp, pointers
+from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
 USUAL = (
@@ -97,8 +97,8 @@ def compiled(kernel: TileKernel, access: Access) -> Any:
 def launcher(op: TileOp, access: Access, bases: dict[str, int]) -> Callable[[], None]:
     """A call of the driver with everything filled in."""
     words = np.frombuffer(op.parameters, np.int64).copy()
-    for i, piece in enumerate(op.pieces):
-        words[2 * i] = bases[piece.base] + piece.offset
+    for i, piece in zip(pointers(op), op.pieces, strict=True):
+        words[i] = bases[piece.base] + piece.offset
     pointer = np.array([words.ctypes.data], np.int64)
     function = compiled(op.kernel, access)
 
@@ -116,9 +116,9 @@ def plain(s: Strategy, case: Case, alpha: float = 1, beta: float = 0, gap: int =
     """C = alpha A B + beta C, row by row; `gap` numbers behind every row, `shift` before the first."""
     m, k, n, count = case
     lines = tuple(Lines(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
-    kernel = TileKernel(s, "float32", epilogue=added(Target(1.0, "scale" if beta else "store")))
-    a, b, c = (Piece(x, 4 * shift, r, w) for x, r, w in (("A", m, k), ("B", k, n), ("C", m, n)))
-    return TileOp(kernel, (a,), (b,), (c,), lines, m, n, k, count, alpha, beta)
+    a, b = (Piece(x, 4 * shift, rows, cols) for x, rows, cols in (("A", m, k), ("B", k, n)))
+    c = Piece("C", 4 * shift, m, n, alpha, beta)
+    return TileOp(TileKernel(s, "float32"), (a,), (b,), (c,), lines, m, n, k, count)
 
 
 # ---- right?

@@ -10,10 +10,11 @@ import pytest
 
 from fmm.kernels.scheme import scheme
 from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
+from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel import blocks, paper_huang
 from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, Machine, Operands
 from fmm.perfmodel.devices import device, device_names
-from fmm.perfmodel.paper_huang import FIGURE_6, counts, v100
+from fmm.perfmodel.paper_huang import counts, v100
 
 ONE, TWO = (2, 2, 2), (4, 4, 4)  # Var#0 of one and of two levels
 

@@ -21,7 +21,14 @@ LEVELS = (
     | st.builds(Level, st.sampled_from(step_table_names()), st.just("sequential"), ANY)
     | st.builds(Balanced, st.floats(1.5, 1e9))
 )
-PLANS = st.builds(Plan, st.lists(LEVELS, max_size=4).map(tuple))
+TASKS = [(), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants")]
+FUSED = st.builds(Level, st.sampled_from(EXPRESSIONS), st.just("fused"), ANY, st.sampled_from(TASKS))
+PLANS = st.builds(Plan, st.lists(LEVELS, max_size=4).map(tuple)) | st.builds(
+    lambda levels, last, leaf: Plan((*levels, last), leaf),
+    st.lists(LEVELS, max_size=2),
+    FUSED,
+    st.sampled_from(["tile", "tile.huge", "tile.half.inner"]),
+)
 
 
 @given(PLANS)
@@ -35,7 +42,7 @@ def test_round_trip(plan: Plan) -> None:
 @given(PLANS)
 def test_the_text_has_one_part_a_level(plan: Plan) -> None:
     assert len(str(plan).split(" > ")) == len(plan.levels) + 1
-    assert str(plan).endswith("vendor")
+    assert str(plan).endswith(plan.leaf)
 
 
 CANONICAL = [
@@ -62,6 +69,9 @@ CANONICAL = [
     ("strassen.batched > vendor", "strassen.batched > vendor"),
     ("strassen.pad.batched > vendor", "strassen.batched > vendor"),
     ("strassen.batched.pad32 > vendor", "strassen.batched.pad32 > vendor"),
+    ("strassen.fused > tile", "strassen.fused > tile"),
+    ("strassen.streams.unequal.fused > tile", "strassen.fused.streams > tile"),
+    ("strassen^2.variants.pad.fused.atomic > tile.huge", "strassen^2.fused.atomic.variants.pad > tile.huge"),
 ]
 
 
@@ -136,6 +146,13 @@ BAD = [
     ("hasa.batched > vendor", "the step table hasa is sequential, not batched"),
     ("hasa.stacked > vendor", "the step table hasa is sequential, not stacked"),
     ("strassen.overlapped > winograd.overlapped > vendor", "winograd.overlapped below strassen.overlapped: only one"),
+    ("strassen.fused > vendor", "strassen.fused: only the last level can be fused, into a leaf that is a tile"),
+    ("strassen.fused > winograd > tile", "only the last level can be fused"),
+    ("hasa.fused > tile", "the step table hasa is sequential, not fused"),
+    ("strassen.streams > tile", "strassen: only a fused level can have streams"),
+    ("strassen.batched.atomic.variants > tile", "strassen: only a fused level can have atomic and variants"),
+    ("strassen.fused.streams.atomic > tile", "added atomically needs no streams"),
+    ("strassen.overlapped > strassen.fused.streams > tile", "only one level of a plan can be side by side"),
     ("strassen > lt32", "ends in 'lt32'; a plan ends in its leaf: vendor, lt0 to lt31, each with .inner"),
     ("strassen > vendor.middle", "ends in 'vendor.middle'"),
     ("strassen > gpu", "ends in 'gpu'; a plan ends in its leaf: vendor"),
@@ -181,6 +198,7 @@ BUILT = [
     (lambda: Level("strassen", "stacked", "crop"), "unknown fringe 'crop'; valid: unequal, pad, peel"),
     (lambda: Level("hasa"), "the step table hasa is sequential, not stacked"),
     (lambda: Level("nosuch"), "nosuch.*strassen"),
+    (lambda: Level("strassen", "fused", tasks=("threads",)), "unknown option 'threads'; valid: streams, atomic, "),
     (lambda: Balanced(1.2), "at least 1.5"),
 ]
 

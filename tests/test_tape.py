@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -21,10 +21,10 @@ from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
 from fmm.kernels.plan import Level, Plan, PlanError
 from fmm.kernels.steps import step_table, step_table_names
-from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.threads import Threads
-from fmm.kernels.tile import Lines, Piece, TileOp
-from fmm.kernels.tile_source import BETA
+from fmm.kernels.tile import Lines, Piece, Several, TileOp
+from fmm.kernels.tile_source import Scalar as Given
 from fmm.perfmodel.cost import cost
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -42,8 +42,9 @@ def play(tape: Tape, memory: Memory, tile: Callable[[TileOp, Memory], None] | No
             _sum(op, memory)
         elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(tape.problem.dtype))
-        elif isinstance(op, TileOp):
-            (tile or _tile)(op, memory)
+        elif isinstance(op, TileOp | Several):
+            for product in op.ops if isinstance(op, Several) else (op,):
+                (tile or _tile)(product, memory)
 
 
 def _sum(op: SumOp, memory: Memory) -> None:
@@ -103,36 +104,34 @@ def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any
 
 
 def _tile(op: TileOp, memory: Memory) -> None:
-    """The product, then the epilogue's lines; what a block lacks is zero, or is not written."""
+    """A product with its sums, each block as large as it is, and the epilogue's lines."""
     kind, e = np.dtype(op.kernel.element), op.kernel.epilogue
-    found = []
-    for piece, lines, turned in _blocks(op):
-        strides = (1, lines.leading) if turned else (lines.leading, 1)
-        found.append(_strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, kind))
-    parts, lefts = len(op.left) + len(op.right), len(op.left)
-    left: Any = sum(c * _whole(x, op.m, op.k) for c, x in zip(op.kernel.left, found[:lefts], strict=True))
-    right: Any = sum(c * _whole(x, op.k, op.n) for c, x in zip(op.kernel.right, found[lefts:parts], strict=True))
-    dests = found[parts:]
-    values: list[Any] = [op.alpha * (left @ right), *(_whole(dests[d], op.m, op.n) for d in e.reads)]
+
+    def block(piece: Piece, lines: Lines, outer: bool) -> Matrix:
+        strides = (1, lines.leading) if outer else (lines.leading, 1)
+        return _strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, kind)
+
+    def whole(x: Matrix, rows: int, cols: int) -> Matrix:
+        full = np.zeros((rows, cols), kind)
+        full[: x.shape[0], : x.shape[1]] = x[:rows, :cols]
+        return full
+
+    def added(pieces: tuple[Piece, ...], lines: Lines, shape: tuple[int, int], outer: bool) -> Any:
+        return sum(kind.type(piece.factor) * whole(block(piece, lines, outer), *shape) for piece in pieces)
+
+    def number(c: Any) -> float:
+        return float(getattr(op.dest[c.dest], c.name) if isinstance(c, Given) else complex(c).real)
+
+    a, b, *lines = op.lines
+    left = added(op.left, a, (op.m, op.k), op.kernel.along[0] == "outer")
+    dests = [block(piece, x, False) for piece, x in zip(op.dest, lines, strict=True)]
+    values = [left @ added(op.right, b, (op.k, op.n), op.kernel.along[1] == "inner")]
+    values += [whole(dests[d], op.m, op.n) for d in e.reads]
     for terms in e.program.lines:
-        factors = [op.beta if c == BETA else complex(c).real for c, _ in terms]
-        values.append(sum(c * values[v] for c, (_, v) in zip(factors, terms, strict=True)))
+        values.append(sum(number(c) * values[v] for c, v in terms if number(c)))
     for d, v in zip(e.writes, e.program.outputs, strict=True):
-        dests[d][...] = values[v][: dests[d].shape[0], : dests[d].shape[1]]
-
-
-def _blocks(op: TileOp) -> Iterator[tuple[Piece, Lines, bool]]:
-    """Every block of a launch, how it lies, and whether that is column by column."""
-    a, b, *dests = op.lines
-    yield from ((piece, a, op.kernel.along[0] == "outer") for piece in op.left)
-    yield from ((piece, b, op.kernel.along[1] == "inner") for piece in op.right)
-    yield from ((piece, lines, False) for piece, lines in zip(op.dest, dests, strict=True))
-
-
-def _whole(x: Matrix, rows: int, cols: int) -> Matrix:
-    full = np.zeros((rows, cols))
-    full[: x.shape[0], : x.shape[1]] = x[:rows, :cols]
-    return full
+        found = values[v][: dests[d].shape[0], : dests[d].shape[1]]
+        dests[d][...] = dests[d] + found if e.atomic else found
 
 
 # ---- running both
@@ -305,7 +304,7 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
     memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
     memory["W"] = _buffer(tape.workspace)
-    kept: list[tuple[int, SumOp | GemmOp | TileOp]] = []
+    kept: list[tuple[int, Op]] = []
     between, start = False, 0
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
         if isinstance(op, Turn):

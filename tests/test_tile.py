@@ -17,10 +17,10 @@ import pytest
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.strategy import STRATEGIES, SUMMING, TUNED, Strategy, best_for
-from fmm.kernels.tape import GemmOp, Layout, Problem, record
-from fmm.kernels.tile import TileOp
+from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
+from fmm.kernels.tile import Several, TileOp, fused_op, pointers
 from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, Target, TileKernel, added, source
+from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.devices import capability
 from fmm.perfmodel.occupancy import active_blocks
@@ -28,11 +28,11 @@ from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 
 PRESETS = (*STRATEGIES, *TUNED)
 SMS = 132
-STORE, ADD, SCALE = Target(1.0, "store"), Target(-1.0, "add"), Target(2.0, "scale")
 
 
-def kernel(s: Strategy, left: int = 1, right: int = 1, targets: tuple[Target, ...] = (STORE,)) -> TileKernel:
-    return TileKernel(s, "float32", (1.0, -1.0)[:left], (1.0, -1.0)[:right], added(*targets))
+def kernel(s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep") -> TileKernel:
+    summed = left + right > 2
+    return TileKernel(replace(s, stages=2) if summed else s, "float32", left, right, added(dest, update))
 
 
 # ---- NVRTC
@@ -44,12 +44,11 @@ def blocks(architecture: str, made: Any, s: Strategy, shared: int) -> int:
 
 
 @pytest.mark.parametrize("s", PRESETS, ids=lambda s: s.name)
-@pytest.mark.parametrize("operands", [(1, 1, (STORE,)), (2, 2, (STORE, ADD))], ids=["gemm", "fused"])
+@pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
     """No local memory, and no fewer registers than Eq. 16 says that a kernel needs: accumulators and fragments."""
     nvrtc()
-    left, right, targets = operands
-    made = kernel(replace(s, stages=2) if left + right > 2 else s, left, right, targets)
+    made = kernel(s, *operands)
     jobs: list[tuple[Any, ...]] = [(f"{s.name} {a}", source(made, "vector"), a, OPTIONS) for a in ARCHITECTURES]
     for r, (_, _, architecture, _) in zip(in_parallel(report, jobs), jobs, strict=True):
         assert r.local == 0, r
@@ -62,6 +61,7 @@ def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
 
 HOST = r"""
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <thread>
 #include <vector>
@@ -80,18 +80,19 @@ static Dim blockIdx;
 static thread_local Dim threadIdx;
 static std::barrier<>* everyone;
 static void __syncthreads() { everyone->arrive_and_wait(); }
+static void atomicAdd(float* q, float x) { std::atomic_ref(*q).fetch_add(x); }
 """
 DRIVER = r"""
-extern "C" int launch(const void* parameters, int blocks) {{
-    using Parameters = fmm::Parameters<{counts}>;
+extern "C" int launch(const void* parameters, int blocks, int products) {{
+    using Parameters = fmm::Parameters<float, {counts}>;
     std::barrier<> all({threads});
     everyone = &all;
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < {threads}; ++t)
         threads.emplace_back([=] {{
             threadIdx = {{t, 0, 0}};
-            for (int i = 0; i < blocks; ++i) {{
-                if (t == 0) blockIdx.x = i;
+            for (unsigned i = 0; i < blocks * products; ++i) {{
+                if (t == 0) blockIdx = {{i % blocks, 0, i / blocks}};
                 __syncthreads();
                 {entry}(*static_cast<const Parameters*>(parameters));
                 __syncthreads();
@@ -116,20 +117,22 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tiles")
     libraries: dict[Any, Any] = {}
 
-    def launch(op: TileOp, memory: Memory, access: Access | None = None) -> None:
+    def launch(op: TileOp | Several, memory: Memory, access: Access | None = None) -> None:
         key = op.kernel, access or op.access
         if key not in libraries:
             libraries[key] = compiled_for_the_host(folder / str(len(libraries)), *key)
         parameters = np.frombuffer(op.parameters, np.int64).copy()
-        for i, piece in enumerate(op.pieces):
-            parameters[2 * i] = memory[piece.base].ctypes.data + piece.offset
-        assert libraries[key].launch(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0]) == parameters.nbytes
+        for word, piece in zip(pointers(op), op.pieces, strict=True):
+            parameters[word] = memory[piece.base].ctypes.data + piece.offset
+        blocks, _, products = op.grid
+        where = parameters.ctypes.data_as(ctypes.c_void_p)
+        assert libraries[key].launch(where, blocks, products) == parameters.nbytes
 
     return launch
 
 
 def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
-    counts = f"{len(made.left)}, {len(made.right)}, {made.epilogue.destinations}"
+    counts = ", ".join(map(str, (*made.operands, made.products)))
     driver = DRIVER.format(counts=counts, threads=made.strategy.threads, entry=ENTRY)
     text = HOST + source(made, access).replace("#pragma once", "") + driver
     path.with_suffix(".cpp").write_text(text, encoding="utf-8")
@@ -230,6 +233,36 @@ def test_a_batch_is_one_launch(host: Any) -> None:
     np.testing.assert_array_equal(c, expected)
 
 
+@pytest.mark.parametrize("update", ["keep", "atomic"])
+def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None:
+    """Two products of unequal sizes: into blocks of their own, or atomically into the same ones."""
+    memory = {name: floats(64 * 64) for name in "ABC"}
+    for x in memory.values():
+        x[...] = np.random.default_rng(6).integers(-3, 4, x.size)
+    whole = {name: x.reshape(64, 64).astype(np.float64) for name, x in memory.items()}
+    medium = next(s for s in PRESETS if s.name == "Medium")
+
+    def view(base: str, row: int, col: int, rows: int, cols: int) -> View:
+        return View(base, 4 * (64 * row + col), rows, cols, 64, 1)
+
+    ops = []
+    for i, (m, n, k) in enumerate([(21, 13, 9), (20, 12, 8)]):
+        left = [(2.0, view("A", 0, 0, m, k)), (-1.0, view("A", 32, 32 * i, m - 1, k - 1))]
+        dest = [(1.0, view("C", 0, 32 * i * (update == "keep"), m, n)), (-0.5, view("C", 32, 32 * i, m - 1, n - 1))]
+        ops.append(fused_op(medium, left, [(1.0, view("B", i, 0, k, n))], dest, update))
+        a = 2 * whole["A"][:m, :k]
+        a[:-1, :-1] -= whole["A"][32 : 31 + m, 32 * i : 32 * i + k - 1]
+        found = a @ whole["B"][i : i + k, :n]
+        whole["C"][:m, dest[0][1].offset // 4 :][:, :n] += found
+        whole["C"][32 : 31 + m, 32 * i :][:, : n - 1] -= 0.5 * found[:-1, :-1]
+    several = Several(tuple(ops), "free" if update == "keep" else "atomic")
+    assert several.at_once and several.grid == (1, 1, 2) and several.kernel.operands == (2, 1, 2)
+    assert not replace(several, order="turns").at_once
+    assert not replace(several, ops=(ops[0], replace(ops[1], kernel=kernel(medium)))).at_once
+    host(several, memory, "scalar")
+    np.testing.assert_array_equal(memory["C"].reshape(64, 64), whole["C"])
+
+
 # ---- plans
 
 
@@ -237,14 +270,17 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
     assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
     tape = record(plan, Problem.contiguous(*size, "float32"))
-    kernels = [op.kernel for op in tape.ops if isinstance(op, TileOp)]
-    assert [(len(x.left), len(x.right), x.epilogue.destinations) for x in kernels] == [
+    ops = [op for op in tape.ops if isinstance(op, TileOp)]
+    assert [op.kernel.operands for op in ops] == [
         (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
     ]  # fmt: skip
-    assert {x.strategy for x in kernels} == {replace(SUMMING, stages=2)}
-    ops = [op for op in tape.ops if isinstance(op, TileOp)]
-    stored = [piece for op in ops for d, piece in enumerate(op.dest) if d not in op.kernel.epilogue.reads]
-    assert len(stored) == len(set(stored)) == 4  # every block of C is written first, then added to
+    assert {op.kernel.strategy for op in ops} == {replace(SUMMING, stages=2)}
+    written = [(x.offset, x.keep) for op in ops for x in op.dest]
+    stored = [offset for offset, keep in written if not keep]
+    assert {keep for _, keep in written} == {0, 1}
+    assert sorted(stored) == sorted({offset for offset, _ in written}) and len(stored) == 4
+    first = {offset: keep for offset, keep in reversed(written)}
+    assert not any(first.values())  # every block of C is written first, then added to
 
 
 @pytest.mark.parametrize(
@@ -263,10 +299,7 @@ def test_the_strategy_is_within_three_percent_of_the_best(side: int, count: int,
 
 
 BAD = [
-    ("strassen.fused > vendor", "strassen.fused: only the last level can be fused, into a leaf that is a tile"),
-    ("strassen.fused > winograd > tile", "only the last level can be fused"),
     ("strassen > tile.gigantic", "ends in 'tile.gigantic'"),
-    ("hasa.fused > tile", "the step table hasa is sequential, not fused"),
 ]
 
 

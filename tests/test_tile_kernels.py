@@ -17,7 +17,7 @@ from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.steps import PRODUCT, Kernel, kernel_table
 from fmm.kernels.strategy import GPU8, PRESETS, Strategy, best_for, strategy
 from fmm.kernels.tape import GemmOp, Problem, View, record
-from fmm.kernels.tile import PATHS, TileOp, paths_of, settled, strategy_of, updating_op
+from fmm.kernels.tile import PATHS, TileOp, paths_of, pointers, settled, strategy_of, updating_op
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 from fmm.kernels.tile_source import Path as Way
@@ -50,16 +50,16 @@ class Host:
 
     def _part(self, number: int, made: TileKernel, access: Access) -> str:
         stub = "struct Product {" + source(made, access).partition("struct Product {")[2]
-        counts = f"{len(made.left)}, {len(made.right)}, {made.epilogue.destinations}"
+        counts = ", ".join(map(str, (*made.operands, made.products)))
         driver = DRIVER.format(counts=counts, threads=made.strategy.threads, entry=ENTRY)
         return re.sub(rf"\b(Product|{ENTRY}|launch)\b", rf"\g<1>{number}", stub + driver)
 
     def launch(self, op: TileOp, memory: Memory, access: Access) -> None:
         function = getattr(self.library, f"launch{self.numbers[op.kernel, access]}")
         parameters = np.frombuffer(op.parameters, np.int64).copy()
-        for i, piece in enumerate(op.pieces):
-            parameters[2 * i] = memory[piece.base].ctypes.data + piece.offset
-        assert function(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0]) == parameters.nbytes
+        for word, piece in zip(pointers(op), op.pieces, strict=True):
+            parameters[word] = memory[piece.base].ctypes.data + piece.offset
+        assert function(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
 
 
 def operation(kernel: Kernel, size: tuple[int, int, int], gap: int, way: tuple[Way, Way] = WAYS[0]) -> TileOp:

@@ -1,14 +1,15 @@
 """The CuPy backend: replays tapes on a CUDA device. Sums by the kernel of cuda/sum.cuh, products by cuBLAS.
 
-Handle, memory, stream and compiled code are CuPy's, so that both share them. Where products run two at a time, the
-second lane has a stream and a handle of its own; its work starts after, and ends before, the caller's stream goes on.
+Handle, memory, stream and compiled code are CuPy's, so that both share them. Where products run side by side, every
+lane but the first has a stream of its own, and a handle; its work starts after, and ends before, the caller's stream
+goes on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -23,11 +24,11 @@ from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
-from fmm.kernels.cupy_tile import TileCall, multiprocessors
+from fmm.kernels.cupy_tile import multiprocessors, tile_calls
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
-from fmm.kernels.tape import BASES, GemmOp, Layout, Problem, SumOp, Tape, Turn, record
-from fmm.kernels.tile import TileOp, settled
+from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tile import Several, TileOp, settled
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 
 LAUNCH = driver.launchKernel
@@ -108,10 +109,11 @@ class _Buffer(threading.local):
         self.bases: tuple[int, ...] | None = None
 
 
-def _given(op: SumOp | GemmOp | TileOp | Turn) -> set[str]:
+def _given(op: Op) -> set[str]:
     """The bases that a product is given, cuBLAS's or ours."""
-    factors = (op.left, op.right, op.dest) if isinstance(op, GemmOp) else op.pieces if isinstance(op, TileOp) else ()
-    return {x.base for x in factors}
+    if isinstance(op, GemmOp):
+        return {x.base for x in (op.left, op.right, op.dest)}
+    return {x.base for x in op.pieces} if isinstance(op, TileOp | Several) else set()
 
 
 class _Player:
@@ -146,9 +148,10 @@ class _Player:
         stream = lanes[0].stream
         for launch, address in zip(ready.first, buffer.addresses, strict=False):
             launch.call(stream, address, 0)
-        before = [begin(lane, self.math) for lane in lanes]
+        calling = lanes[: self.tape.vendor_lanes]
+        before = [begin(lane, self.math) for lane in calling]
         try:
-            for i, lane in enumerate(lanes if scratch else ()):
+            for i, lane in enumerate(calling if scratch else ()):
                 own_memory(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH)
             addresses = iter(buffer.addresses[len(ready.first) :])
             for call in ready.rest:
@@ -159,7 +162,7 @@ class _Player:
                 else:
                     _turn(call, lanes)
         finally:
-            for lane, mode in zip(lanes, before, strict=True):
+            for lane, mode in zip(calling, before, strict=True):
                 end(lane, self.math, mode)
 
     def filled(self, bases: Pointers, flag: int) -> _Buffer:
@@ -192,18 +195,20 @@ class _Player:
                 function, _ = _function(self.device, *keys[i])
                 launch = partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)
                 calls.append(_Launch(lane, launch, function, len(op.parameters)))
-            elif isinstance(op, GemmOp | TileOp):
-                calls.append(_Product(lane, self._product(op, grain)))
-            else:
+            elif isinstance(op, Turn):
                 calls.append(op)
+            else:
+                calls += [_Product(lane, call) for call in self._products(op, grain)]
         return calls
 
-    def _product(self, op: GemmOp | TileOp, grain: dict[str, int]) -> Gemm:
+    def _products(self, op: GemmOp | TileOp | Several, grain: dict[str, int]) -> Sequence[Gemm]:
         if isinstance(op, GemmOp) and is_tiled(op):
             op = tile_op(op, multiprocessors(self.device))
+        if isinstance(op, GemmOp):
+            return [gemm(op, self.tape.problem, self.math, grain)]
         if isinstance(op, TileOp):
-            return TileCall(settled(op, multiprocessors(self.device)), self.device, grain)
-        return gemm(op, self.tape.problem, self.math, grain)
+            op = settled(op, multiprocessors(self.device))
+        return tile_calls(op, self.device, grain)
 
     def _key(self, op: SumOp, grain: dict[str, int]) -> tuple[SumKernel, Access, bool]:
         size, bases = op.alignment
@@ -225,27 +230,41 @@ def _grain(address: int) -> int:
 
 
 def _turn(turn: Turn, lanes: list[Lane]) -> None:
-    """The second lane goes on after what the first has done so far, or the first after all that the second did."""
-    first, then = lanes if turn is Turn.FORK else reversed(lanes)
+    """The other lanes go on after what the first has done so far, or the first after all that the others did."""
+    first, *others = lanes
+    pairs = [(first, lane) if turn is Turn.FORK else (lane, first) for lane in others]
     runtime = cupy.cuda.runtime
-    runtime.eventRecord(first.event, first.stream)
-    runtime.streamWaitEvent(then.stream, first.event)
+    for event, stream in dict.fromkeys((before.event, before.stream) for before, _ in pairs):
+        runtime.eventRecord(event, stream)
+    for before, then in pairs:
+        runtime.streamWaitEvent(then.stream, before.event)
 
 
 class _Side(threading.local):
-    """A thread's second lane on each device, and the events by which lanes wait for each other."""
+    """A thread's other lanes on each device, and the events by which lanes wait for each other."""
 
     def __init__(self) -> None:
-        self.kept: dict[int, tuple[Any, Any, Any, int]] = {}
+        self.kept: dict[int, list[_Own]] = {}
 
-    def lanes(self, device: int, stream: int, handle: int, count: int) -> list[Lane]:
-        if count == 1:
+    def lanes(self, device: int, stream: int, handle: int, tape: Tape) -> list[Lane]:
+        """As many as the tape uses, with a handle of cuBLAS where it calls that."""
+        if tape.lanes_used == 1:
             return [Lane(handle, stream, 0)]
-        if device not in self.kept:
-            events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
-            self.kept[device] = (cupy.cuda.Stream(non_blocking=True), *events, new_handle())
-        own, first, second, side = self.kept[device]
-        return [Lane(handle, stream, first.ptr), Lane(side, own.ptr, second.ptr)]
+        kept = self.kept.setdefault(device, [])
+        kept += [_Own() for _ in range(tape.lanes_used - len(kept))]
+        for own in kept[1 : tape.vendor_lanes]:
+            own.handle = own.handle or new_handle()
+        first, *others = kept[: tape.lanes_used]
+        return [Lane(handle, stream, first.event.ptr), *(Lane(x.handle, x.stream.ptr, x.event.ptr) for x in others)]
+
+
+class _Own:
+    """What a lane has of its own; of the first, which is the caller's, only the event is used."""
+
+    def __init__(self) -> None:
+        self.stream: Any = cupy.cuda.Stream(non_blocking=True)
+        self.event: Any = cupy.cuda.Event(disable_timing=True)
+        self.handle = 0
 
 
 _side = _Side()
@@ -265,7 +284,7 @@ class Route(NamedTuple):
         """`flag`: an int that becomes 1 if a sum gives C inf or NaN; `scratch`: memory for cuBLAS, GRAPH_SCRATCH bytes
         for each lane, if the stream is captured."""
         player, handle = self.player, cublas_handle()  # a thread's own, which dies with it
-        player.play(bases, flag, _side.lanes(player.device, stream, handle, player.tape.lanes_used), scratch)
+        player.play(bases, flag, _side.lanes(player.device, stream, handle, player.tape), scratch)
 
     def key(self, bases: Pointers) -> Hashable:
         """What a graph of the route depends on: how pointers are aligned, and those of them that cuBLAS is given."""
@@ -321,9 +340,11 @@ class CupyBackend:
             return made
 
     def _capture(self, tape: Tape, bases: Pointers) -> Graph:
-        # Compiled before, not during the capture.
-        _player(tape, cupy.cuda.runtime.getDevice(), self.math, False).ready(bases)
-        scratch = cupy.empty(GRAPH_SCRATCH * tape.lanes_used, cupy.uint8)
+        # Compiled, and lanes made, before, not during the capture.
+        device = cupy.cuda.runtime.getDevice()
+        _player(tape, device, self.math, False).ready(bases)
+        _side.lanes(device, 0, 0, tape)
+        scratch = cupy.empty(GRAPH_SCRATCH * tape.vendor_lanes, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()

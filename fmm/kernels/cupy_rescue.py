@@ -22,7 +22,7 @@ from fmm.kernels import rescue
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.plan import Level
 from fmm.kernels.tape import GemmOp, Layout, Tape
-from fmm.kernels.tile import TileOp
+from fmm.kernels.tile import Several, TileOp
 
 SLOT_BYTES = 16  # of struct Slot in cuda/rescue.cuh, rounded up
 CHUNK = 4096  # slots that are allocated together
@@ -115,8 +115,8 @@ def unseen(tape: Tape) -> bool:
 
 def _writes_result(op: Any) -> bool:
     """A product that stands in C at once."""
-    if isinstance(op, TileOp):
-        return any(piece.base == "C" for piece in op.dest)
+    if isinstance(op, TileOp | Several):
+        return any(piece.base == "C" for piece in op.pieces)
     return isinstance(op, GemmOp) and op.dest.base == "C"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import cupy
@@ -18,10 +19,9 @@ from cupy_backends.cuda.api import driver
 
 from fmm.kernels.cublas import Lane, Pointers
 from fmm.kernels.tape import BASES
-from fmm.kernels.tile import WIDE, TileOp
+from fmm.kernels.tile import WIDE, Several, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
-WORDS = 2  # of 8 bytes: a struct Block, its pointer first
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 OVERLAPPING = 90  # compute capability
 FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
@@ -43,16 +43,16 @@ def function(device: int, kernel: TileKernel, access: Access) -> Any:
 class TileCall:
     """A launch with everything but the pointers filled in; `grain`: what divides each base's address."""
 
-    def __init__(self, op: TileOp, device: int, grain: Mapping[str, int]) -> None:
+    def __init__(self, op: TileOp | Several, device: int, grain: Mapping[str, int]) -> None:
         aligned = all(grain[piece.base] % WIDE == 0 for piece in op.pieces)
         self.made = function(device, op.kernel, op.access if aligned else "scalar")
         shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
-        full = op.grid[0] >= FULL * multiprocessors(device)
+        full = prod(op.grid) >= FULL * multiprocessors(device)
         overlaps = op.follows and full and int(cupy.cuda.Device(device).compute_capability) >= OVERLAPPING
         launch = _overlapping if overlaps else _plain
         self.launch: Callable[[int, int], None] = partial(launch, self.made.kernel.ptr, shape)
         self.words = np.frombuffer(op.parameters, np.int64)
-        self.where = [(WORDS * i, BASES.index(x.base), x.offset) for i, x in enumerate(op.pieces)]
+        self.where = [(word, BASES.index(x.base), x.offset) for word, x in zip(pointers(op), op.pieces, strict=True)]
 
     def __call__(self, lane: Lane, bases: Pointers) -> None:
         words: Any = self.words.copy()  # threads may call at once; the driver copies them when it is called
@@ -60,6 +60,12 @@ class TileCall:
             words[word] = bases[base] + offset
         parameters = np.array([words.ctypes.data], np.int64)
         self.launch(lane.stream, parameters.ctypes.data)
+
+
+def tile_calls(op: TileOp | Several, device: int, grain: Mapping[str, int]) -> list[TileCall]:
+    """One launch, or of products that the kernel cannot do at once, one after the other."""
+    ops = op.ops if isinstance(op, Several) and not op.at_once else (op,)
+    return [TileCall(x, device, grain) for x in ops]
 
 
 def _plain(kernel: int, shape: tuple[int, ...], stream: int, parameters: int) -> None:

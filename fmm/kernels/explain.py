@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fmm.kernels import tasks, variants
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import leaf_products, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan
@@ -43,6 +44,16 @@ def _does(plan: Plan, steps: tuple[Sum | Product, ...]) -> str:
     return f"{grid} blocks, sums inside the products" if plan.fused else f"{grid} blocks, {sums} passes of sums"
 
 
+def _launched(level: Level) -> str:
+    """Which kernels a fused level launches, and how."""
+    assert level.scheme is not None
+    found = tasks.stages(level.scheme, level.tasks)
+    calls, lanes = tasks.launches(level.scheme, level.tasks), tasks.lanes(level.scheme, level.tasks)
+    how = f"on {lanes} streams in {len(found)} stages" if len(found) > 1 else f"on {lanes} streams"
+    kernels = variants.listed(variants.operands(level.scheme, p) for p in range(level.products))
+    return f"{level}: {calls} launches {how if lanes > 1 else 'one after the other'} ({kernels})"
+
+
 def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
     """The rows as aligned text, with the totals below."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
@@ -51,6 +62,7 @@ def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     leaves = leaf_products(plan, m, k, n)
+    text += [_launched(level) for level in plan.levels if isinstance(level, Level) and level.traversal == "fused"]
     work = sum(count * size[0] * size[1] * size[2] for size, count in leaves.items())
     share = f"{work / (m * k * n):.1%} of the classical multiplications, " if m * k * n else ""
     total = spelled_bytes(workspace(plan, m, k, n, itemsize))

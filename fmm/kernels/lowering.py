@@ -9,7 +9,7 @@ from functools import lru_cache
 from fmm.kernels import program as programs
 from fmm.kernels.plan import Balanced, Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program
-from fmm.kernels.recipe import OPERANDS, Batch, Fused, Place, Product, Recipe, Sum, whole
+from fmm.kernels.recipe import OPERANDS, Batch, Place, Product, Recipe, Sum, Updating, whole
 from fmm.kernels.scheme import Scheme
 from fmm.kernels.steps import Step, StepTable
 
@@ -216,11 +216,11 @@ def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> Program:
     return Program(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
 
 
-def _temporaries(steps: Sequence[Sum | Product | Fused]) -> tuple[tuple[str, int, int], ...]:
+def _temporaries(steps: Sequence[Sum | Product | Updating]) -> tuple[tuple[str, int, int], ...]:
     """Each temporary large enough for every rectangle that it holds."""
     sizes: dict[str, tuple[int, int]] = {}
     for step in steps:
-        update = step.update if isinstance(step, Fused) else step
+        update = step.update if isinstance(step, Updating) else step
         for place in update.writes if isinstance(update, Sum) else (update.dest,):
             if place.name not in OPERANDS:
                 rows, cols = sizes.get(place.name, (0, 0))
@@ -278,9 +278,9 @@ class _Sizing:
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
         # Is what a place holds a sum of A, a sum of B, or part of C? Only the last may be cropped to its block.
         self.kind = {name: name[0] for name in self.held}
-        self.steps: list[Sum | Product | Fused] = []
+        self.steps: list[Sum | Product | Updating] = []
 
-    def run(self) -> list[Sum | Product | Fused]:
+    def run(self) -> list[Sum | Product | Updating]:
         for step in self.table.steps:
             self._step(step)
         return self.steps
@@ -303,9 +303,9 @@ class _Sizing:
         if product is None:
             self.steps += [tidied] if (tidied := update.tidied).writes else []
         elif product.plan.tiled and _alike((*update.reads[1:], *update.writes)):
-            self.steps.append(Fused(product, update))
+            self.steps.append(Updating(product, update))
         else:
-            self.steps += Fused(product, update).apart
+            self.steps += Updating(product, update).apart
 
     def _product(self, step: Step) -> Product:
         """The product; into a place that the kernel overwrites if there is one, else into scratch."""
@@ -341,7 +341,7 @@ def _alike(places: Sequence[Place]) -> bool:
 
 def _peeled(plan: Plan, level: Level, m: int, k: int, n: int) -> Recipe:
     """The largest core that divides, then three strips by the leaf, each entry of C's strips computed once."""
-    core = Plan((Level(level.algorithm, level.traversal, "pad"), *plan.levels[1:]), plan.leaf)
+    core = Plan((replace(level, fringe="pad"), *plan.levels[1:]), plan.leaf)
     leaf = Plan((), plan.leaf)
     mc, kc, nc = (side - side % part for side, part in zip((m, k, n), level.size, strict=True))
     if 0 in (mc, kc, nc):

@@ -9,9 +9,11 @@ scheme is traversed `stacked` (the default: all sums first, then the products, t
 on a GPU two products at a time, so that the sums of one run beside the other's leaf products), `batched` (the same,
 every operand in a block of its own, the products as one batch), `fused` (on a GPU, one product at a time, its sums
 inside the kernel of the leaf `tile`: no temporaries) or `sequential` (one product at a time, three temporaries); a step
-table has its own order. Fringes: `unequal` (blocks differ by one row or column, sums are as if padded), `pad` (equal
-blocks, zeros beyond the edge are virtual; `pad16`: sides that are multiples of 16) or `peel` (the core that divides,
-then thin strips).
+table has its own order. A fused level's products may also run side by side: on two `streams`, as far as they write
+different blocks, or all of them, adding to C by `atomic` updates (whose order, and with it C's last bits, differ from
+run to run); and products of equally many blocks (`variants`) may start as one launch. Fringes: `unequal` (blocks differ
+by one row or column, sums are as if padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides are
+multiples of 16) or `peel` (the core that divides, then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
 product) and, for float32, `tile` (this package's own kernel; `tile.huge` and the like: by another of its strategies;
@@ -32,6 +34,7 @@ from typing import Literal
 from fmm.kernels.scheme import Scheme, canonical, scheme, scheme_names
 from fmm.kernels.steps import StepTable, step_table, step_table_names
 from fmm.kernels.strategy import PRESETS
+from fmm.kernels.tasks import TASKS
 
 Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
 FRINGES = ("unequal", "pad", "peel")
@@ -71,14 +74,22 @@ class Level:
     algorithm: str
     traversal: Traversal = "stacked"
     fringe: str = "unequal"
+    tasks: tuple[str, ...] = ()  # of a fused level: how its products share launches and the device
 
     def __post_init__(self) -> None:
+        for option in self.tasks:
+            _choice("option", option, TASKS)
+        object.__setattr__(self, "tasks", tuple(option for option in TASKS if option in self.tasks))
         _choice("fringe", self.fringe, FRINGES + UNITS)
         _choice("traversal", self.traversal, TRAVERSALS)
         if self.algorithm not in step_table_names():
             object.__setattr__(self, "algorithm", _scheme_name(self.algorithm))
         elif self.traversal != "sequential":
             raise PlanError(f"the step table {self.algorithm} is sequential, not {self.traversal}")
+        if self.tasks and self.traversal != "fused":
+            raise PlanError(f"{self.algorithm}: only a fused level can have {' and '.join(self.tasks)}")
+        if {"streams", "atomic"} <= set(self.tasks):
+            raise PlanError(f"{self.algorithm}: what is added atomically needs no streams that wait for each other")
         if self.traversal == "batched" and not self.fringe.startswith("pad"):
             raise PlanError(f"{self.algorithm}: a batch needs equal blocks, so pad, not {self.fringe}")
 
@@ -109,9 +120,15 @@ class Level:
         """How many of its products may run at a time, of whole blocks (a peeled level has strips besides)."""
         return 2 if self.traversal == "overlapped" and self.products > 1 else 1
 
+    @property
+    def side_by_side(self) -> bool:
+        """Does it need lanes beside the caller's?"""
+        return self.traversal == "overlapped" or "streams" in self.tasks or "atomic" in self.tasks
+
     def __str__(self) -> str:
         usual = _usual_traversal(self.algorithm)
         options = [] if self.traversal == usual else [str(self.traversal)]
+        options += self.tasks
         if self.fringe != _usual_fringe(self.algorithm, self.traversal):
             options.append(self.fringe)
         return ".".join([self.algorithm, *options])
@@ -152,9 +169,10 @@ class Plan:
     def __post_init__(self) -> None:
         if self.leaf not in LEAVES:
             raise PlanError(f"unknown leaf {self.leaf!r}; valid: {_VALID_LEAVES}")
-        lanes = [level for level in self.levels if isinstance(level, Level) and level.traversal == "overlapped"]
+        lanes = [level for level in self.levels if isinstance(level, Level) and level.side_by_side]
         if len(lanes) > 1:
-            raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be overlapped")
+            what = "overlapped" if lanes[1].traversal == "overlapped" else "side by side"
+            raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be {what}")
         fused = [level for level in self.levels if isinstance(level, Level) and level.traversal == "fused"]
         if fused and (fused[0] is not self.levels[-1] or leaf_parts(self.leaf)[0] not in FUSING):
             raise PlanError(
@@ -211,15 +229,16 @@ def level(algorithm: str, *options: str) -> Level:
     """A level with the defaults of its algorithm where `options` say nothing."""
     traversals = [option for option in options if option in TRAVERSALS]
     fringes = [option for option in options if option in FRINGES + UNITS]
+    tasks = tuple(option for option in options if option in TASKS)
     for found in (traversals, fringes):
         if len(found) > 1:
             raise PlanError(f"{algorithm} cannot be both {' and '.join(found)}")
-    for unknown in (option for option in options if option not in (*traversals, *fringes)):
-        valid = ", ".join(TRAVERSALS + FRINGES + UNITS)
+    for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
+        valid = ", ".join(TRAVERSALS + FRINGES + UNITS + TASKS)
         raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
     traversal = traversals[0] if traversals else _usual_traversal(algorithm)
     fringe = fringes[0] if fringes else _usual_fringe(algorithm, traversal)
-    return Level(algorithm, traversal, fringe)
+    return Level(algorithm, traversal, fringe, tasks)
 
 
 def _usual_traversal(algorithm: str) -> Traversal:

@@ -76,7 +76,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Fused:
+class Updating:
     """A product, and at once what a step table's kernel makes of it: `update` reads it first, then old values."""
 
     product: Product
@@ -109,7 +109,7 @@ class Recipe:
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
-    steps: tuple[Sum | Product | Fused | Batch, ...]
+    steps: tuple[Sum | Product | Updating | Batch, ...]
     lanes: int = 1
 
     def __hash__(self) -> int:
@@ -121,7 +121,7 @@ class Recipe:
         for step in self.steps:
             if isinstance(step, Batch):
                 yield from step.products
-            elif isinstance(step, Fused):
+            elif isinstance(step, Updating):
                 yield from step.apart
             else:
                 yield step
@@ -136,7 +136,7 @@ class Recipe:
 
         All places that one kernel updates lie alike.
         """
-        if any(isinstance(step, Fused) for step in self.steps):
+        if any(isinstance(step, Updating) for step in self.steps):
             return {name: "C" for name, _, _ in self.temporaries}
         follows = {"A": "A", "B": "B", "C": "C"}
         for step in self.flat:

@@ -12,21 +12,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, zip_longest
 from typing import Any, Literal, NamedTuple
 
 from fmm.kernels.cuda_source import ELEMENTS, Access, Scalar, Spot, SumKernel
+from fmm.kernels.fused import Blocks, Fused
 from fmm.kernels.lowering import grid, lower
 from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan, PlanError, leaf_parts
-from fmm.kernels.program import Matrix, Program
-from fmm.kernels.recipe import Batch, Fused, Place, Product, Recipe, Sum
+from fmm.kernels.program import Program
+from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, Updating
 from fmm.kernels.strategy import SUMMING
-from fmm.kernels.tile import TileOp, fused_op, strategy_of, updating_op
-from fmm.kernels.tile_source import Update
+from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, strategy_of, updating_op
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
-PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 ARRAY_BYTES = 56  # of struct Array in cuda/sum.cuh
 TILED = ("float32",)  # types that the leaves `tile` multiply
 GRID = 65535  # thread blocks along the second and third axis of a grid
@@ -168,10 +167,13 @@ class GemmOp:
 
 
 class Turn(Enum):
-    """Where two lanes wait for each other: the second for the first, then the first for the second."""
+    """Where lanes wait for each other: all others for the first, then the first for all others."""
 
     FORK = "fork"
     JOIN = "join"
+
+
+Op = SumOp | GemmOp | TileOp | Several | Turn
 
 
 @dataclass(frozen=True)
@@ -224,17 +226,23 @@ class Problem:
 
 @dataclass(frozen=True)
 class Tape:
-    """The operations of one plan on one problem, on which of two lanes each is, and the bytes of workspace they use."""
+    """The operations of one plan on one problem, on which lane each is, and the bytes of workspace they use."""
 
     plan: Plan
     problem: Problem
-    ops: tuple[SumOp | GemmOp | TileOp | Turn, ...]
+    ops: tuple[Op, ...]
     lanes: tuple[int, ...]
     workspace: int
 
     @cached_property
     def lanes_used(self) -> int:
         return max(self.lanes, default=0) + 1
+
+    @cached_property
+    def vendor_lanes(self) -> int:
+        """The first so many lanes call cuBLAS, or may."""
+        pairs = zip(self.ops, self.lanes, strict=True)
+        return max((lane for op, lane in pairs if isinstance(op, GemmOp)), default=0) + 1
 
     def __hash__(self) -> int:
         return id(self)
@@ -255,11 +263,11 @@ class _Recorder:
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.itemsize = dtype, ELEMENTS[dtype].itemsize
-        self.ops: list[SumOp | GemmOp | TileOp | Turn] = []
+        self.ops: list[Op] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
 
-    def _emit(self, *ops: SumOp | GemmOp | TileOp | Turn) -> None:
+    def _emit(self, *ops: Op) -> None:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
@@ -290,10 +298,10 @@ class _Recorder:
                     self._step(step, arrays)
         self.used = mark
 
-    def _step(self, step: Sum | Product | Fused | Batch, arrays: dict[str, View]) -> None:
+    def _step(self, step: Sum | Product | Updating | Batch, arrays: dict[str, View]) -> None:
         if isinstance(step, Sum):
             self._sum(step, arrays)
-        elif isinstance(step, Fused):
+        elif isinstance(step, Updating):
             self._updating(step, arrays)
         elif isinstance(step, Batch) and not step.products[0].plan.levels:
             self._gemms(step.products[0].plan.leaf, [_operands(p, arrays, self.itemsize) for p in step.products])
@@ -327,7 +335,7 @@ class _Recorder:
         if op is not None:
             self._emit(op)
 
-    def _updating(self, step: Fused, arrays: dict[str, View]) -> None:
+    def _updating(self, step: Updating, arrays: dict[str, View]) -> None:
         """A kernel of a step table, product and all, in one launch."""
         factors, reads, writes = (
             [_view(arrays, p, self.itemsize) for p in places]
@@ -357,25 +365,32 @@ class _Recorder:
         self._emit(*(_gemm(leaf, batch, alpha, beta, self.itemsize, scratch) for batch in batches))
 
     def _fused(self, plan: Plan, arrays: dict[str, View], alpha: complex, beta: complex) -> None:
-        """A scheme's products one after the other, each with its sums inside: the steps of a sequential level."""
-        level, a, b, c = plan.levels[0], arrays["A"], arrays["B"], arrays["C"]
-        assert isinstance(level, Level) and level.scheme is not None
-        found, strategy = level.scheme, strategy_of(leaf_parts(plan.leaf)[0]) or SUMMING
-        lefts = self._blocks(grid("A", a.rows, a.cols, (found.m, found.k), level), arrays)
-        rights = self._blocks(grid("B", b.rows, b.cols, (found.k, found.n), level), arrays)
-        dests = self._blocks(grid("C", c.rows, c.cols, (found.m, found.n), level), arrays)
-        started: set[int] = set()
-        for p in range(found.rank if alpha else 0):
-            left, right = _terms(found.u, p, lefts), _terms(found.v, p, rights)
-            wanted = [i for i, row in enumerate(found.w) if row[p] and min(dests[i].rows, dests[i].cols)]
-            if left and right and wanted:
-                first: Update = "scale" if beta else "store"
-                into = [(float(found.w[i][p]), "add" if i in started else first, dests[i]) for i in wanted]
-                scalars = complex(alpha).real, complex(beta).real
-                self._emit(fused_op(strategy, left, right, into, *scalars, follows=bool(started)))
-                started.update(wanted)
-        for i in set(range(len(dests))) - started:
-            self._scale(dests[i], beta)
+        """A scheme's products, each with its sums inside: the steps of a sequential level, without temporaries."""
+        level, c = plan.levels[0], arrays["C"]
+        assert isinstance(level, Level)
+        (m, k, n), strategy = level.size, strategy_of(leaf_parts(plan.leaf)[0]) or SUMMING
+        parts = (m, k), (k, n), (m, n)
+        grids = [grid(x, arrays[x].rows, arrays[x].cols, p, level) for x, p in zip("ABC", parts, strict=True)]
+        views = [self._blocks(places, arrays) for places in grids]
+        fused = Fused(level, strategy, Blocks(*views), complex(alpha).real, complex(beta).real)
+        if fused.atomic:
+            self._scale(c, beta)
+        for lanes in fused.stages() if alpha else ():
+            self._side_by_side(lanes)
+        for i, block in enumerate(() if fused.atomic else views[2]):
+            if i not in fused.begun:
+                self._scale(block, beta)
+
+    def _side_by_side(self, lanes: Sequence[Sequence[Op]]) -> None:
+        """Each lane's launches in order; those of different lanes in any."""
+        if len(lanes) > 1:
+            self._emit(Turn.FORK)
+        for launches in zip_longest(*lanes):
+            for self.lane, op in enumerate(launches):
+                self._emit(*([op] if op else []))
+        self.lane = 0
+        if len(lanes) > 1:
+            self._emit(Turn.JOIN)
 
     def _blocks(self, places: Sequence[Place], arrays: dict[str, View]) -> list[View]:
         return [_view(arrays, place, self.itemsize) for place in places]
@@ -387,12 +402,6 @@ class _Recorder:
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)], self.dtype)
         if op is not None and beta != 1:
             self._emit(op)
-
-
-def _terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[float, View]]:
-    """What a product sums of an operand; blocks that hold nothing add nothing."""
-    pairs = ((float(row[product]), x) for row, x in zip(matrix, blocks, strict=True))
-    return [(c, x) for c, x in pairs if c and min(x.rows, x.cols)]
 
 
 def _wished(recipe: Recipe) -> dict[str, bool]:

@@ -6,24 +6,27 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from fmm.kernels.program import Program
 from fmm.kernels.strategy import SUMMING, Strategy, best_for, strategy
-from fmm.kernels.tile_source import Access, Along, Epilogue, Path, Target, TileKernel, Update, added
+from fmm.kernels.tile_source import ELEMENTS, Access, Along, Epilogue, Path, TileKernel, Update, added
 
-BLOCK_BYTES = 16  # of struct Block in cuda/tile.cuh
+PARAMETER_BYTES = 4096  # what every driver passes to a kernel
+BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of cuda/tile.cuh, by the size of a number
 GROUP = 8  # rows of tiles that are done together
 WIDE = 16  # bytes of an access of `vector`
 
 
 class Piece(NamedTuple):
-    """A block of A, B or C: where it begins in which base, in bytes, and its sizes."""
+    """A block of A, B or C: where it begins in which base, in bytes, its sizes, and how often it is taken."""
 
     base: str
     offset: int
     rows: int
     cols: int
+    factor: float = 1  # of a block in a sum, whose first has 1; of the product in a destination
+    keep: float = 0  # what a destination keeps of its old value: with 0 that is never read
 
 
 class Lines(NamedTuple):
@@ -35,10 +38,8 @@ class Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class TileOp:
-    """One launch: `count` products alpha (sum of A's blocks)(sum of B's), and what the epilogue does with each.
-
-    `lines`: of A, of B, and of each destination.
-    """
+    """One launch: `count` products (sum of a_i A_i)(sum of b_j B_j), layer by layer, each with its epilogue, which is
+    C_d = keep_d C_d + c_d times it unless a step table says otherwise. `lines`: of A, of B, of each destination."""
 
     kernel: TileKernel
     left: tuple[Piece, ...]
@@ -49,9 +50,6 @@ class TileOp:
     n: int
     k: int
     count: int = 1
-    alpha: float = 1
-    beta: float = 0
-    itemsize: int = 4
     follows: bool = False  # what the launch before this one writes is only added to: they may overlap until then
     open: bool = False  # is the strategy the device's choice?
 
@@ -73,13 +71,25 @@ class TileOp:
         down, across = self.tiles
         return down * across * self.count, 1, 1
 
+    @property
+    def itemsize(self) -> int:
+        return ELEMENTS[self.kernel.element].itemsize
+
     @cached_property
     def parameters(self) -> bytes:
         """struct Parameters of cuda/tile.cuh, its pointers null: they come first in each block."""
-        blocks = b"".join(struct.pack("<q2i", 0, p.rows, p.cols) for p in self.pieces)
+        return self.sums + self.sizes
+
+    @property
+    def sums(self) -> bytes:
+        """struct Sums: what is added up, and where the product goes."""
+        return b"".join(struct.pack(BLOCK[self.itemsize], 0, *x[2:]) for x in self.pieces)
+
+    @property
+    def sizes(self) -> bytes:
+        """What comes behind the products."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
-        sizes = self.m, self.n, self.k, *self.tiles, GROUP
-        return blocks + struct.pack(f"<{len(steps)}q2d6i", *steps, self.alpha, self.beta, *sizes)
+        return struct.pack(f"<{len(steps)}q6i", *steps, self.m, self.n, self.k, *self.tiles, GROUP)
 
     @cached_property
     def access(self) -> Access:
@@ -88,12 +98,70 @@ class TileOp:
         return "vector" if fits and all(p.offset % WIDE == 0 for p in self.pieces) else "scalar"
 
 
+@dataclass(frozen=True)
+class Several:
+    """Products in one launch, if the kernel can. `order`: no two write the same block (`free`), they do so one after
+    the other (`turns`), or number by number in any order (`atomic`)."""
+
+    ops: tuple[TileOp, ...]
+    order: Literal["free", "turns", "atomic"] = "free"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def at_once(self) -> bool:
+        """Can cuda/tile.cuh do it in one launch? Products of one variant, of which none waits for another."""
+        alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
+        return alike and self.order != "turns" and len(self.parameters) <= PARAMETER_BYTES
+
+    @cached_property
+    def kernel(self) -> TileKernel:
+        return replace(self.ops[0].kernel, products=len(self.ops))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """In the order of the launch's parameters."""
+        return tuple(x for op in self.ops for x in op.pieces)
+
+    @property
+    def follows(self) -> bool:
+        return self.ops[0].follows
+
+    @cached_property
+    def largest(self) -> TileOp:
+        """A product as large as any: what the others lack of it counts as zero, and is not written."""
+        m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
+        return replace(self.ops[0], m=m, n=n, k=k)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Block index z is the product's."""
+        across, _, _ = self.largest.grid
+        return across, 1, len(self.ops)
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """As a TileOp's, for all products."""
+        return b"".join(op.sums for op in self.ops) + self.largest.sizes
+
+    @cached_property
+    def access(self) -> Access:
+        return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
+
+
 def settled(op: TileOp, multiprocessors: int) -> TileOp:
     """The launch with the strategy that this device wants, if that was left open."""
     if not op.open:
         return op
     best = best_for(op.m, op.n, op.count, multiprocessors)
     return replace(op, kernel=replace(op.kernel, strategy=best), open=False)
+
+
+def pointers(op: TileOp | Several) -> range:
+    """Which of the parameters' words of 8 bytes are the pieces' pointers."""
+    words = struct.calcsize(BLOCK[ELEMENTS[op.kernel.element].itemsize]) // 8
+    return range(0, words * len(op.pieces), words)
 
 
 # ---- what a plan wants of the kernel
@@ -133,31 +201,24 @@ def paths_of(leaf: str) -> tuple[Path, Path]:
     return PATHS.get(leaf.rpartition(".")[2], ("async", "async"))
 
 
-def fused_op(
-    s: Strategy,
-    left: Terms,
-    right: Terms,
-    dest: Sequence[tuple[float, Update, View]],
-    alpha: float,
-    beta: float,
-    follows: bool,
-) -> TileOp:
-    """One product of float32 numbers with its sums. Of a C that lies column by column, the transpose is computed."""
-    m, n = (max(getattr(x, side) for _, _, x in dest) for side in ("rows", "cols"))
+def fused_op(s: Strategy, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
+    """One product of float32 numbers with its sums, added to its destinations. Of a C that lies column by column, the
+    transpose is computed."""
+    m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
-    turned = dest[0][2].right != 1
+    turned = dest[0][1].right != 1
     if turned:
         left, right, m, n = right, left, n, m
     along: tuple[Along, Along] = _along(left, 0, turned), _along(right, 1, turned)
-    (factor, lefts), (other, rights) = _factors(left), _factors(right)
-    targets = tuple(Target(factor * other * c, update) for c, update, _ in dest)
     # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
-    kernel = TileKernel(replace(s, stages=2), "float32", lefts, rights, added(*targets), along)
-    views = [x for _, x in left], [x for _, x in right], [x for _, _, x in dest]
-    pieces = [tuple(_piece(x, turned) for x in side) for side in views]
-    a, b, c = (Lines(max(x[0].down, x[0].right)) for x in views)
-    lines = a, b, *[c] * len(dest)
-    return TileOp(kernel, pieces[0], pieces[1], pieces[2], lines, m, n, k, 1, alpha, beta, follows=follows)
+    epilogue = added(len(dest), update)
+    kernel = TileKernel(replace(s, stages=2), "float32", len(left), len(right), epilogue, along)
+    # The first block of a sum is taken as it is: its coefficient is the product's.
+    own = left[0][0] * right[0][0]
+    a, b = (tuple(_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))
+    into = tuple(_piece(x, turned, own * c, 1) for c, x in dest)
+    u, v, w = (Lines(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
+    return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
 
 
 def updating_op(
@@ -169,17 +230,14 @@ def updating_op(
     if turned:
         left, right, m, n = right, left, n, m
     places = list(dict.fromkeys((*writes, *reads)))
-    epilogue = Epilogue(update, *(tuple(places.index(x) for x in side) for side in (reads, writes)))
+    read, written = (tuple(places.index(x) for x in side) for side in (reads, writes))
     along: tuple[Along, Along] = _along([(1, left)], 0, turned), _along([(1, right)], 1, turned)
-    kernel = TileKernel(s or SUMMING, "float32", epilogue=epilogue, along=along, paths=paths_of(leaf))
-    pieces = [_piece(x, turned) for x in (left, right, *places)]
+    kernel = TileKernel(
+        s or SUMMING, "float32", epilogue=Epilogue(update, read, written), along=along, paths=paths_of(leaf)
+    )
+    a, b, *dests = (_piece(x, turned, 1) for x in (left, right, *places))
     lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))
-    return TileOp(kernel, (pieces[0],), (pieces[1],), tuple(pieces[2:]), lines, m, n, k, open=s is None)
-
-
-def _factors(terms: Terms) -> tuple[float, tuple[float, ...]]:
-    """A lone block's coefficient is the product's: it is copied as it is."""
-    return (terms[0][0], (1.0,)) if len(terms) == 1 else (1.0, tuple(c for c, _ in terms))
+    return TileOp(kernel, (a,), (b,), tuple(dests), lines, m, n, k, open=s is None)
 
 
 def _along(terms: Terms, inner: int, turned: bool) -> Along:
@@ -188,5 +246,5 @@ def _along(terms: Terms, inner: int, turned: bool) -> Along:
     return "inner" if rows == (inner == 0) else "outer"
 
 
-def _piece(x: View, turned: bool) -> Piece:
-    return Piece(x.base, x.offset, *((x.cols, x.rows) if turned else (x.rows, x.cols)))
+def _piece(x: View, turned: bool, factor: float, keep: float = 0) -> Piece:
+    return Piece(x.base, x.offset, *((x.cols, x.rows) if turned else (x.rows, x.cols)), factor, keep)

@@ -1,7 +1,8 @@
 """CUDA source of a product with sums in it: a short stub for the one kernel in cuda/tile.cuh.
 
-The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, their coefficients, and what
-becomes of each number of C.
+The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, and what becomes of each
+number of C. Which blocks, and their coefficients, come with the launch: a variant of Huang, Yu, van de Geijn's Figure 6
+is one kernel. What a step table's kernel makes of a product stands in the stub.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fmm.kernels.program import Program, Terms
 from fmm.kernels.strategy import Strategy
 
 Along = Literal["inner", "outer"]
 Access = Literal["vector", "scalar"]
-Update = Literal["store", "add", "scale"]
-Path = Literal["async", "plain", "texture"]
+Path = Literal["async", "plain", "texture"]  # how tiles come to shared memory: cuda/tile.cuh says it
+# How a product is added to a destination: beside what that keeps of its old value while nobody else writes it, or
+# number by number, whoever else adds at the same time.
+Update = Literal["keep", "atomic"]
 ENTRY = "fmm_tile"
 # The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
 # can read their operands without waiting: a third of a cycle is lost for each of them.
@@ -36,33 +39,28 @@ class Element(NamedTuple):
 ELEMENTS = {"float32": Element("float", 4), "float64": Element("double", 8)}
 
 
-class Target(NamedTuple):
-    """A destination: the product's factor, and what becomes of the old value (`scale`: beta times)."""
-
-    factor: float
-    update: Update
-
-
 class Scalar(NamedTuple):
-    """A coefficient that comes with the launch, by its name in the kernel."""
+    """A coefficient that comes with the launch: what a destination takes of the product, or keeps of its old value."""
 
-    name: str
+    name: Literal["factor", "keep"]
+    dest: int
 
-
-BETA: Final = Scalar("beta")
+    def __str__(self) -> str:
+        return f"dest[{self.dest}].{self.name}"
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of every number of so many destinations, once the product's is known.
+    """What becomes of every number of some destinations, once the product's is known.
 
-    The program's inputs are the product and the old values of the destinations `reads`; its outputs go to `writes`. A
-    destination may be read only.
+    The program's inputs are the product and the old values of the destinations `reads`; its outputs go to `writes`, or
+    are added to what is there, if `atomic`. A destination may be read only.
     """
 
-    program: Program
+    program: Program  # its coefficients may be Scalars
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    atomic: bool = False
 
     def __post_init__(self) -> None:
         inputs, outputs = self.program.inputs, len(self.program.outputs)
@@ -74,38 +72,39 @@ class Epilogue:
         return max((*self.reads, *self.writes)) + 1
 
 
-@lru_cache(maxsize=1024)
-def added(*targets: Target) -> Epilogue:
-    """Every destination for itself: stored, added to, or scaled and added to."""
-    reads = tuple(d for d, t in enumerate(targets) if t.update != "store")
-    inputs = len(reads) + 1
+@lru_cache(maxsize=256)
+def added(destinations: int, update: Update = "keep") -> Epilogue:
+    """The product is added to each, with coefficients that come with the launch; nothing kept is nothing read."""
+    every = tuple(range(destinations))
+    reads = every if update == "keep" else ()
     lines: list[Terms] = []
-    for d, (factor, update) in enumerate(targets):
-        keep = BETA if update == "scale" else 1
-        old = ((keep, reads.index(d) + 1),) if d in reads else ()
-        lines.append((*old, (int(factor) if factor == int(factor) else factor, 0)))
-    outputs = tuple(range(inputs, inputs + len(lines)))
-    return Epilogue(Program(inputs, tuple(lines), outputs), reads, tuple(range(len(targets))))
+    for d in every:
+        old = ((Scalar("keep", d), d + 1),) if reads else ()
+        lines.append((*old, (Scalar("factor", d), 0)))  # type: ignore[arg-type]
+    program = Program(len(reads) + 1, tuple(lines), tuple(len(reads) + 1 + d for d in every))
+    return Epilogue(program, reads, every, update == "atomic")
 
 
-STORE = added(Target(1.0, "store"))
+KEPT = added(1)
 
 
 @dataclass(frozen=True)
 class TileKernel:
-    """(sum of left_i A_i)(sum of right_j B_j) and its epilogue; sizes, addresses, alpha, beta come with the launch."""
+    """`products` at a time of (sum of `left` blocks of A)(sum of `right` blocks of B), and what the epilogue does."""
 
     strategy: Strategy
     element: str
-    left: tuple[float, ...] = (1.0,)
-    right: tuple[float, ...] = (1.0,)
-    epilogue: Epilogue = STORE
+    left: int = 1
+    right: int = 1
+    epilogue: Epilogue = KEPT
     along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
-    paths: tuple[Path, Path] = ("async", "async")  # how their tiles come to shared memory
+    products: int = 1
+    paths: tuple[Path, Path] = ("async", "async")  # of A's tiles, of B's
 
-    def __post_init__(self) -> None:
-        if any(len(terms) == 1 and terms != (1.0,) for terms in (self.left, self.right)):
-            raise ValueError("a lone block is copied as it is: its coefficient belongs to the epilogue")
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """Blocks of A, B and C: Huang's (W_A, W_B, W_C)."""
+        return self.left, self.right, self.epilogue.destinations
 
     @property
     def shared(self) -> int:
@@ -113,10 +112,10 @@ class TileKernel:
         s, item = self.strategy, ELEMENTS[self.element].itemsize
         spaced = s.k_s + WIDE // item  # lines along the inner dimension, in other banks
         numbers = 0
-        for out, along, terms in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
+        for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             copied = out * (spaced if along == "inner" else s.k_s)
             summed = (out + WIDE // item) * s.k_s if along == "inner" and s.turned else copied
-            numbers += s.stages * copied if len(terms) == 1 else s.stages * summed + len(terms) * copied
+            numbers += s.stages * copied if blocks == 1 else s.stages * summed + blocks * copied
         return item * numbers
 
 
@@ -130,22 +129,19 @@ def source(kernel: TileKernel, access: Access) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, ELEMENTS[kernel.element].name
     sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)
-    counts = len(kernel.left), len(kernel.right), kernel.epilogue.destinations
+    counts = *kernel.operands, kernel.products
+    paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     lines = [
         _template(),
         "struct Product {",
-        "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {};".format(*counts),
-        _listed("double", "left", kernel.left),
-        _listed("double", "right", kernel.right),
+        "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
+        "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
         *_epilogue(kernel.epilogue),
-        "    static constexpr fmm::Path LEFT_PATH = fmm::Path::{}, RIGHT_PATH = fmm::Path::{};".format(
-            *(path.upper() for path in kernel.paths)
-        ),
         "};",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',
-        f"{ENTRY}(const __grid_constant__ fmm::Parameters<{_commas(counts)}> p) {{",
+        f"{ENTRY}(const __grid_constant__ fmm::Parameters<{element}, {_commas(counts)}> p) {{",
         f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
         "    extern __shared__ float4 memory[];",
         f"    fmm::multiply<Product, {element}, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
@@ -157,18 +153,34 @@ def source(kernel: TileKernel, access: Access) -> str:
 
 def _epilogue(e: Epilogue) -> Iterator[str]:
     """Which destinations are read and written, and how a number of the product changes those in its place."""
-    for name, places in (("reads", e.reads), ("writes", e.writes)):
-        yield _listed("bool", name, [str(d in places).lower() for d in range(e.destinations)])
+    dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destinations}]"
+    yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
-    yield "    __device__ static __forceinline__ void update(Element product, [[maybe_unused]] Element beta,"
+    yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
+    yield f"        return {_choice('d', [_is_read(e, d) for d in range(e.destinations)])};"
+    yield "    }"
+    yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
+    yield f"        return {_choice('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
+    yield "    }"
+    yield "    template <class Element>"
+    yield f"    __device__ static __forceinline__ void update(Element product, {dests},"
     yield f"                                                  Element (&value)[{e.destinations}]) {{"
-    names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
     yield from (f"        const Element old{i} = value[{d}];" for i, d in enumerate(e.reads))
+    names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
     for number, terms in enumerate(e.program.lines):
         yield f"        const Element sum{number} = {_sum(terms, names)};"
         names.append(f"sum{number}")
     yield from (f"        value[{d}] = {names[v]};" for d, v in zip(e.writes, e.program.outputs, strict=True))
     yield "    }"
+
+
+def _is_read(e: Epilogue, dest: int) -> str:
+    """A C++ condition: an old value with a coefficient that comes with the launch is read if that is not zero."""
+    values = {i for i, d in enumerate(e.reads, 1) if d == dest}
+    factors = {c for terms in e.program.lines for c, v in terms if v in values}
+    asked = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, Scalar))
+    handed_on = any(v in values for v in e.program.outputs)
+    return "true" if handed_on or len(asked) < len(factors) else " || ".join(asked) or "false"
 
 
 def _sum(terms: Terms, names: Sequence[str]) -> str:
@@ -181,14 +193,13 @@ def _sum(terms: Terms, names: Sequence[str]) -> str:
 
 
 def _factor(c: object) -> str:
-    return c.name if isinstance(c, Scalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
+    return str(c) if isinstance(c, Scalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
 
 
-def _listed(kind: str, name: str, values: Sequence[object]) -> str:
-    """A function from an index to one of these values, known when the kernel is compiled."""
+def _choice(name: str, values: Sequence[str]) -> str:
+    """The value with this number."""
     *first, last = values
-    choice = "".join(f"i == {i} ? {v} : " for i, v in enumerate(first))
-    return f"    __device__ static constexpr {kind} {name}([[maybe_unused]] int i) {{ return {choice}{last}; }}"
+    return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last
 
 
 def _commas(values: tuple[int, ...]) -> str:

@@ -18,11 +18,12 @@ from itertools import combinations, pairwise, product
 from math import prod
 from typing import NamedTuple, TypeVar
 
+from fmm.kernels import tasks
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import LT_SCRATCH, temporary_bytes
 from fmm.kernels.plan import VENDOR, Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program, restricted
-from fmm.kernels.recipe import Fused, Place, Recipe, Sum
+from fmm.kernels.recipe import Place, Recipe, Sum, Updating
 from fmm.perfmodel.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
@@ -118,16 +119,28 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
     level = _level(plan, shape, alpha, beta)
     if level is None:
         return _leaf(shape, units, LT_SCRATCH if plan.leaf.startswith("lt") else 0)
-    if plan.fused:  # what its products read more than one block for comes out of caches, mostly
-        level = level._replace(read={}, written={}, launches=0, temporaries={})
+    if plan.fused:
+        level = _fused(plan, shape, beta)
     read, loads = units.traffic(level.read)
     written, stores = units.traffic(level.written)
-    launches = level.launches - _saved(plan, level, units.batched)
+    calls = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, units.itemsize) * times for size, times in level.temporaries.items())
-    start = _Tally(level.additions, read, written, 0, loads + stores, launches, own, ())
+    start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
     first = plan.levels[0] if plan.levels else None
     return _total(start, inner, first.lanes if isinstance(first, Level) and first.fringe != "peel" else 1)
+
+
+def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> _Level:
+    """Sums inside the products, alpha and beta too: what they read more than one block for comes out of caches, mostly.
+
+    Where products are added atomically, C is first made beta times what it was.
+    """
+    level, first, c = _level(plan, shape, 1, 0), plan.levels[0], shape[0] * shape[2]
+    assert level is not None and isinstance(first, Level)
+    scaled = int("atomic" in first.tasks and beta != 1)
+    read = {c: 1} if scaled and beta else {}
+    return level._replace(read=read, written={c: 1} if scaled else {}, launches=scaled, temporaries={})
 
 
 def _leaf(shape: Shape, units: _Units, scratch: int) -> _Tally:
@@ -161,7 +174,10 @@ def _saved(plan: Plan, level: _Level, batched: bool) -> int:
     first = plan.levels[0] if plan.levels else None
     if not isinstance(first, Level) or first.fringe == "peel" or plan.rest.levels:
         return 0
-    if first.traversal in ("sequential", "fused") or (first.traversal in ("stacked", "overlapped") and not batched):
+    if first.traversal == "fused" and first.scheme:  # blocks that hold nothing are launched by nobody
+        most = tasks.launches(first.scheme, first.tasks)
+        return max(sum(times for (_, size, _), times in level.calls.items() if 0 not in size) - most, 0)
+    if first.traversal == "sequential" or (first.traversal in ("stacked", "overlapped") and not batched):
         return 0
     return sum(times - 1 for (_, size, _), times in level.calls.items() if 0 not in size)
 
@@ -195,7 +211,7 @@ def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _
 
 
 def _counted(recipe: Recipe) -> _Level:
-    sums = Counter(_summed(step) for step in recipe.steps if isinstance(step, Sum | Fused))
+    sums = Counter(_summed(step) for step in recipe.steps if isinstance(step, Sum | Updating))
     additions = launches = 0
     read: Counter[int] = Counter()
     written: Counter[int] = Counter()
@@ -213,10 +229,10 @@ def _counted(recipe: Recipe) -> _Level:
     return _Level(additions, read, written, launches, temporaries, calls)
 
 
-def _summed(step: Sum | Fused) -> tuple[bool, Program, tuple[Rectangle, ...], tuple[Rectangle, ...]]:
+def _summed(step: Sum | Updating) -> tuple[bool, Program, tuple[Rectangle, ...], tuple[Rectangle, ...]]:
     """All that the cost of a sum depends on: is it inside a product, what is added, and what is moved."""
-    update = step.update if isinstance(step, Fused) else step
-    return isinstance(step, Fused), update.program, _shapes(update.reads), _shapes(update.writes)
+    update = step.update if isinstance(step, Updating) else step
+    return isinstance(step, Updating), update.program, _shapes(update.reads), _shapes(update.writes)
 
 
 def _shapes(places: Sequence[Place]) -> tuple[Rectangle, ...]:

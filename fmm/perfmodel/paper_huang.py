@@ -13,6 +13,7 @@ from typing import Final
 
 from fmm.kernels.scheme import Scheme, scheme
 from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
+from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel import blocks
 from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, Machine, Operands
 from fmm.perfmodel.devices import device
@@ -31,25 +32,6 @@ FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
     "Wide": (8, 16),
     "Huge": (16, 16),
 }
-
-# Figure 6: level, variant, (W_A, W_B, W_C), count.
-FIGURE_6: Final[tuple[tuple[int, int, Operands, int], ...]] = (
-    (0, 0, (1, 1, 1), 1),
-    (1, 0, (2, 2, 2), 1),
-    (1, 1, (2, 2, 1), 2),
-    (1, 2, (1, 2, 2), 2),
-    (1, 3, (2, 1, 2), 2),
-    (2, 0, (4, 4, 4), 1),
-    (2, 1, (1, 4, 4), 4),
-    (2, 2, (2, 4, 4), 4),
-    (2, 3, (4, 1, 4), 4),
-    (2, 4, (4, 2, 4), 4),
-    (2, 5, (4, 4, 1), 4),
-    (2, 6, (4, 4, 2), 4),
-    (2, 7, (2, 2, 4), 8),
-    (2, 8, (2, 4, 2), 8),
-    (2, 9, (4, 2, 2), 8),
-)
 
 VAR_0: Final[tuple[Operands, ...]] = (GEMM, (2, 2, 2), (4, 4, 4))  # Var#0 of no, one and two levels
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
+from fmm.kernels import tasks
 from fmm.kernels.flow import LEAST
 from fmm.kernels.lowering import lower, side
 from fmm.kernels.needs import ALIGN
@@ -167,7 +168,11 @@ def counted(plan: Plan, problem: Problem) -> Work:
 def _together(plan: Plan) -> float:
     """How many leaf products start as one batch."""
     last = plan.levels[-1] if plan.levels else None
-    return float(last.products) if isinstance(last, Level) and last.traversal == "batched" else 1.0
+    if not isinstance(last, Level):
+        return 1.0
+    if last.traversal == "fused" and last.scheme:
+        return last.products / tasks.launches(last.scheme, last.tasks)
+    return float(last.products) if last.traversal == "batched" else 1.0
 
 
 # ---- the same work in a few multiplications, for ranking candidates quickly

@@ -19,7 +19,7 @@ from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.tape import GemmOp, SumOp, Tape, record
 from fmm.kernels.tape import Problem as TapeProblem
-from fmm.kernels.tile import TileOp
+from fmm.kernels.tile import Several, TileOp
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.problem import ELEMENTS, Problem
@@ -38,7 +38,7 @@ IDLE, HEAT = 0.004, 40.0
 LT = ("lt0", "lt1", "lt2", "lt3")  # of cuBLASLt's candidates for a whole product, as many as are tried
 ROWS = 16  # rows of a result that are checked
 EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-11}
-PARTS: Mapping[str, Any] = {"sums": SumOp, "products": (GemmOp, TileOp)}
+PARTS: Mapping[str, Any] = {"sums": SumOp, "products": (GemmOp, TileOp, Several)}
 
 
 class CudaDevice:

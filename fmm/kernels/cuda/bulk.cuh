@@ -77,9 +77,16 @@ __device__ __forceinline__ void pass_turn(unsigned* count, unsigned turn) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(count), "r"(turn) : "memory");
 }
 
-// Add four numbers in the second-level cache: nothing is read, so nothing is waited for.
-__device__ __forceinline__ void add_there(float* q, float a, float b, float c, float d) {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(q), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+// Add numbers in the second-level cache: nothing is read, so nothing is waited for.
+__device__ __forceinline__ void add_there(float* q, const float (&x)[1]) {
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(q), "f"(x[0]) : "memory");
+}
+__device__ __forceinline__ void add_there(float* q, const float (&x)[2]) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(q), "f"(x[0]), "f"(x[1]) : "memory");
+}
+__device__ __forceinline__ void add_there(float* q, const float (&x)[4]) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(q), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+                 : "memory");
 }
 
 }  // namespace fmm

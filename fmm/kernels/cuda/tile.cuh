@@ -3,9 +3,11 @@
 // A thread block makes one tile of the product; what it needs of A and B comes through shared memory, some steps ahead
 // of its use. Sums of blocks of A and B are formed on the way there, and the product is added to every destination on its
 // way out: so the additions of a fast algorithm cost no memory of their own (Huang, Yu, van de Geijn 2020, Algorithm 1).
-// What a block lacks at its edge counts as zero and is never touched. Which blocks are added, with which coefficients, is
-// known when the kernel is compiled (the generated `Product` says it); where they lie, and their sizes, come with the
-// launch. Tiles are numbered through all layers of a batch, so that the last round of thread blocks is as full as can be.
+// What a block lacks at its edge counts as zero and is never touched. How many blocks are added, and what becomes of each
+// number of the destinations, is known when the kernel is compiled (the generated `Product` says it); which blocks, with
+// which coefficients, comes with the launch, so that all products of a variant are one kernel, and may be one launch: block
+// index z is then the product's. Tiles are numbered through all layers of a batch, so that the last round of thread blocks
+// is as full as can be.
 //
 // CuPy compiles with -ftz=true, so subnormal numbers count as zero here; cuBLAS and sum.cuh keep them.
 //
@@ -16,18 +18,25 @@ namespace fmm {
 
 // ---- what a launch is told
 
+template <class Element>
 struct Block {  // a matrix of `rows` x `cols` numbers
-    void* data;
+    Element* data;
     int rows, cols;
+    Element factor;  // of the block in a sum, whose first has 1; of the product in a destination
+    Element keep;    // what a destination keeps of its old value: nothing, which is then never read, or so many times it
 };
 
-template <int LEFT, int RIGHT, int DEST>
+template <class Element, int LEFT, int RIGHT, int DEST>
+struct Sums {  // one product: what is added up, and where it goes
+    Block<Element> left[LEFT], right[RIGHT], dest[DEST];
+};
+
+template <class Element, int LEFT, int RIGHT, int DEST, int PRODUCTS>
 struct Parameters {
-    Block left[LEFT], right[RIGHT], dest[DEST];
+    Sums<Element, LEFT, RIGHT, DEST> products[PRODUCTS];
     // Of A, of B and of each destination:
     long long leading[2 + DEST];  // elements from one line to the next: from row to row, or from column to column
     long long layer[2 + DEST];    // elements from one product of a batch to the next
-    double alpha, beta;
     int m, n, k;
     int down, across;  // tiles below each other and side by side
     int group;         // so many rows of tiles are done together: what they read stays in the second-level cache
@@ -193,14 +202,14 @@ struct Lines {
 // launch was told is read again where an edge wants it.
 template <class Element, class Lines, int BLOCKS, bool LEFT>
 struct Source {
-    const Block (&blocks)[BLOCKS];
+    const Block<Element> (&blocks)[BLOCKS];
     const long long leading;
     const int first;   // where the tile begins along the blocks' outer dimension
     int position;      // and the next one along the inner
     int inner_whole;   // up to there tiles are whole, of all blocks
     long long offset;  // from a block's begin to this thread's first number in the next tile
 
-    __device__ __forceinline__ Source(const Block (&blocks)[BLOCKS], long long leading, long long layer, int first)
+    __device__ __forceinline__ Source(const Block<Element> (&blocks)[BLOCKS], long long leading, long long layer, int first)
         : blocks(blocks), leading(leading), first(first), position(0) {
         offset = layer + (Lines::INNER ? first * leading : first) + Lines::line(0) * leading + Lines::along(0);
         inner_whole = inner(0);
@@ -235,7 +244,7 @@ private:
     __device__ __forceinline__ int inner(int b) const { return LEFT ? blocks[b].cols : blocks[b].rows; }
     __device__ __forceinline__ bool whole() const { return position + Lines::DEPTH <= inner_whole; }
     __device__ __forceinline__ const Element* at(int b, int i) const {
-        return static_cast<const Element*>(blocks[b].data) + (offset + Lines::down(i) * leading + Lines::across(i));
+        return blocks[b].data + (offset + Lines::down(i) * leading + Lines::across(i));
     }
 
     __device__ __forceinline__ void advance() {
@@ -258,7 +267,7 @@ private:
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
             const int there = valid(b, i);
-            const Element* const q = there ? at(b, i) : static_cast<const Element*>(blocks[b].data);
+            const Element* const q = there ? at(b, i) : blocks[b].data;
             if (Lines::has(i)) copy_some<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell(i), q, there);
         }
     }
@@ -314,15 +323,14 @@ struct Operand {
             if (Lines::has(i)) held[b] = pack<Element, Lines::COPY>(copies() + b * Lines::SIZE + Lines::cell(i));
     }
     // ... add up and write.
-    template <class Factor>
-    __device__ __forceinline__ void give(int i, int stage, const Piece* held, Factor factor) const {
+    __device__ __forceinline__ void give(int i, int stage, const Piece* held) const {
         if (!Lines::has(i)) return;
         Piece sum;
 #pragma unroll
         for (int e = 0; e < Lines::COPY; ++e) {
-            sum.lane[e] = static_cast<Element>(factor(0)) * held[0].lane[e];
+            sum.lane[e] = held[0].lane[e];
 #pragma unroll
-            for (int b = 1; b < BLOCKS; ++b) sum.lane[e] += static_cast<Element>(factor(b)) * held[b].lane[e];
+            for (int b = 1; b < BLOCKS; ++b) sum.lane[e] += source.blocks[b].factor * held[b].lane[e];
         }
         if constexpr (Kept::TURNED) {
 #pragma unroll
@@ -387,6 +395,49 @@ struct Fragment {
     }
 };
 
+// ---- from registers to C
+
+template <class Element, int COUNT>
+__device__ __forceinline__ void add_atomically(Element* q, const Pack<Element, COUNT>& v) {
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) atomicAdd(q + e, v.lane[e]);
+}
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void add_atomically(float* q, const Pack<float, 4>& v) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(q)),
+                 "f"(v.lane[0]), "f"(v.lane[1]), "f"(v.lane[2]), "f"(v.lane[3])
+                 : "memory");
+}
+#endif
+
+// Neighbours in a row of a destination; from the first `valid` on there are none: what is read there is zero.
+template <class Element, int COUNT, Access ACCESS>
+__device__ __forceinline__ Pack<Element, COUNT> get(const Element* q, int valid) {
+    if (ACCESS == Access::VECTOR && valid >= COUNT) return pack<Element, COUNT>(q);
+    Pack<Element, COUNT> run;
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? q[e] : Element(0);
+    return run;
+}
+template <bool ATOMIC, Access ACCESS, class Element, int COUNT>
+__device__ __forceinline__ void put(Element* q, int valid, const Pack<Element, COUNT>& run) {
+    if (ACCESS == Access::VECTOR && valid >= COUNT) {
+        if constexpr (ATOMIC)
+            add_atomically(q, run);
+        else
+            pack<Element, COUNT>(q) = run;
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e)
+        if (e < valid) {
+            if constexpr (ATOMIC)
+                atomicAdd(q + e, run.lane[e]);
+            else
+                q[e] = run.lane[e];
+        }
+}
+
 // ---- the tiles of a launch
 
 struct Tile {  // which one a thread block makes
@@ -401,39 +452,15 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     return {layer, first + within % size % height, within % size / height};
 }
 
-// ---- from registers to C
-
-// Neighbours in a row of a destination; from the first `valid` on there are none: what is read there is zero.
-template <class Element, int COUNT, Access ACCESS>
-__device__ __forceinline__ Pack<Element, COUNT> get(const Element* q, int valid) {
-    if (ACCESS == Access::VECTOR && valid >= COUNT) return pack<Element, COUNT>(q);
-    Pack<Element, COUNT> run;
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? q[e] : Element(0);
-    return run;
-}
-template <class Element, int COUNT, Access ACCESS>
-__device__ __forceinline__ void put(Element* q, int valid, const Pack<Element, COUNT>& run) {
-    if (ACCESS == Access::VECTOR && valid >= COUNT) {
-        pack<Element, COUNT>(q) = run;
-        return;
-    }
-#pragma unroll
-    for (int e = 0; e < COUNT; ++e)
-        if (e < valid) q[e] = run.lane[e];
-}
-
 // This thread's part of the product, `x`, to the destinations, each of which is read once at most and written once at
 // most: `Product::update` makes an element's new values of the product's and the old ones.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS>
-__device__ __forceinline__ void put_all(const Params& p, const Tile& tile, int row, int col,
-                                        const Element (&x)[ROWS][COLS]) {
+__device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
+                                        int row, int col, const Element (&x)[ROWS][COLS]) {
     constexpr int DEST = Product::DEST, PACK = Right::INNER ? 1 : Right::PACK;
-    const Element alpha = static_cast<Element>(p.alpha), beta = static_cast<Element>(p.beta);
     Element* first[DEST];
 #pragma unroll
-    for (int d = 0; d < DEST; ++d)
-        first[d] = static_cast<Element*>(p.dest[d].data) + tile.layer * p.layer[2 + d] + row * p.leading[2 + d] + col;
+    for (int d = 0; d < DEST; ++d) first[d] = dest[d].data + tile.layer * p.layer[2 + d] + row * p.leading[2 + d] + col;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         Element* line[DEST];
@@ -441,28 +468,31 @@ __device__ __forceinline__ void put_all(const Params& p, const Tile& tile, int r
 #pragma unroll
         for (int d = 0; d < DEST; ++d) {
             line[d] = first[d] + Left::place(i) * p.leading[2 + d];
-            room[d] = row + Left::place(i) < p.dest[d].rows ? p.dest[d].cols - col : 0;
+            room[d] = row + Left::place(i) < dest[d].rows ? dest[d].cols - col : 0;
         }
 #pragma unroll
         for (int j = 0; j < COLS; j += PACK) {
             Pack<Element, PACK> run[DEST];
 #pragma unroll
-            for (int d = 0; d < DEST; ++d)
-                if (Product::reads(d))
+            for (int d = 0; d < DEST; ++d) {
+#pragma unroll
+                for (int e = 0; e < PACK; ++e) run[d].lane[e] = Element(0);
+                if (Product::reads(d, dest))
                     run[d] = get<Element, PACK, ACCESS>(line[d] + Right::place(j), room[d] - Right::place(j));
+            }
 #pragma unroll
             for (int e = 0; e < PACK; ++e) {
                 Element value[DEST];
 #pragma unroll
-                for (int d = 0; d < DEST; ++d) value[d] = Product::reads(d) ? run[d].lane[e] : Element(0);
-                Product::update(alpha * x[i][j + e], beta, value);
+                for (int d = 0; d < DEST; ++d) value[d] = run[d].lane[e];
+                Product::update(x[i][j + e], dest, value);
 #pragma unroll
                 for (int d = 0; d < DEST; ++d) run[d].lane[e] = value[d];
             }
 #pragma unroll
             for (int d = 0; d < DEST; ++d)
                 if (Product::writes(d))
-                    put<Element, PACK, ACCESS>(line[d] + Right::place(j), room[d] - Right::place(j), run[d]);
+                    put<Product::ATOMIC, ACCESS>(line[d] + Right::place(j), room[d] - Right::place(j), run[d]);
         }
     }
 }
@@ -491,8 +521,9 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     let_next_start();
     const Tile tile = tile_of(p, blockIdx.x);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
-    LeftTiles left{memory, {p.left, p.leading[0], tile.layer * p.layer[0], row}};
-    RightTiles right{memory + LeftTiles::SIZE, {p.right, p.leading[1], tile.layer * p.layer[1], col}};
+    const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
+    LeftTiles left{memory, {product.left, p.leading[0], tile.layer * p.layer[0], row}};
+    RightTiles right{memory + LeftTiles::SIZE, {product.right, p.leading[1], tile.layer * p.layer[1], col}};
     const int steps = (p.k + S::DEPTH - 1) / S::DEPTH;
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -510,9 +541,9 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     };
     auto give = [&](int i, int stage, const Piece* held) {
         if (i < LeftTiles::SUMS)
-            left.give(i, stage, held, Product::left);
+            left.give(i, stage, held);
         else if (i < SUMS)
-            right.give(i - LeftTiles::SUMS, stage, held, Product::right);
+            right.give(i - LeftTiles::SUMS, stage, held);
     };
     if constexpr (SUMS) {  // the first tile's sums, then the copies for the second's
         if constexpr (LeftTiles::SUMMED) left.copy(0);
@@ -607,7 +638,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     }
 
     wait_for_previous();
-    put_all<Product, Left, Right, ACCESS>(p, tile, row + down, col + across, sum);
+    put_all<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum);
 }
 
 }  // namespace fmm

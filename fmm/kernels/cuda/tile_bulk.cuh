@@ -8,19 +8,20 @@
 //   write     from registers to C, in turns where several products write one block
 //
 // Gates of each stage: `full` (its copies have come) and `summed` (all have formed their part of its sums; without sums it
-// keeps the warps together all the same). Who arrives does not wait: only the next use asks whether a gate is open. Whoever
-// passes `summed` of a tile knows that all are at work on the tile before it, so have read the one before that.
+// keeps the warps together all the same). Who arrives does not wait: only a later use asks whether a gate is open. Whoever
+// passes `summed` of a tile knows that all have come to the end of the tile AHEAD before it, so have read those before.
 #pragma once
 
 namespace fmm {
 
 // ---- what a launch is told
 
-// One product: numbers of the blocks, factors (a sum's relative to its first block's), and for each block of C how many
-// tasks of this launch write it before this one and whether any does after it.
+// One product, or the part of it that `steps` tiles of the inner dimension make, from number `from` on: numbers of the
+// blocks, factors (a sum's relative to its first block's), and for each block of C how many tasks of this launch write it
+// before this one and whether this one is the last.
 template <class Element, int LEFT, int RIGHT, int DEST>
 struct Task {
-    int lefts, rights, dests;
+    int lefts, rights, dests, from, steps;
     int left[LEFT], right[RIGHT], dest[DEST], turn[DEST], last[DEST];
     Element left_factor[LEFT], right_factor[RIGHT], dest_factor[DEST];
 };
@@ -39,7 +40,6 @@ struct Launch {
     long long leading;  // of C: elements from row to row
     long long layer;    // and from one product of a batch to the next
     double beta;
-    int m, n, k;
     int down, across;  // tiles below each other and side by side
     int group;         // so many rows of tiles are done together
     int wide;          // may C be accessed 16 bytes at a time?
@@ -143,41 +143,39 @@ struct Reader {
 
 // ---- from registers to C
 
-template <class Left, class Right, Update UPDATE, class Element, int ROWS, int COLS>
+enum class Old { NONE, SCALED, ADDED };  // what becomes of a block's old value
+
+// PACK numbers next to each other, in one access.
+template <Old OLD, class Element, int PACK>
+__device__ __forceinline__ void write_pack(const Element* x, Element* to, Element factor, Element beta) {
+    Pack<Element, PACK> v, old;
+    if constexpr (OLD == Old::SCALED) old = pack<Element, PACK>(to);
+#pragma unroll
+    for (int e = 0; e < PACK; ++e) v.lane[e] = OLD == Old::SCALED ? beta * old.lane[e] + factor * x[e] : factor * x[e];
+    if constexpr (OLD == Old::ADDED)
+        add_there(to, v.lane);
+    else
+        pack<Element, PACK>(to) = v;
+}
+
+// `whole`: nothing of this thread's part is beyond an edge, and C is aligned.
+template <class Left, class Right, Old OLD, class Element, int ROWS, int COLS>
 __device__ __forceinline__ void write(const Element (&x)[ROWS][COLS], Element* q, long long leading, int rows, int cols,
-                                      Element factor, Element beta, bool wide) {
+                                      Element factor, Element beta, bool whole) {
     constexpr int PACK = Right::INNER ? 1 : Right::PACK;
+    if (whole) {
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        if (Left::place(i) >= rows) continue;
-        Element* const row = q + Left::place(i) * leading;
+        for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-        for (int j = 0; j < COLS; j += PACK) {
-            Element* const to = row + Right::place(j);
-            const int room = cols - Right::place(j);
-            if (PACK == 4 && wide && room >= PACK) {
-                if constexpr (UPDATE == Update::ADD) {
-                    add_there(to, factor * x[i][j], factor * x[i][j + 1], factor * x[i][j + 2], factor * x[i][j + 3]);
-                } else {
-                    Pack<Element, PACK> v;
-                    if constexpr (UPDATE == Update::SCALE) v = pack<Element, PACK>(to);
+            for (int j = 0; j < COLS; j += PACK)
+                write_pack<OLD, Element, PACK>(&x[i][j], q + Left::place(i) * leading + Right::place(j), factor, beta);
+    } else {
 #pragma unroll
-                    for (int e = 0; e < PACK; ++e)
-                        v.lane[e] = UPDATE == Update::STORE ? factor * x[i][j + e] : beta * v.lane[e] + factor * x[i][j + e];
-                    pack<Element, PACK>(to) = v;
-                }
-            } else {
+        for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-                for (int e = 0; e < PACK; ++e) {
-                    if (e >= room) continue;
-                    const Element term = factor * x[i][j + e];
-                    if constexpr (UPDATE == Update::ADD)
-                        atomicAdd(to + e, term);
-                    else
-                        to[e] = UPDATE == Update::STORE ? term : beta * to[e] + term;
-                }
-            }
-        }
+            for (int j = 0; j < COLS; ++j)
+                if (Left::place(i) < rows && Right::place(j) < cols)
+                    write_pack<OLD, Element, 1>(&x[i][j], q + Left::place(i) * leading + Right::place(j), factor, beta);
     }
 }
 
@@ -193,16 +191,17 @@ __device__ __forceinline__ void write_all(const Params& p, const Task& task, con
         Element* const q = static_cast<Element*>(c.data) + tile.layer * p.layer + row * p.leading + col;
         const Element factor = task.dest_factor[d], beta = static_cast<Element>(p.beta);
         const int rows = c.rows - row, cols = c.cols - col;
+        const bool whole = p.wide && rows > Left::place(ROWS - 1) && cols > Right::place(COLS - 1);
         if (ORDER == Order::TURNS && task.turn[d]) {
             if (threadIdx.x == 0) wait_for_turn(count, task.turn[d]);
             meet<THREADS>();
         }
         if (ORDER == Order::ATOMIC || task.turn[d])
-            write<Left, Right, Update::ADD>(x, q, p.leading, rows, cols, factor, beta, p.wide);
+            write<Left, Right, Old::ADDED>(x, q, p.leading, rows, cols, factor, beta, whole);
         else if (p.first_adds)
-            write<Left, Right, Update::SCALE>(x, q, p.leading, rows, cols, factor, beta, p.wide);
+            write<Left, Right, Old::SCALED>(x, q, p.leading, rows, cols, factor, beta, whole);
         else
-            write<Left, Right, Update::STORE>(x, q, p.leading, rows, cols, factor, beta, p.wide);
+            write<Left, Right, Old::NONE>(x, q, p.leading, rows, cols, factor, beta, whole);
         if (ORDER == Order::TURNS && !(task.last[d] && !task.turn[d])) {
             meet<THREADS>();
             if (threadIdx.x == 0) pass_turn(count, task.last[d] ? 0 : task.turn[d] + 1);
@@ -225,16 +224,16 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     constexpr int LEFT_SIZE = LEFTS * LeftSlab::SIZE, STAGE = LEFT_SIZE + RIGHTS * RightSlab::SIZE;
     constexpr int SUM = LeftSums::SIZE + RightSums::SIZE;  // what of a tile is used after its sums have been formed
     constexpr int SUMS = LeftSums::SUMS + RightSums::SUMS, TERMS = max_of(LEFTS, RIGHTS), ENTIRE = S::DEPTH - 1;
-    // The next tile's sums are spread over the steps before its first reads, but not the first steps: its copies may be late.
-    constexpr int LAST = ENTIRE - 3, AT_ONCE = (SUMS + LAST - 2) / (LAST - 1);
+    // Sums are formed so many tiles before they are used, in the last steps of a tile, since copies may be late.
+    constexpr int AHEAD = 2, LAST = ENTIRE - 1, AT_ONCE = (SUMS + LAST - 2) / (LAST - 1);
     constexpr int FIRST = SUMS ? LAST - (SUMS - 1) / max_of(AT_ONCE, 1) : ENTIRE;
-    constexpr int COME = FIRST - 1;  // the step in which the next tile is asked for
-    static_assert(S::STAGES >= 4, "filled two tiles late, at least one ahead");
+    constexpr int COME = FIRST - 1;  // the step in which copies are asked for
+    static_assert(S::STAGES >= 3 + (SUMS ? AHEAD : 1), "a stage is filled three tiles after its last use");
     Gate* const full = gates;
     Gate* const summed = full + S::STAGES;
 
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
-    const int steps = (p.k + S::DEPTH - 1) / S::DEPTH;
+    const int steps = task.steps;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int down = warp % S::WARPS_DOWN * (S::ROWS * S::WARP_HEIGHT) + Left::first(lane % S::WARP_HEIGHT);
     const int across = warp / S::WARPS_DOWN * (S::COLS * S::WARP_WIDTH) + Right::first(lane / S::WARP_HEIGHT);
@@ -242,8 +241,8 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
 
     auto fill = [&](int t, int stage) {
         Element* const to = memory + stage * STAGE;
-        const int k = t * S::DEPTH;
-        if (t == steps) {  // behind the last tile too a next one is asked for
+        const int k = task.from + t * S::DEPTH;
+        if (t >= steps) {  // behind the last tile too next ones are asked for
             arrive(full + stage);
             return;
         }
@@ -259,7 +258,7 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     };
     if (threadIdx.x == 0) {
 #pragma unroll 1
-        for (int t = 0; t < S::STAGES && t <= steps; ++t) fill(t, t);
+        for (int t = 0; t < S::STAGES && t < steps + AHEAD; ++t) fill(t, t);
     }
 
     Element left_factor[LEFTS], right_factor[RIGHTS];
@@ -328,20 +327,21 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
         }
     };
 
-    pass(full, 0);
-    if constexpr (SUMS) {
+#pragma unroll 1
+    for (int t = 0; t < AHEAD; ++t) {
+        pass(full + t, 0);
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) {
             Piece held[TERMS];
-            take(i, memory, held);
-            give(i, sums, held);
+            take(i, memory + t * STAGE, held);
+            give(i, sums + t * SUM, held);
         }
+        all_arrive(summed + t);
     }
-    all_arrive(summed);
     pass(summed, 0);
     half(ENTIRE, false, true, left_of(0), right_of(0));
-    int stage = 0, free = S::STAGES - 2;
-    unsigned parity = 0;  // of this tile's phase
+    int stage = 0, late = AHEAD % S::STAGES, free = S::STAGES - 3;
+    unsigned parity = 0, late_parity = AHEAD / S::STAGES;  // of the phases of this tile and of the one AHEAD
     // The loop begins in the middle of a step, and what may wait stands there too: the compiler moves reads to where a
     // piece of straight code ends, and there is then half a step before they are used.
 #pragma unroll 1
@@ -352,8 +352,8 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
         const Element* const right = right_of(stage);
         const Element* const next_left = left_of(next_stage);
         const Element* const next_right = right_of(next_stage);
-        const Element* const copies = memory + next_stage * STAGE;
-        Element* const next_sums = sums + next_stage * SUM;
+        const Element* const copies = memory + late * STAGE;
+        Element* const late_sums = sums + late * SUM;
         half(ENTIRE, true, false, left, right);
 #pragma unroll
         for (int k = 0; k < ENTIRE; ++k) {
@@ -364,21 +364,24 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
                 for (int i = 0; i < AT_ONCE; ++i) take((k - FIRST) * AT_ONCE + i, copies, held[i]);
             }
             half(k, false, false, left, right);
-            // All have come past the middle of the tile before this one, so have read the one before that: its stage is
-            // filled again, by the warps in turn.
-            if (k == 0 && threadIdx.x == t % (S::THREADS / 32) * 32 && t > 1 && t - 2 + S::STAGES <= steps)
-                fill(t - 2 + S::STAGES, free);
-            if (k == COME) pass(full + next_stage, next_parity);
+            // All have formed this tile's sums two tiles ago, so have read the one before that: its stage is filled again,
+            // by the warps in turn.
+            if (k == 0 && __builtin_expect(threadIdx.x == t % (S::THREADS / 32) * 32, 0)) {
+                if (t > 2 && t - 3 + S::STAGES < steps + AHEAD) fill(t - 3 + S::STAGES, free);
+            }
+            if (k == COME) pass(full + (SUMS ? late : next_stage), SUMS ? late_parity : next_parity);
             if (k == ENTIRE - 1) pass(summed + next_stage, next_parity);
             half(k, true, false, left, right);
             if (adds) {
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) give((k - FIRST) * AT_ONCE + i, next_sums, held[i]);
+                for (int i = 0; i < AT_ONCE; ++i) give((k - FIRST) * AT_ONCE + i, late_sums, held[i]);
             }
-            if (k == LAST) all_arrive(summed + next_stage);
+            if (k == LAST) all_arrive(summed + late);
         }
         half(ENTIRE, false, false, next_left, next_right);
         free = free + 1 == S::STAGES ? 0 : free + 1;
+        late = late + 1 == S::STAGES ? 0 : late + 1;
+        late_parity ^= late == 0;
         stage = next_stage;
         parity = next_parity;
     }

@@ -1,0 +1,72 @@
+"""Fused levels: a scheme's products as launches of the tiled kernel, the sums inside; no temporaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fmm.kernels.plan import Level
+from fmm.kernels.program import Matrix
+from fmm.kernels.strategy import Strategy
+from fmm.kernels.tasks import Lane, stages
+from fmm.kernels.tile import Several, TileOp, View, fused_op
+from fmm.kernels.tile_source import Update
+
+
+class Blocks(NamedTuple):
+    """The blocks of A, B and C, row by row."""
+
+    a: Sequence[View]
+    b: Sequence[View]
+    c: Sequence[View]
+
+
+class Fused:
+    """A fused level at work. `begun`: the blocks of C that the launches made so far have written."""
+
+    def __init__(self, level: Level, strategy: Strategy, blocks: Blocks, alpha: float, beta: float) -> None:
+        assert level.scheme is not None
+        self.scheme, self.tasks, self.strategy, self.blocks = level.scheme, level.tasks, strategy, blocks
+        self.alpha, self.beta = alpha, beta
+        self.begun: set[int] = set()
+
+    @property
+    def atomic(self) -> bool:
+        """Does C have to hold beta times its old value before the first launch?"""
+        return "atomic" in self.tasks
+
+    def stages(self) -> Iterator[list[list[TileOp | Several]]]:
+        """The launches: stage by stage, and in each lane by lane."""
+        for stage in stages(self.scheme, self.tasks):
+            yield [ops for lane in stage if (ops := list(self._lane(lane)))]
+
+    def _lane(self, lane: Lane) -> Iterator[TileOp | Several]:
+        follows = False
+        for task in lane:
+            ops: list[TileOp] = []
+            for product in task:
+                if (op := self._op(product)) is not None:
+                    ops.append(replace(op, follows=follows))
+                    follows = True
+            if ops:
+                yield ops[0] if len(ops) == 1 else Several(tuple(ops), "atomic" if self.atomic else "free")
+
+    def _op(self, product: int) -> TileOp | None:
+        """None where a product has nothing to multiply or to write."""
+        left, right = _terms(self.scheme.u, product, self.blocks.a), _terms(self.scheme.v, product, self.blocks.b)
+        dest = _terms(self.scheme.w, product, self.blocks.c)
+        if not (left and right and dest):
+            return None
+        into = [(self.alpha * c, x) for _, c, x in dest]
+        update: Update = "atomic" if self.atomic else "keep"
+        op = fused_op(self.strategy, [t[1:] for t in left], [t[1:] for t in right], into, update)
+        kept = [1.0 if i in self.begun else self.beta for i, *_ in dest]
+        self.begun.update(i for i, *_ in dest)
+        return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, kept, strict=True)))
+
+
+def _terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[int, float, View]]:
+    """What a product touches: the block's number, its coefficient, where it lies. Some blocks hold nothing."""
+    pairs = enumerate(zip(matrix, blocks, strict=True))
+    return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]

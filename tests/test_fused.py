@@ -1,0 +1,236 @@
+"""Fused levels: Huang, Yu, van de Geijn's variants and section 3.3's three schemes, as tables and as tapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels import explain
+from fmm.kernels.needs import workspace
+from fmm.kernels.plan import Plan
+from fmm.kernels.scheme import scheme, scheme_names
+from fmm.kernels.tape import GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tasks import LANES, launches, stages
+from fmm.kernels.tile import Several, TileOp
+from fmm.kernels.tile_leaf import tile_op
+from fmm.kernels.variants import FIGURE_6, Operands, listed, name, operands
+from fmm.perfmodel.cost import cost
+from tests.test_tape import _buffer, _matrices, play
+
+OPTIONS = ((), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants"))
+ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
+
+
+def recorded(text: str, size: int = 512, beta: float = 0) -> Tape:
+    return record(Plan.parse(f"{text} > tile"), Problem.contiguous(size, size, size, "float32", 1, beta))
+
+
+def products(tape: Tape) -> Iterator[TileOp]:
+    for op in tape.ops:
+        yield from op.ops if isinstance(op, Several) else [op] if isinstance(op, TileOp) else []
+
+
+# ---- variants
+
+
+@pytest.mark.parametrize(("text", "level"), [("strassen-huang.fused", 1), ("strassen-huang^2.fused", 2)])
+def test_figure_6_is_what_is_launched(text: str, level: int) -> None:
+    """As many kernels as variants, each for as many products as are printed."""
+    printed = {w: count for at, _, w, count in FIGURE_6 if at == level}
+    found = Counter(op.kernel for op in products(recorded(text)))
+    assert {kernel.operands: count for kernel, count in found.items()} == printed
+    assert len(found) == len(printed) == (4, 10)[level - 1]
+
+
+NAMES: list[tuple[Operands, str]] = [
+    ((1, 1, 1), "GEMM"), ((2, 2, 2), "Var#0"), ((2, 1, 2), "Var#3"), ((4, 4, 4), "Var#0"), ((4, 2, 2), "Var#9"),
+    ((3, 3, 3), "W(3,3,3)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("w", "expected"), NAMES)
+def test_variants_have_the_papers_names(w: Operands, expected: str) -> None:
+    assert name(w) == expected
+
+
+def test_explain_names_the_variants_and_how_they_start() -> None:
+    said = explain.table(Plan.parse("strassen-huang.fused.streams > tile"), 64, 64, 64, 4)
+    assert "7 launches on 2 streams in 3 stages (Var#0, 2 Var#3, 2 Var#2, 2 Var#1)" in said
+    said = explain.table(Plan.parse("strassen > strassen.fused.variants > tile"), 64, 64, 64, 4)
+    assert "strassen.fused.variants: 4 launches one after the other (Var#0, 2 Var#3" in said
+    assert listed(operands(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
+
+
+# ---- which products are one launch, and which run side by side
+
+
+def test_figure_7() -> None:
+    """Equation (3)'s products: stages, in each stage two streams."""
+    found = stages(scheme("strassen-huang"), ("streams",))
+    assert found == (
+        (((1,), (5,)), ((4,), (6,))),  # M1, M5 beside M4, M6
+        (((2,),), ((3,),)),  # M2 beside M3
+        (((0,),),),  # M0
+    )
+
+
+SHAPES = [
+    # (scheme, options, launches of every lane of every stage)
+    ("strassen-huang", (), [[7]]),
+    ("strassen-huang", ("atomic",), [[1] * 7]),
+    ("strassen-huang", ("variants",), [[4]]),
+    ("strassen-huang", ("atomic", "variants"), [[1] * 4]),
+    ("strassen-huang^2", (), [[49]]),
+    ("strassen-huang^2", ("streams",), [[14, 14], [7, 7], [2, 2], [1, 1], [1]]),
+    ("strassen-huang^2", ("atomic",), [[7] * 7]),
+    ("strassen-huang^2", ("variants",), [[16]]),
+    ("strassen-huang^2", ("atomic", "variants"), [[2, 2, 2, 1, 1, 1, 1]]),
+    ("winograd", ("streams",), [[2, 1], [2, 1], [1]]),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "shape"), SHAPES)
+def test_stages_and_lanes(text: str, options: tuple[str, ...], shape: list[list[int]]) -> None:
+    assert [[len(lane) for lane in stage] for stage in stages(scheme(text), options)] == shape
+    assert launches(scheme(text), options) == sum(map(sum, shape))
+
+
+@pytest.mark.parametrize("text", [*scheme_names(), "strassen^2", "winograd*hk223"])
+@pytest.mark.parametrize("options", OPTIONS, ids=".".join)
+def test_what_is_side_by_side_writes_blocks_of_its_own(text: str, options: tuple[str, ...]) -> None:
+    """Every product once; the products of a launch are of one variant."""
+    found = scheme(text)
+
+    def written(task: tuple[int, ...]) -> list[int]:
+        return [i for p in task for i, row in enumerate(found.w) if row[p]]
+
+    seen: list[int] = []
+    for stage in stages(found, options):
+        seen += [p for lane in stage for task in lane for p in task]
+        assert len(stage) <= (LANES if "atomic" in options else 2)
+        for task in (task for lane in stage for task in lane):
+            assert len({operands(found, p) for p in task}) == 1
+            assert "atomic" in options or len(written(task)) == len(set(written(task)))
+        blocks = [{i for task in lane for i in written(task)} for lane in stage]
+        assert "atomic" in options or len(set().union(*blocks)) == sum(map(len, blocks))
+    assert sorted(seen) == list(range(found.rank))
+
+
+# ---- tapes
+
+
+LAUNCHES = [
+    # (plan, beta, kinds of launches, lanes)
+    ("strassen.fused", 0, {TileOp: 7}, 1),
+    ("strassen.fused.streams", 2, {TileOp: 7, Turn: 4}, 2),
+    ("strassen.fused.atomic", 0, {SumOp: 1, TileOp: 7, Turn: 2}, 7),
+    ("strassen.fused.atomic", 1, {TileOp: 7, Turn: 2}, 7),
+    ("strassen.fused.variants", 2, {TileOp: 1, Several: 3}, 1),
+    ("strassen.fused.atomic.variants", 2, {SumOp: 1, TileOp: 1, Several: 3, Turn: 2}, 4),
+    ("strassen^2.fused", 0, {TileOp: 49}, 1),
+    ("strassen^2.fused.atomic.variants", 1, {TileOp: 1, Several: 9, Turn: 2}, 7),
+    ("strassen > strassen.fused", 0, {SumOp: 3, TileOp: 49}, 1),
+    ("strassen.batched.pad16 > strassen.fused.variants", 0, {SumOp: 3, TileOp: 7, Several: 21}, 1),
+    ("strassen.sequential > strassen.fused.streams", 0, {SumOp: 17, TileOp: 49, Turn: 28}, 2),
+]
+
+
+@pytest.mark.parametrize(("text", "beta", "kinds", "lanes"), LAUNCHES)
+def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) -> None:
+    """As the cost says, too; a fused level alone needs no workspace."""
+    tape = recorded(text, 512, beta)
+    assert Counter(map(type, tape.ops)) == kinds
+    assert (tape.lanes_used, tape.vendor_lanes) == (lanes, 1)
+    assert all(op.at_once for op in tape.ops if isinstance(op, Several))
+    counted = cost(tape.plan, 512, 512, 512, 4, beta=beta)
+    assert counted.launches == sum(kinds.values()) - kinds.get(Turn, 0)
+    assert counted.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
+    assert (tape.workspace == 0) == (" > " not in text)
+    assert counted.flops == 2 * 512**3 * 7**tape.plan.depth // 8**tape.plan.depth
+
+
+def test_atomic_updates_move_c_once_more() -> None:
+    inside, added, kept = (
+        cost(Plan.parse(f"strassen.fused{x} > tile"), 64, 64, 64, 4, beta=beta)
+        for x, beta in (("", 2), (".atomic", 2), (".atomic", 1))
+    )
+    assert (added.bytes_read, added.bytes_written) == (4 * 64 * 64, 4 * 64 * 64)
+    assert (kept.bytes, kept.launches) == (inside.bytes, inside.launches) == (added.bytes - 8 * 64 * 64, 7)
+
+
+@pytest.mark.parametrize("text", [*ONE, "strassen.sequential > strassen.fused.streams"])
+def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> None:
+    """Programmatic launches follow a product of their own stage; the first after a wait or a sum follows nothing."""
+    last: dict[int, Op] = {}
+    for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
+        if isinstance(op, TileOp | Several):
+            assert op.follows == isinstance(last.get(lane), TileOp | Several)
+        last = {} if isinstance(op, Turn) else last | {lane: op}
+
+
+def in_lane_order(tape: Tape, order: tuple[int, ...]) -> Iterator[Op]:
+    """Between a fork and its join, all of one lane's launches before the next one's."""
+    between: list[tuple[int, Op]] = []
+    for op, lane in zip(tape.ops, tape.lanes, strict=True):
+        between.append((lane, op))
+        if isinstance(op, Turn) or not any(isinstance(x, Turn) for x in tape.ops):
+            yield from (x for lane in order for at, x in between if at == lane)
+            between = []
+    yield from (x for _, x in between)
+
+
+def problems() -> Iterator[Problem]:
+    for (m, k, n), orders, (alpha, beta) in zip(
+        ((36, 21, 44), (33, 18, 37), (5, 1, 7), (16, 16, 16)),
+        ("CCC", "FCF", "CCC", "CFC"),
+        ((1.0, 0.0), (0.5, 2.0), (2.0, 1.0), (1.0, -1.0)),
+        strict=True,
+    ):
+        shapes = (m, k), (k, n), (m, n)
+        lines = [Layout(o, (s[1] if o == "C" else s[0]) + 3) for o, s in zip(orders, shapes, strict=True)]  # type: ignore[arg-type]
+        yield Problem(m, k, n, "float32", (lines[0], lines[1], lines[2]), alpha, beta)
+
+
+HYBRID = (
+    "strassen > strassen.fused",
+    "strassen.sequential > strassen.fused.streams",
+    "strassen.batched.pad16 > strassen.fused.atomic.variants",
+    "strassen.fused.streams.peel",
+)
+TWO = ("strassen^2.fused", "strassen-huang^2.fused.streams", "winograd^2.fused.atomic.variants", "hk223.fused.variants")
+
+
+@pytest.mark.parametrize("text", [*ONE, *TWO, *HYBRID])
+def test_lanes_may_run_in_any_order(text: str) -> None:
+    """Exact on small integers, whichever lane is first; beta = 0 reads nothing of C, which is NaN."""
+    for problem, turn in product(problems(), (1, -1)):
+        tape = record(Plan.parse(f"{text} > tile"), problem)
+        memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
+        memory["W"], before = _buffer(tape.workspace), c.astype(np.float64)
+        order = tuple(range(tape.lanes_used))[::turn]
+        ops = [tile_op(op, 132) if isinstance(op, GemmOp) else op for op in in_lane_order(tape, order)]
+        assert len(ops) == len(tape.ops)
+        play(replace(tape, ops=tuple(ops)), memory)
+        old: Any = problem.beta * before if problem.beta else 0
+        np.testing.assert_array_equal(c, problem.alpha * (a.astype(np.float64) @ b) + old, err_msg=str(problem))
+
+
+def test_figure_7s_stages_wait_for_each_other() -> None:
+    """No order of the two lanes within a stage changes a bit; and the blocks of C are first written, then added to."""
+    tape = recorded("strassen-huang.fused.streams", 32)
+    names: dict[object, str] = {Turn.FORK: "F", Turn.JOIN: "J"}
+    kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.lanes, strict=True)]
+    assert "".join(kinds) == "F0101JF01J0"
+    for order in permutations((0, 1)):
+        begun: set[int] = set()
+        for op in in_lane_order(tape, order):
+            for piece in op.dest if isinstance(op, TileOp) else ():
+                assert piece.keep == (piece.offset in begun)
+                begun.add(piece.offset)
+        assert len(begun) == 4
