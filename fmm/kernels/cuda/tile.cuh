@@ -397,6 +397,8 @@ struct Fragment {
 
 // ---- from registers to C
 
+__device__ constexpr int max_of(int x, int y) { return x > y ? x : y; }
+
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_atomically(Element* q, const Pack<Element, COUNT>& v) {
 #pragma unroll
@@ -452,54 +454,62 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     return {layer, first + within % size % height, within % size / height};
 }
 
+// A run of a thread's neighbours in a row of the product, and where it belongs in every destination.
+template <class Element, int DEST, int PACK>
+struct Run {
+    Element* at[DEST];
+    int valid[DEST];  // how many of them a destination has
+    Pack<Element, PACK> value[DEST];
+};
+
 // This thread's part of the product, `x`, to the destinations, each of which is read once at most and written once at
-// most: `Product::update` makes an element's new values of the product's and the old ones.
+// most: `Product::update` makes an element's new values of the product's and the old ones. Some runs are read before the
+// first of them is written: memory takes long to answer, and the compiler cannot know that they are different ones.
 template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS>
 __device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
                                         int row, int col, const Element (&x)[ROWS][COLS]) {
-    constexpr int DEST = Product::DEST, PACK = Right::INNER ? 1 : Right::PACK;
+    constexpr int DEST = Product::DEST, PACK = Right::INNER ? 1 : Right::PACK, ACROSS = COLS / PACK, RUNS = ROWS * ACROSS;
+    constexpr int HELD = 32, AT_ONCE = max_of(HELD / (PACK * DEST), 1);
     Element* first[DEST];
 #pragma unroll
     for (int d = 0; d < DEST; ++d) first[d] = dest[d].data + tile.layer * p.layer[2 + d] + row * p.leading[2 + d] + col;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        Element* line[DEST];
-        int room[DEST];
+    for (int begin = 0; begin < RUNS; begin += AT_ONCE) {
+        Run<Element, DEST, PACK> runs[AT_ONCE];
 #pragma unroll
-        for (int d = 0; d < DEST; ++d) {
-            line[d] = first[d] + Left::place(i) * p.leading[2 + d];
-            room[d] = row + Left::place(i) < dest[d].rows ? dest[d].cols - col : 0;
-        }
-#pragma unroll
-        for (int j = 0; j < COLS; j += PACK) {
-            Pack<Element, PACK> run[DEST];
+        for (int r = 0; r < AT_ONCE && begin + r < RUNS; ++r) {
+            const int down = Left::place((begin + r) / ACROSS), across = Right::place((begin + r) % ACROSS * PACK);
 #pragma unroll
             for (int d = 0; d < DEST; ++d) {
+                runs[r].at[d] = first[d] + down * p.leading[2 + d] + across;
+                runs[r].valid[d] = row + down < dest[d].rows ? dest[d].cols - col - across : 0;
 #pragma unroll
-                for (int e = 0; e < PACK; ++e) run[d].lane[e] = Element(0);
+                for (int e = 0; e < PACK; ++e) runs[r].value[d].lane[e] = Element(0);
                 if (Product::reads(d, dest))
-                    run[d] = get<Element, PACK, ACCESS>(line[d] + Right::place(j), room[d] - Right::place(j));
+                    runs[r].value[d] = get<Element, PACK, ACCESS>(runs[r].at[d], runs[r].valid[d]);
             }
+        }
+#pragma unroll
+        for (int r = 0; r < AT_ONCE && begin + r < RUNS; ++r) {
+            const int i = (begin + r) / ACROSS, j = (begin + r) % ACROSS * PACK;
 #pragma unroll
             for (int e = 0; e < PACK; ++e) {
                 Element value[DEST];
 #pragma unroll
-                for (int d = 0; d < DEST; ++d) value[d] = run[d].lane[e];
+                for (int d = 0; d < DEST; ++d) value[d] = runs[r].value[d].lane[e];
                 Product::update(x[i][j + e], dest, value);
 #pragma unroll
-                for (int d = 0; d < DEST; ++d) run[d].lane[e] = value[d];
+                for (int d = 0; d < DEST; ++d) runs[r].value[d].lane[e] = value[d];
             }
 #pragma unroll
             for (int d = 0; d < DEST; ++d)
                 if (Product::writes(d))
-                    put<Product::ATOMIC, ACCESS>(line[d] + Right::place(j), room[d] - Right::place(j), run[d]);
+                    put<Product::ATOMIC, ACCESS>(runs[r].at[d], runs[r].valid[d], runs[r].value[d]);
         }
     }
 }
 
 // ---- the kernel
-
-__device__ constexpr int max_of(int x, int y) { return x > y ? x : y; }
 
 // `memory`: shared memory, Operand::SIZE numbers for each operand.
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
