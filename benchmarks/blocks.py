@@ -77,9 +77,9 @@ def fused(s: Strategy, case: Case) -> TileOp:
     m, k, n, _ = case
     kernel = TileKernel(s, "float32", 2, 2, added(2))
 
-    def diagonal(base: str, rows: int, cols: int, second: float = 1, keep: float = 0) -> tuple[Piece, ...]:
-        behind = 4 * (2 * cols * rows + cols)
-        return Piece(base, 0, rows, cols, 1, keep), Piece(base, behind, rows, cols, second, keep)
+    def diagonal(base: str, rows: int, cols: int, sign: float = 1, keep: float = 0) -> tuple[Piece, ...]:
+        first = Piece(base, 0, rows, cols, 1, keep)
+        return first, Piece(base, 4 * (2 * cols * rows + cols), rows, cols, sign, keep)
 
     lines = Lines(2 * k), *[Lines(2 * n)] * 3
     return TileOp(kernel, diagonal("A", m, k), diagonal("B", k, n), diagonal("C", m, n, -1, 1), lines, m, n, k)

@@ -19,7 +19,7 @@ from fmm.kernels.strategy import GPU8, PRESETS, Strategy, best_for, strategy
 from fmm.kernels.tape import GemmOp, Problem, View, record
 from fmm.kernels.tile import PATHS, TileOp, paths_of, pointers, settled, strategy_of, updating_op
 from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
+from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, added, source
 from fmm.kernels.tile_source import Path as Way
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 from tests.test_cuda_source import _compiled as compiled_to_ptx
@@ -113,7 +113,7 @@ STAGED = "mulSubInc"  # the kernel that is tried with every way to shared memory
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     variants = [(kernel, WAYS[0]) for kernel in PRODUCTS.values()] + [(PRODUCTS[STAGED], way) for way in WAYS[1:]]
     made = [operation(kernel, SIZES[0], 0, way).kernel for kernel, way in variants]
-    return Host(tmp_path_factory.mktemp("kernels"), list(product(made, ACCESSES)))
+    return Host(tmp_path_factory.mktemp("kernels"), list(product(dict.fromkeys(made), ACCESSES)))
 
 
 @pytest.mark.parametrize(("name", "way"), [*((name, WAYS[0]) for name in PRODUCTS), *((STAGED, w) for w in WAYS[1:])])
@@ -194,9 +194,29 @@ def test_an_open_strategy_is_the_devices() -> None:
         for x in record(Plan.parse("li-fig12 > tile"), Problem.contiguous(8192, 8192, 8192, "float32")).ops
         if isinstance(x, TileOp)
     )
-    assert op.open and settled(op, 132).kernel.strategy == best_for(4096, 4096, 1, 132)
-    assert settled(op, 132).kernel.epilogue == op.kernel.epilogue
-    assert settled(settled(op, 132), 1).kernel.strategy == settled(op, 132).kernel.strategy
+    for count in (132, 1):
+        assert op.open and settled(op, count).kernel.strategy == best_for(4096, 4096, 1, count)
+    fixed = replace(op, open=False)
+    assert settled(fixed, 132) is fixed
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        ("mul", ((1, 0),)),
+        ("mulIncInc", ((1, 1), (1, 1))),
+        ("mulIncDec", ((1, 1), (-1, 1))),
+        ("mulStoreDec", ((1, 0), (-1, 1))),
+        ("mulStoreInc", ((1, 0), (1, 1))),
+        ("mulAdd", None),  # what it reads it does not write
+        ("mulIncIncInc", None),
+        ("mulSubInc", None),
+    ],
+)
+def test_kernels_that_differ_by_coefficients_are_one(name: str, pairs: tuple[tuple[int, int], ...] | None) -> None:
+    op = operation(PRODUCTS[name], SIZES[0], 0)
+    assert (op.kernel.epilogue == added(len(op.dest))) == (pairs is not None)
+    assert pairs is None or tuple((x.factor, x.keep) for x in op.dest) == pairs
 
 
 def test_gpu8_is_the_papers_thread_block() -> None:

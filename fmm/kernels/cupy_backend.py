@@ -24,7 +24,8 @@ from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
-from fmm.kernels.cupy_tile import multiprocessors, tile_calls
+from fmm.kernels.cupy_bulk import multiprocessors
+from fmm.kernels.cupy_tile import tile_calls
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record

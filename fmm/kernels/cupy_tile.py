@@ -17,7 +17,8 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import driver
 
-from fmm.kernels.cublas import Lane, Pointers
+from fmm.kernels.cublas import Gemm, Lane, Pointers
+from fmm.kernels.cupy_bulk import BulkCall, chosen, multiprocessors
 from fmm.kernels.tape import BASES
 from fmm.kernels.tile import WIDE, Several, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
@@ -25,11 +26,6 @@ from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 OVERLAPPING = 90  # compute capability
 FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
-
-
-@lru_cache(maxsize=64)
-def multiprocessors(device: int) -> int:
-    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
 @lru_cache(maxsize=1024)
@@ -62,8 +58,10 @@ class TileCall:
         self.launch(lane.stream, parameters.ctypes.data)
 
 
-def tile_calls(op: TileOp | Several, device: int, grain: Mapping[str, int]) -> list[TileCall]:
+def tile_calls(op: TileOp | Several, device: int, grain: Mapping[str, int]) -> list[Gemm]:
     """One launch, or of products that the kernel cannot do at once, one after the other."""
+    if bulk := chosen(op, device, grain):
+        return [BulkCall(bulk, device)]
     ops = op.ops if isinstance(op, Several) and not op.at_once else (op,)
     return [TileCall(x, device, grain) for x in ops]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fmm.kernels.plan import Level
 from fmm.kernels.program import Matrix
-from fmm.kernels.strategy import Strategy
+from fmm.kernels.strategy import SUMMING, Strategy, engine_strategy
 from fmm.kernels.tasks import Lane, stages
 from fmm.kernels.tile import Several, TileOp, View, fused_op
 from fmm.kernels.tile_source import Update
@@ -25,9 +25,11 @@ class Blocks(NamedTuple):
 class Fused:
     """A fused level at work. `begun`: the blocks of C that the launches made so far have written."""
 
-    def __init__(self, level: Level, strategy: Strategy, blocks: Blocks, alpha: float, beta: float) -> None:
+    def __init__(self, level: Level, strategy: Strategy | None, blocks: Blocks, alpha: float, beta: float) -> None:
+        """Without a strategy, or with one that wants the copy engine, one launch is to do all, if the device can."""
         assert level.scheme is not None
-        self.scheme, self.tasks, self.strategy, self.blocks = level.scheme, level.tasks, strategy, blocks
+        self.together = strategy is None or engine_strategy(strategy.name) is not None
+        self.scheme, self.tasks, self.strategy, self.blocks = level.scheme, level.tasks, strategy or SUMMING, blocks
         self.alpha, self.beta = alpha, beta
         self.begun: set[int] = set()
 
@@ -38,6 +40,10 @@ class Fused:
 
     def stages(self) -> Iterator[list[list[TileOp | Several]]]:
         """The launches: stage by stage, and in each lane by lane."""
+        if self.together and not self.tasks:
+            found = [op for p in range(self.scheme.rank) if (op := self._op(p)) is not None]
+            yield [[Several(tuple(replace(op, follows=i > 0) for i, op in enumerate(found)), "turns")]] if found else []
+            return
         for stage in stages(self.scheme, self.tasks):
             yield [ops for lane in stage if (ops := list(self._lane(lane)))]
 

@@ -63,11 +63,16 @@ TUNED = (
     Strategy("Third", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3, rate=0.94, turned=False),
     Strategy("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
 )
+# Where the copy engine brings the operands. Sums want several stages of few steps; lone blocks, few stages of many.
+BULK = (
+    Strategy("Long", m_s=256, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=6, blocks=1, rate=1.03),
+    Strategy("Deep", m_s=128, n_s=256, k_s=16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=4, blocks=1, rate=1.06),
+)
 # GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, of which each makes a column of 16 x 128 numbers. Their
 # A comes 64 columns at a time; here 32, because B goes through shared memory too and both must fit on every chip: what
 # is read of device memory, and in which pieces, is the same.
 GPU8 = Strategy("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
-PRESETS = (*STRATEGIES, *TUNED, GPU8)
+PRESETS = (*STRATEGIES, *TUNED, *BULK, GPU8)
 ENOUGH = 256  # threads that keep a multiprocessor busy
 
 
@@ -80,19 +85,26 @@ def strategy(name: str) -> Strategy:
     raise ValueError(f"unknown strategy {name!r}; the strategies are {names}")
 
 
+def engine_strategy(name: str) -> Strategy | None:
+    """One of BULK by name."""
+    return next((s for s in BULK if s.name == name), None)
+
+
 SUMMING = strategy("Half")  # where sums are inside
+SUMMING_BULK = strategy("Long")
 
 
-def best_for(m: int, n: int, count: int, multiprocessors: int) -> Strategy:
-    """The tuned strategy by which the multiprocessor with the most tiles of `count` m x n products has least to do.
+def time_of(s: Strategy, m: int, n: int, count: int, multiprocessors: int) -> float:
+    """What the multiprocessor with the most tiles of `count` m x n products has to do, in numbers of C.
 
     Left out: what tiles cost before and after their multiply-adds, and all memory.
     """
+    tiles = -(-m // s.m_s) * -(-n // s.n_s) * count
+    rounds, last = divmod(-(-tiles // multiprocessors), s.blocks)
+    alone = max(last, ENOUGH / s.threads) if last else 0  # a few thread blocks take as long as enough of them
+    return (rounds * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
-    def time(s: Strategy) -> float:
-        tiles = -(-m // s.m_s) * -(-n // s.n_s) * count
-        rounds, last = divmod(-(-tiles // multiprocessors), s.blocks)
-        alone = max(last, ENOUGH / s.threads) if last else 0  # a few thread blocks take as long as enough of them
-        return (rounds * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
-    return min(TUNED, key=time)
+def best_for(m: int, n: int, count: int, multiprocessors: int) -> Strategy:
+    """The tuned strategy by which `count` m x n products end first."""
+    return min(TUNED, key=lambda s: time_of(s, m, n, count, multiprocessors))

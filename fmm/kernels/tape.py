@@ -22,7 +22,6 @@ from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan, PlanError, leaf_parts
 from fmm.kernels.program import Program
 from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, Updating
-from fmm.kernels.strategy import SUMMING
 from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, strategy_of, updating_op
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
@@ -368,7 +367,7 @@ class _Recorder:
         """A scheme's products, each with its sums inside: the steps of a sequential level, without temporaries."""
         level, c = plan.levels[0], arrays["C"]
         assert isinstance(level, Level)
-        (m, k, n), strategy = level.size, strategy_of(leaf_parts(plan.leaf)[0]) or SUMMING
+        (m, k, n), strategy = level.size, strategy_of(leaf_parts(plan.leaf)[0])
         parts = (m, k), (k, n), (m, n)
         grids = [grid(x, arrays[x].rows, arrays[x].cols, p, level) for x, p in zip("ABC", parts, strict=True)]
         views = [self._blocks(places, arrays) for places in grids]

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from fmm.kernels.program import Program
 from fmm.kernels.strategy import SUMMING, Strategy, best_for, strategy
-from fmm.kernels.tile_source import ELEMENTS, Access, Along, Epilogue, Path, TileKernel, Update, added
+from fmm.kernels.tile_source import ELEMENTS, Access, Along, Epilogue, Path, TileKernel, Update, added, short
 
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of cuda/tile.cuh, by the size of a number
@@ -51,7 +51,7 @@ class TileOp:
     k: int
     count: int = 1
     follows: bool = False  # what the launch before this one writes is only added to: they may overlap until then
-    open: bool = False  # is the strategy the device's choice?
+    open: bool = False  # any strategy will do
 
     def __hash__(self) -> int:
         return id(self)
@@ -151,11 +151,10 @@ class Several:
 
 
 def settled(op: TileOp, multiprocessors: int) -> TileOp:
-    """The launch with the strategy that this device wants, if that was left open."""
+    """The launch with the tuned strategy that this device wants, if any will do."""
     if not op.open:
         return op
-    best = best_for(op.m, op.n, op.count, multiprocessors)
-    return replace(op, kernel=replace(op.kernel, strategy=best), open=False)
+    return replace(op, kernel=replace(op.kernel, strategy=best_for(op.m, op.n, op.count, multiprocessors)))
 
 
 def pointers(op: TileOp | Several) -> range:
@@ -231,13 +230,13 @@ def updating_op(
         left, right, m, n = right, left, n, m
     places = list(dict.fromkeys((*writes, *reads)))
     read, written = (tuple(places.index(x) for x in side) for side in (reads, writes))
+    epilogue, coefficients = short(Epilogue(update, read, written))
     along: tuple[Along, Along] = _along([(1, left)], 0, turned), _along([(1, right)], 1, turned)
-    kernel = TileKernel(
-        s or SUMMING, "float32", epilogue=Epilogue(update, read, written), along=along, paths=paths_of(leaf)
-    )
-    a, b, *dests = (_piece(x, turned, 1) for x in (left, right, *places))
+    kernel = TileKernel(s or SUMMING, "float32", epilogue=epilogue, along=along, paths=paths_of(leaf))
+    a, b = (_piece(x, turned, 1) for x in (left, right))
+    dests = tuple(_piece(x, turned, *pair) for x, pair in zip(places, coefficients, strict=True))
     lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))
-    return TileOp(kernel, (a,), (b,), tuple(dests), lines, m, n, k, open=s is None)
+    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open=s is None)
 
 
 def _along(terms: Terms, inner: int, turned: bool) -> Along:

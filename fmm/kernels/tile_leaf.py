@@ -17,7 +17,8 @@ def is_tiled(op: GemmOp) -> bool:
 @lru_cache(maxsize=4096)
 def tile_op(op: GemmOp, multiprocessors: int) -> TileOp:
     """BLAS has columns where the kernel has rows: C^T = B^T A^T is the same memory with the operands swapped."""
-    s = strategy_of(op.leaf) or best_for(op.n, op.m, op.count, multiprocessors)
+    wanted = strategy_of(op.leaf)
+    s = wanted or best_for(op.n, op.m, op.count, multiprocessors)
     left, right = op.right, op.left
     kernel = TileKernel(s, "float32", along=(_along(left), _along(right, True)), paths=paths_of(op.leaf))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
@@ -25,7 +26,7 @@ def tile_op(op: GemmOp, multiprocessors: int) -> TileOp:
     b = Piece(right.base, right.offset, op.k, op.m)
     c = Piece(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
     u, v, w = (Lines(x.leading, x.stride) for x in (left, right, op.dest))
-    return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count)
+    return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=wanted is None)
 
 
 def _along(x: Factor, second: bool = False) -> Along:

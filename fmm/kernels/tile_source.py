@@ -22,6 +22,7 @@ Path = Literal["async", "plain", "texture"]  # how tiles come to shared memory: 
 # How a product is added to a destination: beside what that keeps of its old value while nobody else writes it, or
 # number by number, whoever else adds at the same time.
 Update = Literal["keep", "atomic"]
+ASYNC: tuple[Path, Path] = ("async", "async")
 ENTRY = "fmm_tile"
 # The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
 # can read their operands without waiting: a third of a cycle is lost for each of them.
@@ -88,6 +89,22 @@ def added(destinations: int, update: Update = "keep") -> Epilogue:
 KEPT = added(1)
 
 
+@lru_cache(maxsize=256)
+def short(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
+    """An epilogue in which each destination is on its own, as `added` with (factor, keep) of each; others as they are.
+
+    So most kernels of the step tables are one: mulIncInc and mulStoreDec are told apart by what comes with the launch.
+    """
+    every = range(e.destinations)
+    rows = dict(zip(e.writes, e.program.matrix(), strict=True))
+    old = {d: i for i, d in enumerate(e.reads, 1)}
+    alone = set(rows) == set(every) and all(not c or i in (0, old.get(d)) for d in rows for i, c in enumerate(rows[d]))
+    if e.atomic or len(old) < len(e.reads) or not alone:
+        return e, ((1.0, 0.0),) * e.destinations
+    pairs = tuple((float(rows[d][0]), float(rows[d][old[d]]) if d in old else 0.0) for d in every)  # type: ignore[arg-type]
+    return added(e.destinations), pairs
+
+
 @dataclass(frozen=True)
 class TileKernel:
     """`products` at a time of (sum of `left` blocks of A)(sum of `right` blocks of B), and what the epilogue does."""
@@ -99,7 +116,7 @@ class TileKernel:
     epilogue: Epilogue = KEPT
     along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
     products: int = 1
-    paths: tuple[Path, Path] = ("async", "async")  # of A's tiles, of B's
+    paths: tuple[Path, Path] = ASYNC  # of A's tiles, of B's
 
     @property
     def operands(self) -> tuple[int, int, int]:

@@ -32,18 +32,18 @@ enum class Order {
     ATOMIC,  // they add as they come; C holds what is to be added to
 };
 
-template <class Task_, int LEFTS, int RIGHTS, int DESTS, int TASKS>
+template <class Element, class Task_, int LEFTS, int RIGHTS, int DESTS, int TASKS>
 struct Launch {
     Map left[LEFTS], right[RIGHTS];
-    Block dest[DESTS];
-    unsigned* turns;    // a count for each tile of each block of C of each layer, zero before and after
-    long long leading;  // of C: elements from row to row
-    long long layer;    // and from one product of a batch to the next
-    double beta;
+    Block<Element> dest[DESTS];  // `keep`: of the old value, by the first task that writes the block
+    unsigned* turns;             // a count for each tile of each block of C of each layer, zero before and after
+    int* flag;                   // becomes 1 where a number may have been too large, or none; null: nobody asks
+    long long leading;           // of C: elements from row to row
+    long long layer;             // and from one product of a batch to the next
     int down, across;  // tiles below each other and side by side
     int group;         // so many rows of tiles are done together
     int wide;          // may C be accessed 16 bytes at a time?
-    int first_adds;    // is C's old value scaled (by beta) and added to?
+    int tasks;         // how many of `task` there are
     Task_ task[TASKS];
 };
 
@@ -147,11 +147,11 @@ enum class Old { NONE, SCALED, ADDED };  // what becomes of a block's old value
 
 // PACK numbers next to each other, in one access.
 template <Old OLD, class Element, int PACK>
-__device__ __forceinline__ void write_pack(const Element* x, Element* to, Element factor, Element beta) {
+__device__ __forceinline__ void write_pack(const Element* x, Element* to, Element factor, Element keep) {
     Pack<Element, PACK> v, old;
     if constexpr (OLD == Old::SCALED) old = pack<Element, PACK>(to);
 #pragma unroll
-    for (int e = 0; e < PACK; ++e) v.lane[e] = OLD == Old::SCALED ? beta * old.lane[e] + factor * x[e] : factor * x[e];
+    for (int e = 0; e < PACK; ++e) v.lane[e] = OLD == Old::SCALED ? keep * old.lane[e] + factor * x[e] : factor * x[e];
     if constexpr (OLD == Old::ADDED)
         add_there(to, v.lane);
     else
@@ -161,22 +161,37 @@ __device__ __forceinline__ void write_pack(const Element* x, Element* to, Elemen
 // `whole`: nothing of this thread's part is beyond an edge, and C is aligned.
 template <class Left, class Right, Old OLD, class Element, int ROWS, int COLS>
 __device__ __forceinline__ void write(const Element (&x)[ROWS][COLS], Element* q, long long leading, int rows, int cols,
-                                      Element factor, Element beta, bool whole) {
+                                      Element factor, Element keep, bool whole) {
     constexpr int PACK = Right::INNER ? 1 : Right::PACK;
     if (whole) {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i)
 #pragma unroll
             for (int j = 0; j < COLS; j += PACK)
-                write_pack<OLD, Element, PACK>(&x[i][j], q + Left::place(i) * leading + Right::place(j), factor, beta);
+                write_pack<OLD, Element, PACK>(&x[i][j], q + Left::place(i) * leading + Right::place(j), factor, keep);
     } else {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i)
 #pragma unroll
             for (int j = 0; j < COLS; ++j)
                 if (Left::place(i) < rows && Right::place(j) < cols)
-                    write_pack<OLD, Element, 1>(&x[i][j], q + Left::place(i) * leading + Right::place(j), factor, beta);
+                    write_pack<OLD, Element, 1>(&x[i][j], q + Left::place(i) * leading + Right::place(j), factor, keep);
     }
+}
+
+// Numbers of this size may overflow when some of them are added, which nobody sees where the cache adds.
+constexpr float LARGE = 0x1p122f;
+
+template <class Task, class Element, int ROWS, int COLS>
+__device__ __forceinline__ void watch(int* flag, const Task& task, const Element (&x)[ROWS][COLS]) {
+    Element factor = Element(0);
+    for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
+    bool large = false;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < COLS; ++j) large |= !(abs(factor * x[i][j]) < Element(LARGE));
+    if (large) *flag = 1;
 }
 
 // This thread's part of the product to every block that the task writes.
@@ -185,11 +200,11 @@ __device__ __forceinline__ void write_all(const Params& p, const Task& task, con
                                           const Element (&x)[ROWS][COLS]) {
 #pragma unroll 1
     for (int d = 0; d < task.dests; ++d) {
-        const Block& c = p.dest[task.dest[d]];
-        constexpr int DESTS = sizeof(p.dest) / sizeof(Block);
+        const Block<Element>& c = p.dest[task.dest[d]];
+        constexpr int DESTS = sizeof(p.dest) / sizeof(p.dest[0]);
         unsigned* const count = p.turns + (static_cast<long long>(tile.layer) * DESTS + task.dest[d]) * p.down * p.across + number;
-        Element* const q = static_cast<Element*>(c.data) + tile.layer * p.layer + row * p.leading + col;
-        const Element factor = task.dest_factor[d], beta = static_cast<Element>(p.beta);
+        Element* const q = c.data + tile.layer * p.layer + row * p.leading + col;
+        const Element factor = task.dest_factor[d], keep = c.keep;
         const int rows = c.rows - row, cols = c.cols - col;
         const bool whole = p.wide && rows > Left::place(ROWS - 1) && cols > Right::place(COLS - 1);
         if (ORDER == Order::TURNS && task.turn[d]) {
@@ -197,11 +212,11 @@ __device__ __forceinline__ void write_all(const Params& p, const Task& task, con
             meet<THREADS>();
         }
         if (ORDER == Order::ATOMIC || task.turn[d])
-            write<Left, Right, Old::ADDED>(x, q, p.leading, rows, cols, factor, beta, whole);
-        else if (p.first_adds)
-            write<Left, Right, Old::SCALED>(x, q, p.leading, rows, cols, factor, beta, whole);
+            write<Left, Right, Old::ADDED>(x, q, p.leading, rows, cols, factor, keep, whole);
+        else if (keep != Element(0))
+            write<Left, Right, Old::SCALED>(x, q, p.leading, rows, cols, factor, keep, whole);
         else
-            write<Left, Right, Old::NONE>(x, q, p.leading, rows, cols, factor, beta, whole);
+            write<Left, Right, Old::NONE>(x, q, p.leading, rows, cols, factor, keep, whole);
         if (ORDER == Order::TURNS && !(task.last[d] && !task.turn[d])) {
             meet<THREADS>();
             if (threadIdx.x == 0) pass_turn(count, task.last[d] ? 0 : task.turn[d] + 1);
@@ -386,15 +401,19 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
         parity = next_parity;
     }
     half(ENTIRE, true, false, left_of(stage), right_of(stage));
+    if (p.flag) watch(p.flag, task, sum);
     write_all<Left, Right, ORDER, S::THREADS>(p, task, tile, number, row + down, col + across, sum);
 }
 
 // ---- the kernel
 
 // The shapes of sums that tasks of a launch have: bit 2 * (A's is a sum) + (B's is a sum).
+// `memory`: for every stage the copies of all blocks and the sums of an operand, then two gates.
 template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, int SHAPES, Order ORDER, class Params>
 __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
-    __shared__ Gate gates[2 * S::STAGES];
+    constexpr int LEFT_COPIES = LEFTS + (LEFTS > 1), RIGHT_COPIES = RIGHTS + (RIGHTS > 1);
+    constexpr int NUMBERS = S::STAGES * S::DEPTH * (S::HEIGHT * LEFT_COPIES + S::WIDTH * RIGHT_COPIES);
+    Gate* const gates = reinterpret_cast<Gate*>(memory + NUMBERS);
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < S::STAGES; ++i) {
@@ -404,11 +423,10 @@ __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
         show_gates();
     }
     __syncthreads();
-    constexpr int TASKS = sizeof(p.task) / sizeof(p.task[0]);
     const int tiles = p.down * p.across, which = blockIdx.x / tiles;
-    const auto& task = p.task[which % TASKS];
+    const auto& task = p.task[which % p.tasks];
     Tile tile = tile_of(p, blockIdx.x % tiles);
-    tile.layer = which / TASKS;
+    tile.layer = which / p.tasks;
     const int number = tile.row * p.across + tile.col;
     const bool sums_left = task.lefts > 1, sums_right = task.rights > 1;
     if constexpr (SHAPES & 1) {

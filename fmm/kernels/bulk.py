@@ -1,0 +1,265 @@
+"""Launches of the tiled product whose operands the copy engine brings: several products, each whole or in parts.
+
+Where the last round of thread blocks would leave multiprocessors idle, some products are split along the inner
+dimension: parts are tasks like others, in turns with those that write the same blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from fmm.kernels.bulk_source import BulkKernel
+from fmm.kernels.strategy import BULK, Strategy
+from fmm.kernels.tile import BLOCK, GROUP, WIDE, Lines, Piece, Several, TileOp
+from fmm.kernels.tile_source import ASYNC, ELEMENTS, added
+
+MAP_BYTES = 128  # of a CUtensorMap
+ENGINE = 90  # the first compute capability whose copy engine brings tiles
+SHARED = 227 << 10  # bytes of shared memory that a thread block may have there
+LEAST = 16  # steps of a part: shorter ones cost more than they fill
+ROOMS = (1, 8, 24)  # tasks for which kernels are compiled: a launch has as many as it wants of them
+EDGE = 8 * 8  # inner dimension's numbers in whose time a task begins and ends
+PARAMETER_BYTES = 4096
+
+
+class Map(NamedTuple):
+    """What the copy engine is told of a block: lines of `length` numbers, and the box of them that is a tile."""
+
+    piece: Piece
+    length: int
+    lines: int
+    layers: int
+    leading: int
+    layer: int
+    box: tuple[int, int]  # along a line, and lines
+    exchange: int  # bytes within which it exchanges 16-byte chunks, 0: none
+
+
+class Part(NamedTuple):
+    """A product's tiles `start` to `start + steps` of the inner dimension."""
+
+    product: int
+    start: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class BulkOp:
+    """One launch. `turns`: counts that it needs, each of four bytes, zero before and after."""
+
+    kernel: BulkKernel
+    maps: tuple[Map, ...]
+    dest: tuple[Piece, ...]
+    described: bytes  # struct Task of every task
+    tasks: int
+    lines: Lines
+    tiles: tuple[int, int]
+    count: int
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.tiles[0] * self.tiles[1] * self.tasks * self.count, 1, 1
+
+    @property
+    def turns(self) -> int:
+        return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """struct Launch of cuda/tile_bulk.cuh; maps, pointers of blocks, counts and flag are zero."""
+        item = ELEMENTS[self.kernel.element].itemsize
+        blocks = b"".join(struct.pack(BLOCK[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
+        wide = all(x * item % WIDE == 0 for x in self.lines) and all(x.offset % WIDE == 0 for x in self.dest)
+        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, GROUP, wide, self.tasks)
+        unused = bytes(len(self.described) // self.tasks * (self.kernel.tasks - self.tasks))
+        whole = bytes(MAP_BYTES * len(self.maps)) + blocks + sizes + self.described + unused
+        return whole + bytes(-len(whole) % 64)
+
+    @property
+    def map_words(self) -> range:
+        """Where each map begins, in words of 8 bytes."""
+        return range(0, MAP_BYTES // 8 * len(self.maps), MAP_BYTES // 8)
+
+    @property
+    def dest_words(self) -> range:
+        """Where each block of C has its pointer."""
+        words = struct.calcsize(BLOCK[ELEMENTS[self.kernel.element].itemsize]) // 8
+        first = MAP_BYTES // 8 * len(self.maps)
+        return range(first, first + words * len(self.dest), words)
+
+    @property
+    def turns_word(self) -> int:
+        return self.dest_words.stop
+
+    @property
+    def flag_word(self) -> int:
+        return self.turns_word + 1
+
+
+# ---- from products to a launch
+
+
+@lru_cache(maxsize=4096)
+def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp | None:
+    """The launch of these products, whose operands are aligned; None where the kernel has no room or no way."""
+    ops, largest = (op.ops, op.largest) if isinstance(op, Several) else ((op,), op)
+    if not _fits(ops):
+        return None
+    lefts, rights, dests = (_distinct(x) for x in zip(*((o.left, o.right, o.dest) for o in ops), strict=True))
+    tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
+    steps = -(-largest.k // s.k_s)
+    parts = parts_of(len(ops), tiles[0] * tiles[1] * largest.count, steps, s, multiprocessors)
+    room = next((x for x in ROOMS if x >= len(parts)), len(parts))
+    terms = max(len(o.left) for o in ops), max(len(o.right) for o in ops), max(len(o.dest) for o in ops)
+    order = "turns" if len(parts) > 1 else "free"
+    shapes = frozenset((len(o.left) > 1, len(o.right) > 1) for o in ops)
+    blocks = len(lefts), len(rights), len(dests)
+    kernel = BulkKernel(s, largest.kernel.element, terms, blocks, room, shapes, order, largest.kernel.along)
+    u, v, w, *_ = largest.lines
+    maps = (
+        *(_map(x, True, kernel, u, largest.count) for x in lefts),
+        *(_map(x, False, kernel, v, largest.count) for x in rights),
+    )
+    tasks = b"".join(_tasks(ops, parts, kernel, (lefts, rights, dests)))
+    into = tuple(_first(x, ops) for x in dests)
+    made = BulkOp(kernel, maps, into, tasks, len(parts), w, tiles, largest.count)
+    return made if kernel.shared <= SHARED and len(made.parameters) <= PARAMETER_BYTES else None
+
+
+def aligned(op: TileOp | Several) -> bool:
+    """May the copy engine read A and B, if their bases are aligned?"""
+    ops = op.ops if isinstance(op, Several) else (op,)
+    item = ELEMENTS[op.kernel.element].itemsize
+    steps = (step for o in ops for lines in o.lines[:2] for step in lines)
+    return all(step * item % WIDE == 0 for step in steps) and all(
+        x.offset % WIDE == 0 for o in ops for x in (*o.left, *o.right)
+    )
+
+
+def _fits(ops: Sequence[TileOp]) -> bool:
+    """The kernel has float32 numbers, and of each operand sums of one length, beside lone blocks; it adds to blocks
+    that lie alike, and brings all tiles itself."""
+    alike = len({(o.kernel.along, o.lines, o.count) for o in ops}) == 1
+    lengths = [{len(terms) for terms in side} - {1} for side in zip(*((o.left, o.right) for o in ops), strict=True)]
+    plain = all(o.kernel == replace(o.kernel, epilogue=added(len(o.dest)), paths=ASYNC) for o in ops)
+    alike = alike and len(set(ops[0].lines[2:])) == 1
+    return alike and plain and ops[0].kernel.element == "float32" and all(len(x) <= 1 for x in lengths)
+
+
+def _distinct(sides: Iterable[Sequence[Piece]]) -> tuple[Piece, ...]:
+    """The blocks that products touch, each once: whatever its coefficients."""
+    return tuple(dict.fromkeys(_place(x) for side in sides for x in side))
+
+
+def _place(x: Piece) -> Piece:
+    return x._replace(factor=1, keep=0)
+
+
+def _first(x: Piece, ops: Sequence[TileOp]) -> Piece:
+    """With what the first product that writes the block keeps of it."""
+    return x._replace(keep=next(y.keep for o in ops for y in o.dest if _place(y) == x))
+
+
+def _map(x: Piece, left: bool, kernel: BulkKernel, lines: Lines, count: int) -> Map:
+    s, along = kernel.strategy, kernel.along[0 if left else 1]
+    out = s.m_s if left else s.n_s
+    length, number = (x.cols, x.rows) if left == (along == "inner") else (x.rows, x.cols)
+    inner = s.k_s * ELEMENTS[kernel.element].itemsize
+    box, exchange = ((s.k_s, out), inner) if along == "inner" else ((out, s.k_s), 0)
+    return Map(x, length, number, count, lines.leading, lines.layer, box, exchange)
+
+
+def _tasks(
+    ops: Sequence[TileOp], parts: Sequence[Part], kernel: BulkKernel, blocks: tuple[Sequence[Piece], ...]
+) -> Iterator[bytes]:
+    """struct Task of cuda/tile_bulk.cuh, one for each part."""
+    visits = [y for part in parts for y in map(_place, ops[part.product].dest)]
+    seen: dict[Piece, int] = {}
+    for part in parts:
+        op = ops[part.product]
+        sides = [[known.index(_place(x)) for x in side] for known, side in zip(blocks, _sides(op), strict=True)]
+        turns = []
+        for place in map(_place, op.dest):
+            turns.append(seen.get(place, 0))
+            seen[place] = turns[-1] + 1
+        last = [int(turn + 1 == visits.count(_place(x))) for turn, x in zip(turns, op.dest, strict=True)]
+        places = (*sides, turns, last)
+        lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
+        whole = [x for values, length in zip(places, lengths, strict=True) for x in _filled(values, length)]
+        factors = [
+            x for side, n in zip(_sides(op), kernel.terms, strict=True) for x in _filled([y.factor for y in side], n)
+        ]
+        head = *map(len, _sides(op)), part.start * kernel.strategy.k_s, part.steps
+        yield struct.pack(f"<{5 + len(whole)}i{len(factors)}f", *head, *whole, *factors)
+
+
+def _sides(op: TileOp) -> tuple[tuple[Piece, ...], tuple[Piece, ...], tuple[Piece, ...]]:
+    return op.left, op.right, op.dest
+
+
+def _filled(values: Sequence[float], length: int) -> list[float]:
+    return [*values, *([0] * (length - len(values)))]
+
+
+# ---- parts
+
+
+@lru_cache(maxsize=4096)
+def parts_of(products: int, tiles: int, steps: int, s: Strategy, multiprocessors: int) -> tuple[Part, ...]:
+    """The products, the last of them in parts where that makes the whole end sooner."""
+    edge = EDGE / s.k_s
+    choices = [(0, 1), *((split, each) for split in range(1, products + 1) for each in range(2, 9))]
+    choices = [c for c in choices if products + c[0] * (c[1] - 1) <= ROOMS[-1]]
+    choices = [c for c in choices if c[1] == 1 or steps // c[1] >= LEAST]
+
+    def end(choice: tuple[int, int]) -> float:
+        split, each = choice
+        groups = ((products - split) * tiles, steps + edge), (split * each * tiles, -(-steps // each) + edge)
+        return makespan(groups, multiprocessors)
+
+    whole = end((0, 1))
+    best = min(choices, key=lambda c: (end(c), c), default=(0, 1))
+    split, each = best if end(best) < 0.995 * whole else (0, 1)
+    return tuple(
+        Part(p, start, min(size, steps - start))
+        for p in range(products)
+        for size in [-(-steps // (each if p >= products - split else 1))]
+        for start in range(0, steps, size)
+    )
+
+
+def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
+    """When all jobs are done, of each group so many of a length, if each goes to the machine that is free first."""
+    loads = [(0.0, machines)]
+    for jobs, length in groups:
+        while jobs > 0:
+            load, free = heappop(loads)
+            while loads and loads[0][0] == load:
+                free += heappop(loads)[1]
+            taken = min(free, jobs)
+            jobs -= taken
+            if free > taken:
+                heappush(loads, (load, free - taken))
+            heappush(loads, (load + length, taken))
+    return max(load for load, _ in loads)
+
+
+def time_of(op: TileOp, s: Strategy, multiprocessors: int) -> float:
+    """How long one product takes, in the units of strategy.time_of."""
+    tiles = -(-op.m // s.m_s) * -(-op.n // s.n_s) * op.count
+    steps = -(-op.k // s.k_s)
+    parts = parts_of(1, tiles, steps, s, multiprocessors)
+    groups = [(tiles, part.steps + EDGE / s.k_s) for part in parts]
+    return makespan(groups, multiprocessors) / max(steps, 1) * s.m_s * s.n_s / s.rate
+
+
+def best_bulk(op: TileOp, multiprocessors: int) -> tuple[float, Strategy]:
+    return min(((time_of(op, s, multiprocessors), s) for s in BULK), key=lambda pair: pair[0])

@@ -1,0 +1,152 @@
+"""Tiled products whose operands the copy engine brings, on a CUDA device that has one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy_backends.cuda.api import driver, runtime
+
+from fmm.kernels.bulk import ENGINE, MAP_BYTES, BulkOp, Map, aligned, best_bulk, bulk_op
+from fmm.kernels.bulk_source import BulkKernel, source
+from fmm.kernels.cublas import Lane, Pointers
+from fmm.kernels.strategy import SUMMING_BULK, engine_strategy, time_of
+from fmm.kernels.tape import BASES
+from fmm.kernels.tile import WIDE, Several, TileOp
+from fmm.kernels.tile_source import ELEMENTS, ENTRY, OPTIONS
+
+FLOAT32, TILED, PROMOTED = 7, 0, 3  # CU_TENSOR_MAP_DATA_TYPE_FLOAT32, _INTERLEAVE_NONE, _L2_PROMOTION_L2_256B
+EXCHANGES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
+SOMEWHERE = 1 << 20  # an address, when a map is made
+
+
+@lru_cache(maxsize=64)
+def has_engine(device: int) -> bool:
+    return int(cupy.cuda.Device(device).compute_capability) >= ENGINE and _encode() is not None
+
+
+def chosen(op: TileOp | Several, device: int, grain: Mapping[str, int]) -> BulkOp | None:
+    """The launch by which these products are faster, if there is one."""
+    ops, count = op.ops if isinstance(op, Several) else (op,), multiprocessors(device)
+    bases = {x.base for o in ops for x in (*o.left, *o.right)}
+    if not (has_engine(device) and aligned(op) and all(grain[base] % WIDE == 0 for base in bases)):
+        return None
+    if own := engine_strategy(op.kernel.strategy.name):
+        return bulk_op(op, own, count)
+    if isinstance(op, Several):
+        return bulk_op(op, SUMMING_BULK, count) if op.order == "turns" else None
+    time, s = best_bulk(op, count)
+    faster = op.open and time < time_of(op.kernel.strategy, op.m, op.n, op.count, count)
+    return bulk_op(op, s, count) if faster else None
+
+
+@lru_cache(maxsize=64)
+def multiprocessors(device: int) -> int:
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+@lru_cache(maxsize=256)
+def _function(device: int, kernel: BulkKernel) -> Any:
+    made = cupy.RawModule(code=source(kernel), options=OPTIONS).get_function(ENTRY)
+    made.max_dynamic_shared_size_bytes = kernel.shared
+    return made
+
+
+class BulkCall:
+    """A launch with everything but the pointers filled in; `grain`: what divides each base's address."""
+
+    def __init__(self, op: BulkOp, device: int, flagged: bool = False) -> None:
+        self.made = _function(device, op.kernel)
+        self.shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
+        self.device, self.turns, self.flagged = device, op.turns, flagged
+        self.words = np.frombuffer(op.parameters, np.int64).copy()
+        self.spare: Any = _zeros(op.turns) if op.turns else None  # counts for the next capture
+        self.captured: list[Any] = []  # counts of graphs, which may run beside each other
+        cupy.cuda.get_current_stream().synchronize()
+        for word, x in zip(op.map_words, op.maps, strict=True):
+            self.words[word : word + MAP_BYTES // 8] = encoded(x, op.kernel.element)
+        pieces = [
+            *zip(op.map_words, (x.piece for x in op.maps), strict=True),
+            *zip(op.dest_words, op.dest, strict=True),
+        ]
+        self.slots = [(word, BASES.index(x.base), x.offset) for word, x in pieces]
+        self.turns_word, self.flag_word = op.turns_word, op.flag_word
+
+    def __call__(self, lane: Lane, bases: Pointers) -> None:
+        words: Any = self.words.copy()  # threads may call at once; the driver copies them when it is called
+        for word, base, offset in self.slots:
+            words[word] = bases[base] + offset
+        if self.flagged:
+            words[self.flag_word] = bases[len(BASES)]
+        if self.turns:
+            words[self.turns_word] = self._counts(lane.stream)
+        parameters = np.array([words.ctypes.data], np.int64)
+        driver.launchKernel(self.made.kernel.ptr, *self.shape, lane.stream, parameters.ctypes.data, 0)
+
+    def _counts(self, stream: int) -> int:
+        """Zeros, to which every launch puts them back: of the stream, or, while it is captured, of the graph alone."""
+        if stream and runtime.streamIsCapturing(stream):
+            if self.spare is None:
+                raise RuntimeError("no counts are ready for another graph")
+            self.captured.append(self.spare)
+            self.spare = None
+            return int(self.captured[-1].data.ptr)
+        with cupy.cuda.ExternalStream(stream):
+            if self.spare is None:
+                self.spare = _zeros(self.turns)
+            return _stream_counts(self.device, stream, 1 << (self.turns - 1).bit_length())
+
+
+def _zeros(count: int) -> Any:
+    return cupy.zeros(count, cupy.uint32)
+
+
+_kept: dict[tuple[int, int, int], Any] = {}
+
+
+def _stream_counts(device: int, stream: int, count: int) -> int:
+    """Of the launches on one stream, which is the current one: they come one after the other."""
+    key = device, stream, count
+    if key not in _kept:
+        _kept[key] = _zeros(count)
+    return int(_kept[key].data.ptr)
+
+
+# ---- cuTensorMapEncodeTiled
+
+
+@lru_cache(maxsize=1)
+def _encode() -> Any:
+    """None where the driver has no such call."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except (OSError, AttributeError):
+        return None
+
+
+def encoded(x: Map, element: str) -> Any:
+    """The map's words, with address zero in the first: that it stands there is seen from maps of two addresses."""
+    first, second = (_encoded(x, element, address) for address in (SOMEWHERE, 2 * SOMEWHERE))
+    if first[0] != SOMEWHERE or second[0] != 2 * SOMEWHERE or (first[1:] != second[1:]).any():
+        raise RuntimeError("this driver's tensor maps do not begin with their address")
+    first[0] = 0
+    return first
+
+
+def _encoded(x: Map, element: str, address: int) -> Any:
+    item = ELEMENTS[element].itemsize
+    room = np.zeros(2 * MAP_BYTES, np.uint8)
+    begin = -room.ctypes.data % 64
+    sizes = (ctypes.c_uint64 * 3)(x.length, x.lines, x.layers)
+    layer = x.layer if x.layers > 1 else x.leading * x.lines
+    steps = (ctypes.c_uint64 * 2)(x.leading * item, layer * item)
+    box, ones = (ctypes.c_uint32 * 3)(*x.box, 1), (ctypes.c_uint32 * 3)(1, 1, 1)
+    to, source_ = ctypes.c_void_p(room.ctypes.data + begin), ctypes.c_void_p(address)
+    kind = FLOAT32, 3, source_, sizes, steps, box, ones, TILED, EXCHANGES[x.exchange], PROMOTED, 0
+    if status := _encode()(to, *kind):
+        raise RuntimeError(f"cuTensorMapEncodeTiled failed with status {status} for {x}")
+    return room[begin : begin + MAP_BYTES].view(np.int64).copy()

@@ -1,0 +1,336 @@
+"""Tiled products by the copy engine, without one: what NVRTC makes of them, what they compute on the host, launches."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.bulk import PARAMETER_BYTES, SHARED, BulkOp, Map, aligned, bulk_op, makespan, parts_of
+from fmm.kernels.bulk_source import BulkKernel, source
+from fmm.kernels.plan import Plan
+from fmm.kernels.strategy import BULK, SUMMING_BULK, Strategy
+from fmm.kernels.tape import GemmOp, Layout, Problem, record
+from fmm.kernels.tile import Several, TileOp
+from fmm.kernels.tile_leaf import tile_op
+from fmm.kernels.tile_source import ENTRY, OPTIONS
+from tests.test_cuda_source import in_parallel, nvrtc, report
+
+SMS = 132
+SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp_n=4, stages=6, blocks=1)
+DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
+
+
+def launch_of(plan: str, problem: Problem, s: Strategy) -> BulkOp:
+    tape = record(Plan.parse(plan), problem)
+    assert tape.workspace == 0
+    (op,) = tape.ops
+    tiled = tile_op(op, SMS) if isinstance(op, GemmOp) else op
+    assert isinstance(tiled, TileOp | Several)
+    assert aligned(tiled)
+    made = bulk_op(tiled, s, SMS)
+    assert made is not None
+    return made
+
+
+# ---- NVRTC
+
+
+@pytest.mark.parametrize(
+    ("plan", "s"), [("strassen.fused > tile", SUMMING_BULK), ("tile", BULK[1])], ids=["sums in it", "plain"]
+)
+def test_no_number_leaves_the_registers(plan: str, s: Strategy) -> None:
+    """Of architectures with a copy engine; on others tile.cuh does the same. Registers: Huang's Eq. 16 at least."""
+    nvrtc()
+    made = launch_of(plan, Problem.contiguous(2560, 2560, 2560, "float32"), s).kernel
+    jobs = [(f"{plan} {a}", source(made), a, OPTIONS) for a in ("sm_90", "sm_100")]
+    for r in in_parallel(report, jobs):
+        assert r.local == 0, r
+        assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
+    assert made.shared <= SHARED
+
+
+# ---- on the host: the threads of a block are threads, and the copy engine is a loop
+
+HOST = r"""
+#include <atomic>
+#include <barrier>
+#include <cmath>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+#include <algorithm>
+using std::abs;
+using std::max;
+using std::min;
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__
+#define __align__(x)
+alignas(1024) float memory[1 << 16];
+struct Dim { unsigned x, y, z; };
+static Dim blockIdx;
+static thread_local Dim threadIdx;
+static std::barrier<>* everyone;
+static std::vector<std::unique_ptr<std::barrier<>>> warps;
+static void __syncthreads() { everyone->arrive_and_wait(); }
+static void __syncwarp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
+"""
+# In the place of cuda/bulk.cuh: a gate's phase ends when all have arrived and all bytes have come.
+ENGINE = r"""
+namespace fmm {
+struct alignas(64) Map { long long address, length, lines, layers, leading, layer, across, down, exchange, rest[7]; };
+struct Gate { int arrivals, waiting, due; unsigned phase; };
+static std::mutex one_at_a_time;
+static std::condition_variable changed;
+static void make_gate(Gate* g, int arrivals) { *g = {arrivals, arrivals, 0, 0}; }
+static void show_gates() {}
+static void settle(Gate* g) {
+    if (g->waiting == 0 && g->due == 0) { g->waiting = g->arrivals; ++g->phase; changed.notify_all(); }
+}
+static void expect(Gate* g, int bytes) {
+    std::lock_guard lock(one_at_a_time);
+    g->due += bytes; --g->waiting; settle(g);
+}
+static void arrive(Gate* g) { std::lock_guard lock(one_at_a_time); --g->waiting; settle(g); }
+static void pass(Gate* g, unsigned parity) {
+    std::unique_lock lock(one_at_a_time);
+    changed.wait(lock, [=] { return (g->phase & 1) != parity; });
+}
+static void bring(void* to, const Map* m, int x, int y, int z, Gate* g) {
+    for (int j = 0; j < m->down; ++j)
+        for (int i = 0; i < m->across; ++i) {
+            const bool there = x + i >= 0 && x + i < m->length && y + j >= 0 && y + j < m->lines && z < m->layers;
+            const char* line = reinterpret_cast<const char*>(m->address) + z * m->layer + (y + j) * m->leading;
+            int place = 4 * (j * m->across + i);
+            if (m->exchange) place ^= place / 128 % (m->exchange / 16) * 16;
+            *reinterpret_cast<float*>(static_cast<char*>(to) + place) =
+                there ? *reinterpret_cast<const float*>(line + 4 * (x + i)) : 0.0f;
+        }
+    std::lock_guard lock(one_at_a_time);
+    g->due -= 4 * m->across * m->down; settle(g);
+}
+template <int THREADS> void meet() { __syncthreads(); }
+static void wait_for_turn(const unsigned* count, unsigned turn) { if (*count != turn) std::abort(); }
+static void pass_turn(unsigned* count, unsigned turn) { *count = turn; }
+template <int N> void add_there(float* q, const float (&x)[N]) { for (int e = 0; e < N; ++e) q[e] += x[e]; }
+}
+"""
+DRIVER = r"""
+extern "C" int launch(const void* parameters, int blocks) {{
+    std::barrier<> all({threads});
+    everyone = &all;
+    warps.clear();
+    for (int w = 0; w < {threads} / 32; ++w) warps.push_back(std::make_unique<std::barrier<>>(32));
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < {threads}; ++t)
+        threads.emplace_back([=] {{
+            threadIdx = {{t, 0, 0}};
+            for (unsigned i = 0; i < blocks; ++i) {{
+                if (t == 0) blockIdx = {{i, 0, 0}};
+                __syncthreads();
+                {entry}(*static_cast<const Launch*>(parameters));
+                __syncthreads();
+            }}
+        }});
+    for (auto& t : threads) t.join();
+    return sizeof(Launch);
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs a launch on the host; kernels are compiled once."""
+    from tests.test_tile import COMPILER, FLAGS
+
+    if COMPILER is None:
+        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
+    folder = tmp_path_factory.mktemp("bulk")
+    libraries: dict[BulkKernel, Any] = {}
+
+    def compiled(kernel: BulkKernel) -> Any:
+        path = folder / str(len(libraries))
+        files, stub = source(kernel).split("using Task =", 1)
+        head, _, engine_and_body = files.partition("// What Hopper's copy engine")
+        body = engine_and_body[engine_and_body.index("// Products with sums in them") :]
+        text = HOST + head + ENGINE + body + "using Task =" + stub
+        driver = DRIVER.format(threads=kernel.strategy.threads, entry=ENTRY)
+        path.with_suffix(".cpp").write_text(text.replace("#pragma once", "") + driver, encoding="utf-8")
+        assert kernel.shared <= 4 * (1 << 16)
+        flags = [flag.replace("-O0", "-O1") for flag in FLAGS]
+        command = [str(COMPILER), *flags, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
+        subprocess.run(command, check=True)
+        return ctypes.CDLL(f"{path}.so")
+
+    def launch(op: BulkOp, starts: dict[str, int]) -> tuple[np.ndarray[Any, Any], int]:
+        """The counts and the flag after it."""
+        if op.kernel not in libraries:
+            libraries[op.kernel] = compiled(op.kernel)
+        words = np.frombuffer(op.parameters, np.int64).copy()
+        room = np.zeros(len(words) + 8, np.int64)
+        words_ = room[-room.ctypes.data % 64 // 8 :][: len(words)]
+        words_[:] = words
+        counts, flag = np.zeros(max(op.turns, 1), np.uint32), np.zeros(1, np.int32)
+        for word, x in zip(op.map_words, op.maps, strict=True):
+            words_[word : word + 9] = described(x, starts[x.piece.base])
+        for word, piece in zip(op.dest_words, op.dest, strict=True):
+            words_[word] = starts[piece.base] + piece.offset
+        words_[op.turns_word], words_[op.flag_word] = counts.ctypes.data, flag.ctypes.data
+        size = libraries[op.kernel].launch(words_.ctypes.data_as(ctypes.c_void_p), op.grid[0])
+        assert size == words_.nbytes
+        return counts, int(flag[0])
+
+    return launch
+
+
+def described(x: Map, start: int) -> list[int]:
+    """Map, as ENGINE has it."""
+    lines = x.leading * 4, x.layer * 4
+    return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.exchange]
+
+
+def memory(lines: int, leading: int) -> np.ndarray[Any, Any]:
+    """NaN around and between the lines, from a multiple of 64 bytes on."""
+    raw = np.full(lines * leading + 64, np.nan, np.float32)
+    start = -raw.ctypes.data % 64 // 4
+    return raw[start : start + lines * leading + 16]
+
+
+def check(
+    plan: str, size: tuple[int, int, int], orders: str, scalars: tuple[float, float], s: Strategy, host: Any
+) -> BulkOp:
+    """Small integers: exact. Nothing beside C is touched, counts are as before."""
+    m, k, n = size
+    shapes = (m, k), (k, n), (m, n)
+    lines = [shape if order == "C" else shape[::-1] for order, shape in zip(orders, shapes, strict=True)]
+    leading = [-(-x // 4) * 4 + 4 for _, x in lines]
+    layouts = [Layout(order, x) for order, x in zip(orders, leading, strict=True)]  # type: ignore[arg-type]
+    op = launch_of(plan, Problem(m, k, n, "float32", tuple(layouts), *scalars), s)  # type: ignore[arg-type]
+    rng = np.random.default_rng(3)
+    whole = [memory(count, step) for (count, _), step in zip(lines, leading, strict=True)]
+    views = []
+    for x, (count, length), step, order in zip(whole, lines, leading, orders, strict=True):
+        inside = x[: count * step].reshape(count, step)[:, :length]
+        inside[...] = rng.integers(-3, 4, inside.shape)
+        views.append(inside if order == "C" else inside.T)
+    a, b, c = (x.astype(np.float64) for x in views)
+    if not scalars[1]:
+        views[2][...] = np.inf
+    beside = np.isnan(whole[2])
+    counts, flag = host(op, {name: x.ctypes.data for name, x in zip("ABC", whole, strict=True)})
+    np.testing.assert_array_equal(views[2], scalars[0] * (a @ b) + (scalars[1] * c if scalars[1] else 0))
+    assert (np.isnan(whole[2]) == beside).all()
+    assert not counts.any()
+    assert flag == 0
+    return op
+
+
+@pytest.mark.parametrize("s", [SMALL, DEEPER], ids=lambda s: s.name)
+@pytest.mark.parametrize("orders", ["CCC", "FFC", "CFF"])
+def test_a_product_on_the_host(s: Strategy, orders: str, host: Any) -> None:
+    for size, scalars in (((67, 45, 70), (1.0, 0.0)), ((8, 5, 7), (-2.0, 3.0))):
+        check("tile", size, orders, scalars, s, host)
+
+
+@pytest.mark.parametrize("orders", ["CCC", "FCF"])
+def test_a_level_in_one_launch_on_the_host(orders: str, host: Any) -> None:
+    """Blocks of unequal sizes, tiles beyond their edges, an old value of C."""
+    for size, scalars in (((144, 48, 80), (1.0, 0.0)), ((81, 33, 57), (2.0, -1.0))):
+        op = check("strassen.fused.pad8 > tile", size, orders, scalars, SMALL, host)
+        assert op.tasks == 7
+        assert op.kernel.shapes == {(True, True), (True, False), (False, True)}
+
+
+def test_parts_of_products_on_the_host(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tiles, a long inner dimension: parts of it are tasks that write in turns."""
+    op = check("tile", (60, 900, 30), "CCC", (1.0, 2.0), SMALL, host)
+    assert op.tasks > 1
+    assert op.kernel.order == "turns"
+    op = check("strassen.fused.pad8 > tile", (64, 1100, 64), "CCC", (1.0, 0.0), SMALL, host)
+    assert op.tasks > 7
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 1e37])
+def test_the_flag_is_raised(bad: float, host: Any) -> None:
+    """By what is not finite, and by what might become so when some such numbers are added."""
+    problem = Problem.contiguous(16, 16, 16, "float32")
+    op = launch_of("strassen.fused > tile", problem, SMALL)
+    a, b, c = (np.ones((16, 16), np.float32) for _ in "ABC")
+    a[3, 5] = bad
+    with np.errstate(all="ignore"):
+        _, flag = host(op, {name: x.ctypes.data for name, x in zip("ABC", (a, b, c), strict=True)})
+    assert flag == 1
+
+
+def test_batches_on_the_host(host: Any) -> None:
+    """Layers of a batch, each with parts in turns."""
+    problem = Problem.contiguous(70, 640, 36, "float32")
+    tiled = tile_op(next(op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp)), SMS)
+    from dataclasses import replace
+
+    from fmm.kernels.tile import Lines
+
+    sizes = (70, 640), (640, 36), (70, 36)
+    lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
+    op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
+    assert op is not None
+    assert op.tasks > 1
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-3, 4, (3, *shape)).astype(np.float32) for shape in sizes[:2])
+    c = np.full((3, *sizes[2]), np.nan, np.float32)
+    host(op, {name: x.ctypes.data for name, x in zip("ABC", (a, b, c), strict=True)})
+    np.testing.assert_array_equal(c, a.astype(np.float64) @ b)
+
+
+# ---- launches
+
+
+@pytest.mark.parametrize("n", [256, 1536, 2048, 2560, 3072, 4096, 8192, 16384])
+def test_parts_cover_every_product_and_end_sooner(n: int) -> None:
+    s, tiles, steps = SUMMING_BULK, -(-n // 512) * -(-n // 256), n // 16
+    parts = parts_of(7, tiles, steps, s, SMS)
+    for p in range(7):
+        own = [part for part in parts if part.product == p]
+        assert own[0].start == 0
+        assert all(x.start + x.steps == y.start for x, y in pairwise(own))
+        assert own[-1].start + own[-1].steps == steps
+    assert makespan([(tiles, part.steps + 8) for part in parts], SMS) <= makespan([(7 * tiles, steps + 8)], SMS)
+
+
+def test_jobs_go_to_whatever_machine_is_free() -> None:
+    assert makespan([(3, 2.0)], 2) == 4
+    assert makespan([(3, 2.0), (2, 1.0)], 2) == 4
+    assert makespan([(4, 1.0), (1, 5.0)], 3) == 6
+    assert makespan([], 3) == 0
+
+
+def test_launches_fit_what_a_driver_passes_on() -> None:
+    for n, plan in product((1536, 2560, 8192), ("tile", "strassen.fused > tile")):
+        for s in BULK if plan == "tile" else (SUMMING_BULK,):
+            op = launch_of(plan, Problem.contiguous(n, n, n, "float32"), s)
+            assert len(op.parameters) <= PARAMETER_BYTES
+            assert op.kernel.shared <= SHARED
+            assert op.grid[0] == op.tiles[0] * op.tiles[1] * op.tasks
+
+
+def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
+    def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
+        (found,) = record(Plan.parse(plan), Problem.contiguous(size, size, size + offset, "float32")).ops
+        assert isinstance(found, Several | GemmOp)
+        return tile_op(found, SMS) if isinstance(found, GemmOp) else found
+
+    assert not aligned(op("tile", 257))
+    assert not aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
+    assert aligned(op("strassen.fused > tile", 264))
+    assert bulk_op(op("winograd.fused > tile", 256), SUMMING_BULK, SMS) is None  # sums of two, three and four blocks
+    assert bulk_op(op("strassen^2.fused > tile", 256), SUMMING_BULK, SMS) is None  # no room for four copies
