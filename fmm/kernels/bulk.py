@@ -147,11 +147,11 @@ def aligned(op: TileOp | Several) -> bool:
 def _fits(ops: Sequence[TileOp]) -> bool:
     """The kernel has float32 numbers, and of each operand sums of one length, beside lone blocks; it adds to blocks
     that lie alike, and brings all tiles itself."""
-    alike = len({(o.kernel.along, o.lines, o.count) for o in ops}) == 1
-    lengths = [{len(terms) for terms in side} - {1} for side in zip(*((o.left, o.right) for o in ops), strict=True)]
+    lying = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
+    alike = len(lying) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
     plain = all(o.kernel == replace(o.kernel, epilogue=added(len(o.dest)), paths=ASYNC) for o in ops)
-    alike = alike and len(set(ops[0].lines[2:])) == 1
-    return alike and plain and ops[0].kernel.element == "float32" and all(len(x) <= 1 for x in lengths)
+    lengths = [{len(terms) for terms in side} - {1} for side in zip(*((o.left, o.right) for o in ops), strict=True)]
+    return alike and plain and all(len(x) <= 1 for x in lengths)
 
 
 def _distinct(sides: Iterable[Sequence[Piece]]) -> tuple[Piece, ...]:

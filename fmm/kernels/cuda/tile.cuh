@@ -114,26 +114,27 @@ __device__ __forceinline__ void copy_all(Element* cell, const Element* q) {
 #endif
 }
 
-template <Path PATH, class Access>
-__device__ __forceinline__ Access loaded(const Access* q) {
+// One load of COUNT neighbours.
+template <Path PATH, class Element, int COUNT>
+__device__ __forceinline__ Pack<Element, COUNT> load(const Element* q) {
 #ifdef __CUDA_ARCH__
-    if constexpr (PATH == Path::TEXTURE) return __ldg(q);
+    if constexpr (PATH == Path::TEXTURE && COUNT == 1) return {__ldg(q)};
+    if constexpr (PATH == Path::TEXTURE && COUNT > 1) {
+        static_assert(COUNT * sizeof(Element) == sizeof(float4), "16 bytes");
+        const float4 wide = __ldg(reinterpret_cast<const float4*>(q));
+        return reinterpret_cast<const Pack<Element, COUNT>&>(wide);
+    }
 #endif
-    return *q;
+    return pack<Element, COUNT>(q);
 }
 
 // COUNT neighbours for registers; behind the first `valid` come zeros.
 template <Path PATH, class Element, int COUNT>
 __device__ __forceinline__ Pack<Element, COUNT> load_some(const Element* q, int valid) {
+    if (valid == COUNT) return load<PATH, Element, COUNT>(q);
     Pack<Element, COUNT> run;
-    if constexpr (sizeof(run) == sizeof(float4)) {
-        if (valid == COUNT) {
-            reinterpret_cast<float4&>(run) = loaded<PATH>(reinterpret_cast<const float4*>(q));
-            return run;
-        }
-    }
 #pragma unroll
-    for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? loaded<PATH>(q + e) : Element(0);
+    for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? load<PATH, Element, 1>(q + e).lane[0] : Element(0);
     return run;
 }
 
