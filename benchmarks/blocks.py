@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,7 +22,7 @@ import cupy
 
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment
-from benchmarks.tile import RIGHT, Case, compiled, launcher, off, operands, plain
+from benchmarks.tile import RIGHT, Case, compile_ahead, compiled, launcher, off, operands, plain
 from fmm.kernels.strategy import STRATEGIES, TUNED, Strategy
 from fmm.kernels.tile import Lines, Piece, TileOp
 from fmm.kernels.tile_source import TileKernel, added
@@ -77,9 +74,9 @@ def fused(s: Strategy, case: Case) -> TileOp:
     m, k, n, _ = case
     kernel = TileKernel(s, "float32", 2, 2, added(2))
 
-    def diagonal(base: str, rows: int, cols: int, sign: float = 1, keep: float = 0) -> tuple[Piece, ...]:
-        first = Piece(base, 0, rows, cols, 1, keep)
-        return first, Piece(base, 4 * (2 * cols * rows + cols), rows, cols, sign, keep)
+    def diagonal(base: str, rows: int, cols: int, factor: float = 1, keep: float = 0) -> tuple[Piece, ...]:
+        second = 4 * (2 * cols * rows + cols)
+        return Piece(base, 0, rows, cols, 1, keep), Piece(base, second, rows, cols, factor, keep)
 
     lines = Lines(2 * k), *[Lines(2 * n)] * 3
     return TileOp(kernel, diagonal("A", m, k), diagonal("B", k, n), diagonal("C", m, n, -1, 1), lines, m, n, k)
@@ -91,17 +88,6 @@ def kernels() -> list[TileKernel]:
         *(plain(s, case).kernel for s in (*STRATEGIES, *TUNED)),
         *(fused(s, case).kernel for s in STRATEGIES),
     ]
-
-
-def compile_ahead() -> None:
-    """Side by side into CuPy's cache on disk; as processes, for the compiler takes turns in one."""
-    count = min(len(kernels()), os.cpu_count() or 1)
-    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
-        list(pool.map(_compile, kernels()))
-
-
-def _compile(kernel: TileKernel) -> None:
-    compiled(kernel, "vector")
 
 
 # ---- calls, and whether they are right
@@ -202,7 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     began = time.perf_counter()
     random.seed(options.seed)
-    compile_ahead()
+    compile_ahead(kernels())
     env = {**environment(), "command": f"python -m benchmarks.blocks --seed {options.seed}"}
     env |= {x: cupy.cuda.Device().attributes.get(x) for x in ATTRIBUTES}
     report: dict[str, Any] = {"environment": env, "kernels": compiled_rows(), "plain": [], "fused": []}

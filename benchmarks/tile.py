@@ -1,20 +1,24 @@
 """The tiled product's kernel against cuBLAS: `python -m benchmarks.tile [--rounds 15] [--out FILE] [STRATEGY ...]`.
 
-`--plans li` takes Li, Ranka and Sahni's codes instead of the usual plans, with and without what texture memory became.
 First every strategy is checked against float64 on odd sizes, unaligned operands and poisoned results. Then it is timed,
 interleaved with cuBLAS in shuffled rounds on random data; a row is the median of the paired ratios and its quartiles.
 A strategy is a preset's name or its sizes: m_S x n_S x k_S : m_R x n_R : threads of a warp : stages : blocks, as in
-128x128x8:8x16:8x4:3:2.
+128x128x8:8x16:8x4:3:2. `--schemes` instead times Huang, Yu and van de Geijn's ways through a fused level's products:
+one after the other, on two streams, atomically, batched by variant; two levels at once, and one below another.
+`--li` times Li, Ranka and Sahni's codes, with and without what texture memory became.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -28,21 +32,30 @@ from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import PRESETS, STRATEGIES, Strategy
 from fmm.kernels.tape import Problem, record
-from fmm.kernels.tile import Lines, Piece, TileOp, pointers
+from fmm.kernels.tile import Lines, Piece, Several, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
 USUAL = (
     "tile",
-    *(
-        f"strassen{level}.{leaf}"
-        for level in ("", "^2")
-        for leaf in ("batched.pad16 > vendor", "batched.pad16 > tile.half")
-    ),
-    "strassen.fused > tile.square",
+    "tile.deep",
+    *(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile")),
     "strassen.fused > tile.half",
-    "strassen.fused > tile.third",
-    "strassen.batched.pad16 > strassen.fused > tile.square",
+    "strassen.fused > tile",
+    "strassen > strassen.fused > tile",
+    "strassen.batched.pad16 > strassen.fused > tile",
+)
+TASKS = ("", ".streams", ".atomic", ".variants", ".atomic.variants")
+OUTER = ("strassen", "strassen.sequential", "strassen.batched.pad16")
+SCHEMES = (
+    *(f"strassen-huang.fused{tasks} > tile.{leaf}" for leaf, tasks in product(("half", "third"), TASKS)),
+    *(f"strassen-huang^2.fused{tasks} > tile.third" for tasks in TASKS),
+    *(
+        f"{level} > strassen-huang.fused{tasks} > tile.half"
+        for level, tasks in product(OUTER, ("", ".atomic.variants"))
+    ),
+    "strassen-huang.fused > tile",
+    "strassen.batched.pad16 > vendor",
 )
 LI = (
     *(f"tile{leaf}" for leaf in ("", ".plain", ".texture", ".gpu8", ".gpu8.plain", ".gpu8.texture")),
@@ -51,7 +64,6 @@ LI = (
     "li-fig16 > li-fig12 > tile",
     "li-fig23 > li-fig13 > tile",
 )
-PLANS = {"usual": USUAL, "li": LI}
 SHORTEST = 2e-3  # seconds of one sample at least
 SAMPLED = 64  # rows that are compared with float64
 RIGHT = 1e-4  # relative errors are smaller
@@ -75,6 +87,8 @@ class Case(NamedTuple):
 
 
 CASES = (Case(512, 512, 512, 49), *(Case(n, n, n) for n in (1536, 2048, 2560, 4096, 8192)))
+SCHEME_CASES = tuple(Case(n, n, n) for n in (1536, 2560, 4096, 8192))
+SUITES = {"usual": (CASES, USUAL), "schemes": (SCHEME_CASES, SCHEMES), "li": (SCHEME_CASES, LI)}
 
 
 def strategy(text: str) -> Strategy:
@@ -92,6 +106,17 @@ def compiled(kernel: TileKernel, access: Access) -> Any:
     function = cupy.RawModule(code=source(kernel, access), options=OPTIONS).get_function(ENTRY)
     function.max_dynamic_shared_size_bytes = kernel.shared
     return function
+
+
+def compile_ahead(kernels: Sequence[TileKernel]) -> None:
+    """Side by side into CuPy's cache on disk; as processes, for the compiler takes turns in one."""
+    count = min(len(kernels), os.cpu_count() or 1)
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        list(pool.map(partial(_compile, access="vector"), kernels))
+
+
+def _compile(kernel: TileKernel, access: Access) -> None:
+    compiled(kernel, access)
 
 
 def launcher(op: TileOp, access: Access, bases: dict[str, int]) -> Callable[[], None]:
@@ -182,7 +207,14 @@ def replayed(plan: str, case: Case, bases: dict[str, int]) -> Callable[[], None]
     return launch
 
 
-def measured(case: Case, strategies: Iterable[Strategy], plans: Iterable[str], rounds: int) -> dict[str, list[float]]:
+def scheme_kernels() -> list[TileKernel]:
+    """What the plans of `--schemes` launch; the same for every size, since all are multiples of a wide access."""
+    case = SCHEME_CASES[0]
+    tapes = (record(Plan.parse(x), Problem.contiguous(case.m, case.k, case.n, "float32")) for x in SCHEMES)
+    return list({op.kernel: 0 for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several)})
+
+
+def measured(case: Case, strategies: Iterable[Strategy], rounds: int, plans: Sequence[str]) -> dict[str, list[float]]:
     """Seconds of every round, by name; `cuBLAS` and, for the noise, `cuBLAS again` among them."""
     a, b, c = operands(case)
     bases = {"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr}
@@ -216,21 +248,26 @@ def row(case: Case, name: str, samples: Sequence[float], vendor: Sequence[float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("strategies", nargs="*", type=strategy, help="with the usual plans: the paper's six")
-    parser.add_argument("--plans", choices=PLANS, default="usual")
-    parser.add_argument("--sizes", nargs="+", metavar="CASE", help="not all of " + ", ".join(map(str, CASES)))
+    parser.add_argument("--sizes", nargs="+", metavar="CASE", help="such as 4096: not all that are usual")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="where the samples go, as JSON")
+    for name, what in (("schemes", "the ways through a fused level's products"), ("li", "Li, Ranka and Sahni's codes")):
+        parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name, help=f"time {what}")
+    parser.set_defaults(suite="usual")
     options = parser.parse_args()
-    good = []
-    for s in options.strategies or (STRATEGIES if options.plans == "usual" else ()):
+    cases, plans = SUITES[options.suite]
+    good: list[Strategy] = []
+    if options.suite == "schemes":
+        compile_ahead(scheme_kernels())
+    for s in options.strategies or (STRATEGIES if options.suite == "usual" else ()):
         worst = checked(s)
         print(
             f"{s.name}: {compiled(plain(s, CASES[0]).kernel, 'vector').num_regs} registers, error {worst:.1f} roundoffs"
         )
         good += [s] if worst < 100 else []
     found = {}
-    for case in (case for case in CASES if str(case) in (options.sizes or map(str, CASES))):
-        samples = found[str(case)] = measured(case, good, PLANS[options.plans], options.rounds)
+    for case in (case for case in cases if str(case) in (options.sizes or map(str, cases))):
+        samples = found[str(case)] = measured(case, good, options.rounds, plans)
         for name, times in samples.items():
             print(row(case, name, times, samples["cuBLAS"]), flush=True)
     if options.out:

@@ -34,6 +34,7 @@ ANY = "any"  # the layout of entries that hold for rows and columns alike
 MODES = ("off", "cache", "online")
 Raw = Any  # as json reads it
 Size = tuple[int, int, int]
+Key = tuple[Size, str, bool]
 
 log = logging.getLogger("fmm")
 
@@ -61,6 +62,12 @@ class Entry:
     layout: str = ANY
     verified: bool = True
     origin: str = "certified"
+    lean: bool = False  # the best of the plans without workspace, where one with workspace is better
+
+    @property
+    def key(self) -> Key:
+        """A section has one entry of each."""
+        return self.size, self.layout, self.lean
 
     @property
     def text(self) -> str:
@@ -77,12 +84,12 @@ class Tuned:
     identity: Identity
     dtype: str
     calibration: Calibration | None
-    entries: Mapping[tuple[Size, str], Entry]
+    entries: Mapping[Key, Entry]
     changed: tuple[str, ...] = ()  # versions that differ from those of the tuning: entries are not trusted
 
-    def entry(self, size: Size, layout: str = ANY) -> tuple[Entry, Plan] | None:
+    def entry(self, size: Size, layout: str = ANY, lean: bool = False) -> tuple[Entry, Plan] | None:
         """The certified entry of exactly this shape, with its plan; None where there is none to be trusted."""
-        found = self.entries.get((size, layout)) or self.entries.get((size, ANY))
+        found = self.entries.get((size, layout, lean)) or self.entries.get((size, ANY, lean))
         if found is None or not found.verified or self.changed:
             return None
         try:
@@ -191,6 +198,7 @@ ENTRY: Mapping[str, Check] = {
     "layout": text,
     "verified": flag,
     "origin": text,
+    "lean": flag,
 }
 SECTION: Mapping[str, Check] = {
     "versions": texts,
@@ -206,7 +214,7 @@ SECTION: Mapping[str, Check] = {
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "deep", "apart"), POSITIVE),
-    **dict.fromkeys(("overlap", "margin"), number(0, 1)),
+    **dict.fromkeys(("overlap", "margin", "tiled_margin"), number(0, 1)),
 }
 # Terms that the model once had: configs that tell of them stay valid too.
 _RETIRED: Mapping[str, Check] = dict.fromkeys(("frayed", "rough"), anything)
@@ -221,7 +229,7 @@ def _numbers(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], fr
 
 
 def entry(raw: Raw, where: str) -> Entry:
-    found = Entry(**record(raw, where, ENTRY, frozenset({"layout", "verified", "origin"})))
+    found = Entry(**record(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean"})))
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
         raise ConfigError(
             f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
@@ -265,7 +273,7 @@ def section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
     known = None if raw is None else calibration(raw, f"{where}.calibration", dtype, identity.name, source)
     now = identity.versions
     changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
-    return Tuned(identity, dtype, known, MappingProxyType({(e.size, e.layout): e for e in entries}), changed)
+    return Tuned(identity, dtype, known, MappingProxyType({e.key: e for e in entries}), changed)
 
 
 def _inner(raw: Raw, name: str) -> Raw:

@@ -79,8 +79,9 @@ def answer(problem: Problem, limits: Limits, device: Identity, otherwise: Callab
 
 @lru_cache(maxsize=4096)
 def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
-    """The entry of exactly this shape, if its plan is within the limits."""
-    found = tuned.entry(problem.size)
+    """The entry of exactly this shape, if its plan is within the limits; there may be one for who has no workspace."""
+    lean = None if limits.workspace else tuned.entry(problem.size, lean=True)
+    found = lean or tuned.entry(problem.size)
     if found is None:
         return None
     entry, plan = found

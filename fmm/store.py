@@ -46,10 +46,10 @@ def joined(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
     with suppress(ConfigError, TypeError, KeyError):
         kept = [entry(raw, "entries") for raw in old["entries"]]
     fresh = [entry(raw, "entries") for raw in new["entries"]]
-    known = {(e.size, e.layout) for e in fresh}
+    known = {e.key for e in fresh}
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
-    kept = [replace(e, verified=e.verified and same) for e in kept if (e.size, e.layout) not in known]
-    return {**new, "entries": [asdict(e) for e in sorted([*kept, *fresh], key=lambda e: (e.size, e.layout))]}
+    kept = [replace(e, verified=e.verified and same) for e in kept if e.key not in known]
+    return {**new, "entries": [asdict(e) for e in sorted([*kept, *fresh], key=lambda e: e.key)]}
 
 
 def written(devices: dict[str, dict[str, Raw]]) -> str:

@@ -12,6 +12,8 @@ import pytest
 from fmm.kernels.cuda_source import source
 from fmm.kernels.plan import VENDOR, Level, Plan
 from fmm.kernels.tape import Problem, SumOp, record
+from fmm.kernels.tile import TileOp
+from fmm.kernels.tile_source import source as tiled
 from fmm.perfmodel.choose import candidates
 from fmm.tuner import ahead_worker
 from fmm.tuner.ahead import Ahead, jobs
@@ -91,7 +93,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     lines = ['["float32", "no plan", [4, 4, 4], ""]', '["float32", "strassen.batched > vendor", [64, 64, 64], "join"]']
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-    monkeypatch.setattr(ahead_worker, "compile_", lambda text, device: compiled.append(text))
+    monkeypatch.setattr(ahead_worker, "compile_", lambda text, options, device: compiled.append(text))
     monkeypatch.setattr("os.nice", lambda more: 0)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
     assert ahead_worker.main(["0", str(tmp_path)]) == 0
@@ -102,7 +104,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
 def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
     plans = [p for p in candidates(True) if "^3" not in str(p)]
-    made = {text for job in jobs(["float32"], plans) for text in ahead_worker.sources(*job)}
+    made = {text for job in jobs(["float32"], plans) for text, _ in ahead_worker.sources(*job)}
     rng, met, missing = random.Random(1), 0, set()
     for i in range(8):
         step = 32 if i % 2 else 1
@@ -111,8 +113,9 @@ def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
             if plan == VENDOR:
                 continue
             for op in record(plan, Problem.contiguous(m, k, n, "float32")).ops:
-                if isinstance(op, SumOp):
-                    text = source(op.kernel, op.access, False)
+                if isinstance(op, SumOp | TileOp):
+                    told = (op.kernel, op.access)
+                    text = tiled(*told) if isinstance(op, TileOp) else source(*told, False)
                     met += 1
                     missing |= {text} - made
     assert met > 100 and len(missing) <= 0.2 * len(made), (len(missing), len(made))

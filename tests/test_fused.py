@@ -13,14 +13,17 @@ import pytest
 
 from fmm.kernels import explain
 from fmm.kernels.needs import workspace
-from fmm.kernels.plan import Plan
+from fmm.kernels.plan import Level, Plan
 from fmm.kernels.scheme import scheme, scheme_names
 from fmm.kernels.tape import GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.tasks import LANES, launches, stages
 from fmm.kernels.tile import Several, TileOp
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.variants import FIGURE_6, Operands, listed, name, operands
+from fmm.perfmodel import problem as shapes
 from fmm.perfmodel.cost import cost
+from fmm.perfmodel.paper_huang import huang_fig7
+from fmm.perfmodel.predict import counted
 from tests.test_tape import _buffer, _matrices, play
 
 OPTIONS = ((), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants"))
@@ -78,6 +81,7 @@ def test_figure_7() -> None:
         (((2,),), ((3,),)),  # M2 beside M3
         (((0,),),),  # M0
     )
+    assert not any(huang_fig7().column("difference"))
 
 
 SHAPES = [
@@ -148,11 +152,25 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     assert Counter(map(type, tape.ops)) == kinds
     assert (tape.lanes_used, tape.vendor_lanes) == (lanes, 1)
     assert all(op.at_once for op in tape.ops if isinstance(op, Several))
-    counted = cost(tape.plan, 512, 512, 512, 4, beta=beta)
-    assert counted.launches == sum(kinds.values()) - kinds.get(Turn, 0)
-    assert counted.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
+    found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
+    assert found.launches == sum(kinds.values()) - kinds.get(Turn, 0)
+    assert found.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
     assert (tape.workspace == 0) == (" > " not in text)
-    assert counted.flops == 2 * 512**3 * 7**tape.plan.depth // 8**tape.plan.depth
+    assert found.flops == 2 * 512**3 * 7**tape.plan.depth // 8**tape.plan.depth
+
+
+@pytest.mark.parametrize("text", [*ONE, "strassen^2.fused.variants", "strassen > strassen.fused.atomic.variants"])
+def test_what_a_prediction_is_made_of(text: str) -> None:
+    """Leaf products that start together; passes and traffic of sums, and of scaling C for what is atomic."""
+    plan, side = Plan.parse(f"{text} > tile"), 1024
+    work = counted(plan, shapes.Problem(side, side, side, "float32"))
+    ((*_, count, together),) = work.leaves
+    level = plan.levels[-1]
+    assert isinstance(level, Level) and level.scheme
+    assert (count, together) == (7**plan.depth, level.products / launches(level.scheme, level.tasks))
+    scaled = ("atomic" in level.tasks) * 7 ** (plan.depth - len(level.scheme.factors or "1"))
+    assert work.passes == pytest.approx(scaled + 3 * (len(plan.levels) - 1))
+    assert (work.traffic > 0) == (work.passes > 0)
 
 
 def test_atomic_updates_move_c_once_more() -> None:

@@ -98,6 +98,55 @@ def test_two_levels_in_one_pass() -> None:
     check("strassen^2.fused > tile.medium", (129, 66, 97), "CCC", 0, 1.0, 0.0)
 
 
+TASKS = ("", ".streams", ".atomic", ".variants", ".streams.variants", ".atomic.variants")
+OUTER = ("strassen", "strassen.sequential", "strassen.batched.pad16")
+ODD = ((256, 192, 320), "CCC"), ((129, 66, 97), "FCF"), ((255, 131, 77), "CFC")
+SIDE_BY_SIDE = [  # plans, and how many of the odd sizes: every order of the operands is other kernels
+    (tuple(f"strassen-huang.fused{x} > tile.medium" for x in TASKS), 3),
+    (tuple(f"winograd.fused{x}.peel > tile.medium" for x in (".streams", ".atomic.variants")), 2),
+    (tuple(f"strassen-huang^2.fused{x} > tile.small" for x in TASKS), 1),
+    (tuple(f"{x} > strassen-huang.fused{y} > tile.medium" for x, y in product(OUTER, TASKS)), 1),
+]
+
+
+@pytest.mark.parametrize(("plan", "sizes"), [(plan, sizes) for plans, sizes in SIDE_BY_SIDE for plan in plans])
+def test_products_side_by_side(plan: str, sizes: int) -> None:
+    """Section 3.3's schemes and the hybrids, at odd sizes, unaligned, with alpha and beta."""
+    for i, (size, orders) in enumerate(ODD[-sizes:]):
+        for scalars in ((1.0, 0.0), (0.5, 2.0), (1.0, 1.0)):
+            check(plan, size, orders, i, *scalars)
+
+
+@pytest.mark.parametrize("tasks", [x for x in TASKS if "atomic" not in x])
+def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None:
+    from fmm.kernels.cupy_backend import CupyBackend
+
+    rng = cupy.random.default_rng(4)
+    a, b = rng.standard_normal((1030, 700), np.float32), rng.standard_normal((700, 1100), np.float32)
+    found = [CupyBackend().multiply(f"strassen-huang.fused{tasks} > tile.medium", a, b) for _ in range(8)]
+    assert all((x == found[0]).all() for x in found)
+
+
+@pytest.mark.parametrize("tasks", TASKS)
+def test_lanes_in_a_graph(tasks: str) -> None:
+    """Captured with its forks and joins, and replayed on a result that holds something else by then."""
+    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.tape import Problem, record
+
+    rng = cupy.random.default_rng(5)
+    a, b = rng.standard_normal((514, 300), np.float32), rng.standard_normal((300, 258), np.float32)
+    c = cupy.full((514, 258), cupy.nan, np.float32)
+    tape = record(
+        Plan.parse(f"strassen-huang.fused{tasks} > tile.medium"), Problem.contiguous(514, 300, 258, "float32")
+    )
+    graph = CupyBackend().graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)
+    for _ in range(3):
+        c[...] = cupy.nan
+        graph.launch(cupy.cuda.get_current_stream())
+        expected = a.astype(np.float64) @ b
+        assert float(abs(c - expected).max()) <= 1e-3
+
+
 @pytest.mark.parametrize(
     "plan", ["strassen.batched.pad4 > tile.medium", "strassen^2.batched.pad16 > tile.half", "winograd > tile.third"]
 )

@@ -80,7 +80,7 @@ def test_the_list_as_json_and_csv(run: Run) -> None:
     "name",
     [
         *("li-fig11", "li-fig14", "li-fig15", "li-fig17", "li-fig18", "li-fig19", "li-fig20", "li-fig21", "li-fig22"),
-        *("li-fig26", "li-fig27", "li-fig28", "li-fig29", "huang-fig10", "huang-fig6", "dalberto-table3"),
+        *("li-fig26", "li-fig27", "li-fig28", "li-fig29", "huang-fig10", "huang-fig6", "huang-fig7", "dalberto-table3"),
     ],
 )
 def test_what_must_be_there(name: str) -> None:

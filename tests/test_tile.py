@@ -21,6 +21,7 @@ from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
 from fmm.kernels.tile import Several, TileOp, fused_op, pointers
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
+from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.devices import capability
 from fmm.perfmodel.occupancy import active_blocks
@@ -57,6 +58,18 @@ def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
             assert blocks(architecture, r, s, made.shared) >= s.blocks, r
 
 
+@pytest.mark.parametrize("s", TUNED, ids=lambda s: s.name)
+def test_every_variant_of_one_level_stays_in_registers(s: Strategy) -> None:
+    """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one of the architectures."""
+    nvrtc()
+    variants = [w for level, number, w, _ in FIGURE_6 if level == 1 and number]
+    jobs: list[tuple[Any, ...]] = []
+    for i, w in enumerate(variants, TUNED.index(s)):
+        made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
+        jobs.append((f"{s.name} {w} {architecture}", source(made, "vector"), architecture, OPTIONS))
+    assert all(r.local == 0 for r in in_parallel(report, jobs))
+
+
 # ---- on the host: the threads of a block are threads
 
 HOST = r"""
@@ -76,15 +89,19 @@ using std::min;
 struct alignas(16) float4 { float x, y, z, w; };
 float4 memory[16384];
 struct Dim { unsigned x, y, z; };
-static Dim blockIdx;
+static Dim blockIdx, gridDim;
 static thread_local Dim threadIdx;
 static std::barrier<>* everyone;
 static void __syncthreads() { everyone->arrive_and_wait(); }
+static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
 static void atomicAdd(float* q, float x) { std::atomic_ref(*q).fetch_add(x); }
+static void __threadfence() {}
+static void __threadfence_system() {}
 """
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int blocks, int products) {{
-    using Parameters = fmm::Parameters<float, {counts}>;
+    using Parameters = {told};
+    gridDim = {{unsigned(blocks), 1, unsigned(products)}};
     std::barrier<> all({threads});
     everyone = &all;
     std::vector<std::thread> threads;
@@ -133,7 +150,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
     counts = ", ".join(map(str, (*made.operands, made.products)))
-    driver = DRIVER.format(counts=counts, threads=made.strategy.threads, entry=ENTRY)
+    told = f"fmm::Parameters<Number, {counts}>"
+    told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
+    driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
     text = HOST + source(made, access).replace("#pragma once", "") + driver
     path.with_suffix(".cpp").write_text(text, encoding="utf-8")
     assert made.shared <= 16 * 16384
@@ -164,7 +183,7 @@ def whole_problem(m: int, k: int, n: int, orders: str, gap: int, alpha: float, b
     return Problem(m, k, n, "float32", (layouts[0], layouts[1], layouts[2]), alpha, beta)
 
 
-def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp]:
+def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | Several]:
     """All launches of a plan without workspace, on small integers: exact, and nothing beside C is touched."""
     rng = np.random.default_rng(5)
     memory = {name: floats(4096 * 4) for name in "ABC"}
@@ -178,7 +197,8 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp]:
     beside = np.isnan(memory["C"])
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
-    ops = [op if isinstance(op, TileOp) else tile_op(op, SMS) for op in tape.ops if isinstance(op, TileOp | GemmOp)]
+    wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
+    ops = [tile_op(op, SMS) if isinstance(op, GemmOp) else op for op in wanted]
     starts = {name: x[GUARD + shift :] for name, x in memory.items()}
     for op in ops:
         host(op, starts, "scalar" if shift % 4 else op.access)
@@ -198,6 +218,14 @@ def test_products_on_the_host(plan: str, orders: str, gap: int, shift: int, host
     for (m, k, n), (alpha, beta) in zip(SIZES, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
         ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta), host, shift)
         assert len(ops) == (1 if plan.startswith("tile") else 7) or min(m, k, n) == 1
+
+
+@pytest.mark.parametrize("options", ["variants", "atomic.variants"])
+def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None:
+    """Launches of several products of unequal blocks, into blocks of their own or added to what others write too."""
+    ops = check(f"strassen.fused.{options} > tile.medium", whole_problem(33, 18, 37, "CCC", 4, 0.5, 1.0), host, 0)
+    assert [len(op.ops) if isinstance(op, Several) else 1 for op in ops] == [1, 2, 2, 2]
+    assert all(op.at_once for op in ops if isinstance(op, Several))
 
 
 @pytest.mark.parametrize("s", PRESETS, ids=lambda s: s.name)
@@ -270,7 +298,10 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
     assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
     tape = record(plan, Problem.contiguous(*size, "float32"))
-    ops = [op for op in tape.ops if isinstance(op, TileOp)]
+    (several,) = tape.ops
+    assert isinstance(several, Several)
+    assert several.order == "turns"  # one launch, where the copy engine brings the operands
+    ops = several.ops
     assert [op.kernel.operands for op in ops] == [
         (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
     ]  # fmt: skip

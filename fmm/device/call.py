@@ -20,6 +20,7 @@ from fmm.kernels.needs import GRAPH_SCRATCH, check_depth
 from fmm.kernels.plan import VENDOR, Plan, PlanError
 from fmm.kernels.tape import Layout, Tape, record
 from fmm.kernels.tape import Problem as TapeProblem
+from fmm.kernels.tile import Several, TileOp
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.problem import ELEMENTS, Problem
 
@@ -156,11 +157,14 @@ def _recorded(plan: Plan, problem: TapeProblem, given: bool) -> Tape | None:
     if plan == VENDOR:
         return None
     try:
-        return record(plan, problem)
+        tape = record(plan, problem)
     except PlanError:
         if given:
             raise
         return None  # a sum of more blocks than a launch can name
+    # Our own kernel was measured, and is known to be worth while, on lines that are aligned.
+    narrow = any(op.access == "scalar" for op in tape.ops if isinstance(op, TileOp | Several))
+    return None if narrow and not given else tape
 
 
 # ---- layouts

@@ -2,8 +2,8 @@
 
 A call that recurs is captured as a CUDA graph and replayed: one launch instead of five, and the device waits less
 between its kernels. Graphs hold no memory: operands, workspace and C are the call's own, as ever. Where they do not lie
-where they were captured, the graph's kernels are told so; only what cuBLAS reads or writes itself (the workspace, for
-most plans) must lie where it did.
+where they were captured, the graph's sums and its rescue are told so; only what products themselves read or write, be
+they cuBLAS's or tiled (the workspace, for most plans), must lie where it did.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.device.arrays import Arrays
 from fmm.device.call import Call, scratch
-from fmm.kernels import cupy_rescue
 from fmm.kernels.cublas import Lane, Pointers, set_stream
 from fmm.kernels.cuda_graphs import Kernel, Movable
-from fmm.kernels.cupy_backend import CupyBackend, cublas_handle
+from fmm.kernels.cupy_backend import MOST, CupyBackend, Grain, cublas_handle, grains
 from fmm.kernels.cupy_rescue import Rescue, Slot, slot
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.kernels.replays import Replays, Shelf
+from fmm.kernels.rescue import needed
 from fmm.kernels.tape import Tape
 from fmm.memory import also_released
 
@@ -82,57 +82,63 @@ class _Way:
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
 
     def run(self, bases: Pointers) -> None:
-        replay = self.replays.find(self.route.key(bases), bases) if self.replays is not None else None
-        if replay is not None and replay.reaches(bases):
+        grain = grains(bases)
+        replay = self.replays.find(self.route.key(bases, grain), bases, grain) if self.replays is not None else None
+        if replay is not None and replay.reaches(bases, grain):
             runtime.graphLaunch(replay.graph.executable, self.place.stream)
         else:
-            self._launch(bases, self.place.stream)
+            self._launch(bases, grain, self.place.stream)
 
-    def _launch(self, bases: Pointers, stream: int, own: int = 0) -> None:
-        """`own`: memory for cuBLAS, while a graph is captured."""
-        p, q, r, workspace = bases
+    def _products(self, bases: Pointers, grain: Grain) -> Iterator[tuple[Pointers, Grain]]:
+        """The pointers of each product, and what divides them."""
+        a, b, c, workspace = bases
         for x, y, z in self.call.offsets:
-            self.route.run((p + x, q + y, r + z, workspace), stream, self.flag, own)
-            if self.rescue is not None:
-                self.place.follow(self.rescue, p + x, q + y, r + z, stream)
+            own = a + x, b + y, c + z, workspace
+            yield own, grains(own) if (x | y | z) % MOST else grain
 
-    def kernels(self, bases: Pointers) -> Iterator[Kernel]:
-        """Our own kernels among the launches, in their order."""
-        p, q, r, workspace = bases
-        for x, y, z in self.call.offsets:
-            yield from self.route.kernels((p + x, q + y, r + z, workspace), self.flag)
+    def _launch(self, bases: Pointers, grain: Grain, stream: int, scratch: int = 0) -> None:
+        """`scratch`: memory for cuBLAS, while a graph is captured."""
+        for own, whole in self._products(bases, grain):
+            self.route.run(own, whole, stream, self.flag, scratch)
             if self.rescue is not None:
-                yield from self.place.kernels(self.rescue, p + x, q + y, r + z)
+                self.place.follow(self.rescue, *own[:3], stream)
 
-    def _captured(self, bases: Pointers) -> _Replay | None:
+    def kernels(self, bases: Pointers, grain: Grain) -> Iterator[Kernel]:
+        """Those of our own kernels that are told where to work at every call, in the order of their launches."""
+        for own, whole in self._products(bases, grain):
+            yield from self.route.kernels(own, whole, self.flag)
+            if self.rescue is not None:
+                yield from self.place.kernels(self.rescue, *own[:3])
+
+    def _captured(self, bases: Pointers, grain: Grain) -> _Replay | None:
         """The launches as a graph, captured on a stream of its own; None if the driver would not."""
         stream = cupy.cuda.Stream(non_blocking=True)
         try:
             stream.begin_capture()
             try:
-                self._launch(bases, stream.ptr, bases[3] + self.scratch)
+                self._launch(bases, grain, stream.ptr, bases[3] + self.scratch)
             finally:
                 graph = stream.end_capture()
         except RuntimeError:
             return None
         finally:
             set_stream(Lane(cublas_handle(), self.place.stream, 0))  # the other one goes, and so may that memory
-        return _Replay(self, graph, bases)
+        return _Replay(self, graph, bases, grain)
 
 
 class _Replay:
     """A way's graph, and the pointers that it has now."""
 
-    def __init__(self, way: _Way, graph: Any, bases: Pointers) -> None:
+    def __init__(self, way: _Way, graph: Any, bases: Pointers, grain: Grain) -> None:
         self.way = way
         self.bases: Pointers | None = bases  # None: some kernels may have one call's, some another's
-        self.graph = Movable(graph, way.kernels(bases))
+        self.graph = Movable(graph, way.kernels(bases, grain))
 
-    def reaches(self, bases: Pointers) -> bool:
+    def reaches(self, bases: Pointers, grain: Grain) -> bool:
         """Has the graph these pointers, or can it be given them?"""
         if bases != self.bases:
             self.bases = None
-            if self.graph.move(self.way.kernels(bases)):
+            if self.graph.move(self.way.kernels(bases, grain)):
                 self.bases = bases
         return self.bases is not None
 
@@ -148,4 +154,4 @@ def measured(arrays: Arrays, call: Call, multiply: Callable[[Plan], Any]) -> Any
 
 @lru_cache(maxsize=4096)
 def _rescue(tape: Tape, device: int) -> Rescue | None:
-    return Rescue(tape, device) if cupy_rescue.needed(tape) else None
+    return Rescue(tape, device) if needed(tape) else None

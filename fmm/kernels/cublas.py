@@ -32,9 +32,9 @@ class Lane(NamedTuple):
 
 
 class Gemm(Protocol):
-    """A GEMM with everything but the pointers filled in."""
+    """A GEMM with everything but the pointers filled in; behind those of the bases there may be a flag's."""
 
-    def __call__(self, lane: Lane, bases: Pointers) -> None: ...
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None: ...
 
 
 def gemm(op: GemmOp, problem: Problem, math: Math, grain: Mapping[str, int]) -> Gemm:
@@ -166,7 +166,7 @@ class _Gemm:
         self.parts = made[1:a], made[a + 1 : b], made[b + 1 : c], made[c + 1 :]
         self.where = [(BASES.index(f.base), f.offset) for f in factors]
 
-    def __call__(self, lane: Lane, bases: Pointers) -> None:
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
         (i, x), (j, y), (k, z) = self.where
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
@@ -247,7 +247,7 @@ class _LtGemm:
         alpha = self.scalars.ctypes.data
         self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
 
-    def __call__(self, lane: Lane, bases: Pointers) -> None:
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
         a, b, c = (bases[base] + offset for base, offset in self.where)
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul

@@ -1,7 +1,7 @@
 """Captured launches whose kernels can be given other parameters: a CUDA graph that serves all arrays of one shape.
 
 A kernel is known again in the graph by its function and by the bytes of its parameters as they were captured. What is
-not claimed (cuBLAS's own kernels) stays as it was captured, so its memory must be where it was then.
+not claimed (cuBLAS's own kernels, tiled products) stays as it was captured, so its memory must be where it was then.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from fmm.kernels.program import Coefficient, Program, by_demand
 
+OPTIONS = ("--std=c++17",)  # of the compiler
 Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in cuda/sum.cuh
 SECTOR = 32  # bytes that memory reads or writes at least

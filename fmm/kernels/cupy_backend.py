@@ -1,4 +1,4 @@
-"""The CuPy backend: replays tapes on a CUDA device. Sums by the kernel of cuda/sum.cuh, products by cuBLAS.
+"""The CuPy backend: replays tapes on a CUDA device. Sums by the kernel of cuda/sum.cuh, products by cuBLAS or our own.
 
 Handle, memory, stream and compiled code are CuPy's, so that both share them. Where products run side by side, every
 lane but the first has a stream of its own, and a handle; its work starts after, and ends before, the caller's stream
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -23,18 +23,19 @@ from cupy_backends.cuda.api import driver
 from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
-from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel
+from fmm.kernels.cuda_source import ENTRY, OPTIONS, THREADS, Access, SumKernel
 from fmm.kernels.cupy_bulk import multiprocessors
-from fmm.kernels.cupy_tile import tile_calls
+from fmm.kernels.cupy_tile import function as tile_function
+from fmm.kernels.cupy_tile import tile_calls, tile_kernels
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.tile import Several, TileOp, settled
 from fmm.kernels.tile_leaf import is_tiled, tile_op
+from fmm.kernels.tile_source import TileKernel
 
 LAUNCH = driver.launchKernel
 cublas_handle = cupy.cuda.device.get_cublas_handle
-OPTIONS = ("--std=c++17",)
 GRAPHS = 16  # graphs kept by a backend
 SLOTS = 32  # pointers of parameter blocks up to which a loop is faster than NumPy
 
@@ -50,27 +51,40 @@ def _function(device: int, kernel: SumKernel, access: Access, flag: bool) -> tup
     return function.kernel.ptr, (module, function)
 
 
-def _compiled(device: int, wanted: set[tuple[SumKernel, Access, bool]]) -> None:
+Key = tuple[SumKernel, Access, bool]
+TileKey = tuple[TileKernel, Access]
+
+
+def _compiled(device: int, sums: set[Key], tiles: set[TileKey]) -> None:
     """Compile what is not there yet, all at once: three levels in one pass take the compiler ten seconds and more."""
 
-    def compile_(key: tuple[SumKernel, Access, bool]) -> None:
+    def compile_(job: Callable[[], object]) -> None:
         with cupy.cuda.Device(device):
-            _function(device, *key)
+            job()
 
-    if len(wanted) == 1:
-        compile_(next(iter(wanted)))
-    elif wanted:
-        with ThreadPoolExecutor(min(len(wanted), 8)) as pool:
-            list(pool.map(compile_, wanted))
+    jobs: list[Callable[[], object]] = [partial(_function, device, *key) for key in sums]
+    jobs += [partial(tile_function, device, *key) for key in tiles]
+    if len(jobs) == 1:
+        compile_(jobs[0])
+    elif jobs:
+        with ThreadPoolExecutor(min(len(jobs), 8)) as pool:
+            list(pool.map(compile_, jobs))
 
 
 def prepare(tapes: Iterable[Tape]) -> None:
     """Compile what these tapes launch on aligned arrays of the current device, all at once."""
-    sums = (op for tape in tapes for op in tape.ops if isinstance(op, SumOp))
-    _compiled(cupy.cuda.runtime.getDevice(), {(op.kernel, op.access, False) for op in sums})
+    device, ops = cupy.cuda.runtime.getDevice(), [op for tape in tapes for op in tape.ops]
+    aligned = dict(zip(BASES, ALIGNED, strict=True))
+    sums = {(op.kernel, op.access, False) for op in ops if isinstance(op, SumOp)}
+    tiles = (made for op in ops if (made := _tiled(op, device)))
+    _compiled(device, sums, {key for op in tiles for key in tile_kernels(op, device, aligned, False)})
 
 
 # ---- replaying
+
+Grain = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
+MOST = 256  # bytes to which libraries align what they allocate: what divides an address is not looked for beyond
+ALIGNED = (MOST, MOST, MOST, MOST)
 
 
 class _Launch(NamedTuple):
@@ -110,15 +124,17 @@ class _Buffer(threading.local):
         self.bases: tuple[int, ...] | None = None
 
 
-def _given(op: Op) -> set[str]:
-    """The bases that a product is given, cuBLAS's or ours."""
-    if isinstance(op, GemmOp):
-        return {x.base for x in (op.left, op.right, op.dest)}
-    return {x.base for x in op.pieces} if isinstance(op, TileOp | Several) else set()
+def _tiled(op: Op, device: int) -> TileOp | Several | None:
+    """The products of our own kernels that it is, if it is."""
+    if isinstance(op, GemmOp) and is_tiled(op):
+        return tile_op(op, multiprocessors(device))
+    if isinstance(op, TileOp):
+        return settled(op, multiprocessors(device))
+    return op if isinstance(op, Several) else None
 
 
 class _Player:
-    """A tape made ready for one device: compiled kernels, parameter blocks, cuBLAS calls."""
+    """A tape made ready for one device: compiled kernels, parameter blocks, products' calls."""
 
     def __init__(self, tape: Tape, device: int, math: Math, flagged: bool) -> None:
         self.tape, self.device, self.flagged = tape, device, flagged
@@ -137,16 +153,17 @@ class _Player:
         self.offsets = np.array([x.offset for _, x in slots] + [0] * len(ends), np.int64)
         self.few = list(zip(*(x.tolist() for x in (self.slots, self.which, self.offsets)), strict=True))[: SLOTS + 1]
         self.buffer = _Buffer(blocks)
-        self.fixed = sorted({BASES.index(base) for op in tape.ops for base in _given(op)})
+        products = (op for op in tape.ops if isinstance(op, GemmOp | TileOp | Several))
+        self.fixed = sorted({BASES.index(x.base) for op in products for x in op.pieces})
         self.calls: dict[tuple[int, ...], _Calls] = {}
 
-    def play(self, bases: Pointers, flag: int, lanes: list[Lane], scratch: int) -> None:
+    def play(self, bases: Pointers, grain: Grain, flag: int, lanes: list[Lane], scratch: int) -> None:
         """Every launch and call of the tape, in order, on its lane.
 
         The first sums are on their way before cuBLAS is set up: an idle device starts some microseconds earlier.
         """
-        buffer, ready = self.filled(bases, flag), self.ready(bases)
-        stream = lanes[0].stream
+        buffer, ready = self.filled(bases, flag), self.ready(grain)
+        stream, known = lanes[0].stream, (*bases, flag)
         for launch, address in zip(ready.first, buffer.addresses, strict=False):
             launch.call(stream, address, 0)
         calling = lanes[: self.tape.vendor_lanes]
@@ -159,7 +176,7 @@ class _Player:
                 if isinstance(call, _Launch):
                     call.call(lanes[call.lane].stream, next(addresses), 0)
                 elif isinstance(call, _Product):
-                    call.call(lanes[call.lane], bases)
+                    call.call(lanes[call.lane], known)
                 else:
                     _turn(call, lanes)
         finally:
@@ -178,9 +195,8 @@ class _Player:
             buffer.bases = known
         return buffer
 
-    def ready(self, bases: Pointers) -> _Calls:
-        """The calls for pointers that are aligned as these are."""
-        grain = _grains(bases)
+    def ready(self, grain: Grain) -> _Calls:
+        """The calls for pointers that are so aligned."""
         if grain not in self.calls:
             calls = self._calls(dict(zip(BASES, grain, strict=True)))
             first = list(takewhile(lambda call: isinstance(call, _Launch), calls))
@@ -189,27 +205,22 @@ class _Player:
 
     def _calls(self, grain: dict[str, int]) -> list[_Launch | _Product | Turn]:
         keys = {i: self._key(op, grain) for i, op in enumerate(self.tape.ops) if isinstance(op, SumOp)}
-        _compiled(self.device, set(keys.values()))
+        tiles = {i: made for i, op in enumerate(self.tape.ops) if (made := _tiled(op, self.device))}
+        told = self.device, grain, self.flagged
+        _compiled(self.device, set(keys.values()), {key for op in tiles.values() for key in tile_kernels(op, *told)})
         calls: list[_Launch | _Product | Turn] = []
         for i, (op, lane) in enumerate(zip(self.tape.ops, self.tape.lanes, strict=True)):
             if isinstance(op, SumOp):
                 function, _ = _function(self.device, *keys[i])
                 launch = partial(LAUNCH, function, *op.grid, THREADS, 1, 1, 0)
                 calls.append(_Launch(lane, launch, function, len(op.parameters)))
+            elif i in tiles:
+                calls += [_Product(lane, call) for call in tile_calls(tiles[i], *told)]
+            elif isinstance(op, GemmOp):
+                calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, grain)))
             elif isinstance(op, Turn):
                 calls.append(op)
-            else:
-                calls += [_Product(lane, call) for call in self._products(op, grain)]
         return calls
-
-    def _products(self, op: GemmOp | TileOp | Several, grain: dict[str, int]) -> Sequence[Gemm]:
-        if isinstance(op, GemmOp) and is_tiled(op):
-            op = tile_op(op, multiprocessors(self.device))
-        if isinstance(op, GemmOp):
-            return [gemm(op, self.tape.problem, self.math, grain)]
-        if isinstance(op, TileOp):
-            op = settled(op, multiprocessors(self.device))
-        return tile_calls(op, self.device, grain)
 
     def _key(self, op: SumOp, grain: dict[str, int]) -> tuple[SumKernel, Access, bool]:
         size, bases = op.alignment
@@ -217,17 +228,14 @@ class _Player:
         return op.kernel, op.access if fits else "scalar", self.flagged and op.writes_result
 
 
-ALIGNED = (256, 256, 256, 256)  # how libraries allocate
-
-
-def _grains(bases: Pointers) -> tuple[int, ...]:
+def grains(bases: Pointers) -> Grain:
     a, b, c, w = bases
-    return ALIGNED if not (a | b | c | w) & 255 else (_grain(a), _grain(b), _grain(c), _grain(w))
+    return ALIGNED if not (a | b | c | w) % MOST else (_grain(a), _grain(b), _grain(c), _grain(w))
 
 
 def _grain(address: int) -> int:
-    """The largest power of two, 256 at most, that divides an address."""
-    return min(address & -address, 256) or 256
+    """The largest power of two, MOST at most, that divides an address."""
+    return min(address & -address, MOST) or MOST
 
 
 def _turn(turn: Turn, lanes: list[Lane]) -> None:
@@ -281,20 +289,20 @@ class Route(NamedTuple):
 
     player: _Player
 
-    def run(self, bases: Pointers, stream: int, flag: int = 0, scratch: int = 0) -> None:
-        """`flag`: an int that becomes 1 if a sum gives C inf or NaN; `scratch`: memory for cuBLAS, GRAPH_SCRATCH bytes
-        for each lane, if the stream is captured."""
+    def run(self, bases: Pointers, grain: Grain, stream: int, flag: int = 0, scratch: int = 0) -> None:
+        """`flag`: an int that becomes 1 if a sum or a tiled product gives C inf or NaN; `scratch`: memory for cuBLAS,
+        GRAPH_SCRATCH bytes for each lane, if the stream is captured."""
         player, handle = self.player, cublas_handle()  # a thread's own, which dies with it
-        player.play(bases, flag, _side.lanes(player.device, stream, handle, player.tape), scratch)
+        player.play(bases, grain, flag, _side.lanes(player.device, stream, handle, player.tape), scratch)
 
-    def key(self, bases: Pointers) -> Hashable:
-        """What a graph of the route depends on: how pointers are aligned, and those of them that cuBLAS is given."""
-        return _grains(bases), *[bases[i] for i in self.player.fixed]
+    def key(self, bases: Pointers, grain: Grain) -> Hashable:
+        """What a graph of the route depends on: how pointers are aligned, and those of them that products are given."""
+        return grain, *[bases[i] for i in self.player.fixed]
 
-    def kernels(self, bases: Pointers, flag: int) -> Iterator[Kernel]:
-        """Our own kernels, in the order of their launches, with their parameters for these pointers."""
+    def kernels(self, bases: Pointers, grain: Grain, flag: int) -> Iterator[Kernel]:
+        """The sums' kernels, in the order of their launches, with their parameters for these pointers."""
         addresses = self.player.filled(bases, flag).addresses
-        for launch, address in zip(self.player.ready(bases).launches, addresses, strict=True):
+        for launch, address in zip(self.player.ready(grain).launches, addresses, strict=True):
             yield Kernel(launch.function, address, launch.size)
 
 
@@ -317,12 +325,13 @@ class CupyBackend:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def run(self, tape: Tape, a: int, b: int, c: int, workspace: int, stream: Any = None, flag: int = 0) -> None:
-        """C = alpha A B + beta C on device pointers; `flag`: an int that becomes 1 if a sum gives C inf or NaN."""
+        """C = alpha A B + beta C on device pointers; `flag`: an int that becomes 1 if C is given inf or NaN."""
         if stream is not None:
             with stream:
                 self.run(tape, a, b, c, workspace, None, flag)
             return
-        self.route(tape, bool(flag)).run((a, b, c, workspace), cupy.cuda.get_current_stream().ptr, flag)
+        bases = a, b, c, workspace
+        self.route(tape, bool(flag)).run(bases, grains(bases), cupy.cuda.get_current_stream().ptr, flag)
 
     def route(self, tape: Tape, flagged: bool) -> Route:
         """`flagged`: to be run with a flag for inf and NaN."""
@@ -343,14 +352,14 @@ class CupyBackend:
     def _capture(self, tape: Tape, bases: Pointers) -> Graph:
         # Compiled, and lanes made, before, not during the capture.
         device = cupy.cuda.runtime.getDevice()
-        _player(tape, device, self.math, False).ready(bases)
+        _player(tape, device, self.math, False).ready(grains(bases))
         _side.lanes(device, 0, 0, tape)
         scratch = cupy.empty(GRAPH_SCRATCH * tape.vendor_lanes, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()
             try:
-                self.route(tape, False).run(bases, stream.ptr, 0, scratch.data.ptr)
+                self.route(tape, False).run(bases, grains(bases), stream.ptr, 0, scratch.data.ptr)
             finally:
                 captured = stream.end_capture()
         return Graph(captured, scratch)

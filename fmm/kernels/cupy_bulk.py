@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from cupy_backends.cuda.api import driver, runtime
 
 from fmm.kernels.bulk import ENGINE, MAP_BYTES, BulkOp, Map, aligned, best_bulk, bulk_op
 from fmm.kernels.bulk_source import BulkKernel, source
-from fmm.kernels.cublas import Lane, Pointers
+from fmm.kernels.cublas import Lane
 from fmm.kernels.strategy import SUMMING_BULK, engine_strategy, time_of
 from fmm.kernels.tape import BASES
 from fmm.kernels.tile import WIDE, Several, TileOp
@@ -76,7 +76,7 @@ class BulkCall:
         self.slots = [(word, BASES.index(x.base), x.offset) for word, x in pieces]
         self.turns_word, self.flag_word = op.turns_word, op.flag_word
 
-    def __call__(self, lane: Lane, bases: Pointers) -> None:
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
         words: Any = self.words.copy()  # threads may call at once; the driver copies them when it is called
         for word, base, offset in self.slots:
             words[word] = bases[base] + offset

@@ -7,12 +7,10 @@ so the next few products on that stream are left to the vendor.
 
 from __future__ import annotations
 
-import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -20,15 +18,17 @@ from cupy_backends.cuda.api import driver, runtime
 
 from fmm.kernels import rescue
 from fmm.kernels.cuda_graphs import Kernel
-from fmm.kernels.plan import Level
-from fmm.kernels.tape import GemmOp, Layout, Tape
-from fmm.kernels.tile import Several, TileOp
+from fmm.kernels.cupy_bulk import multiprocessors
+from fmm.kernels.cupy_tile import function
+from fmm.kernels.rescue import Again, Classical, unseen
+from fmm.kernels.tape import Tape
+from fmm.kernels.tile import WIDE
 
-SLOT_BYTES = 16  # of struct Slot in cuda/rescue.cuh, rounded up
+SLOT_BYTES = 16  # of struct Slot in cuda/slot.cuh, rounded up
 CHUNK = 4096  # slots that are allocated together
+BLOCK = 512  # bytes: room for what one launch is told
 
 LAUNCH = driver.launchKernel
-_pack = struct.Struct("<QqqQqqQqqqqqQQ").pack_into  # struct Rescue in cuda/rescue.cuh
 
 
 class _Chunk:
@@ -43,16 +43,16 @@ class _Chunk:
 
 
 class Slot:
-    """Flag, counter and parameter block of one stream as one thread uses it."""
+    """Flag, counter and parameter blocks of one stream as one thread uses it."""
 
     def __init__(self, chunk: _Chunk, number: int, stream: int) -> None:
         self.flag = chunk.device_memory + number * SLOT_BYTES
         self.stream = stream
         self._counts, self._number = memoryview(chunk.counts), number
         self._count_pointer = chunk.host_memory.ptr + 4 * number
-        self._words: Any = np.zeros(14, np.int64)
-        self._address = np.array([self._words.ctypes.data], np.int64)
-        self._argument = int(self._address.ctypes.data)
+        self._blocks: Any = np.zeros(2 * BLOCK, np.uint8)
+        self._pointers = self._blocks.ctypes.data + BLOCK * np.arange(2)
+        self._arguments = [int(self._pointers.ctypes.data) + 8 * i for i in range(2)]
         self._trust = rescue.Trust()
         self._filled: tuple[Any, int, int, int] = (None, 0, 0, 0)
         self.routes: dict[int, Any] = {}  # the user's: what stands ready for this stream and thread
@@ -73,51 +73,60 @@ class Slot:
         `stream`: another one, that captures what will be launched on the slot's own.
         """
         stream = self.stream if stream is None else stream
-        argument = self._filled_for(call, a, b, c)
-        for launch in call.launches:
-            launch(stream, argument, 0)
+        self._fill(call, a, b, c)
+        for launch in call.launches(a, b, c):
+            launch.call(stream, self._arguments[launch.block], 0)
 
     def kernels(self, call: Rescue, a: int, b: int, c: int) -> Iterator[Kernel]:
         """What `follow` would launch, in that order."""
-        argument = self._filled_for(call, a, b, c)
-        for function in call.functions:
-            yield Kernel(function, argument, self._words.nbytes)
+        self._fill(call, a, b, c)
+        for launch in call.launches(a, b, c):
+            yield Kernel(launch.function, self._arguments[launch.block], 8 * call.told[launch.block].words)
 
-    def _filled_for(self, call: Rescue, a: int, b: int, c: int) -> int:
+    def _fill(self, call: Rescue, a: int, b: int, c: int) -> None:
         if self._filled != (call, a, b, c):
-            _pack(self._words, 0, a, *call.a, b, *call.b, c, *call.c, *call.size, self.flag, self._count_pointer)
+            for i, told in enumerate(call.told):
+                told.fill(self._blocks, i * BLOCK, (a, b, c), self.flag, self._count_pointer)
             self._filled = call, a, b, c
-        return self._argument
+
+
+class Launch(NamedTuple):
+    """The driver's call, which wants the stream and the parameters; what it calls, and which block it is told."""
+
+    call: Callable[[int, int, int], None]
+    function: int
+    block: int
 
 
 class Rescue:
-    """What follows the plan of one tape on one device: kernels and strides."""
+    """What follows the plan of one tape on one device: kernels, and what they are told."""
 
     def __init__(self, tape: Tape, device: int) -> None:
-        problem = tape.problem
-        self.a, self.b, self.c = (_strides(x) for x in problem.layouts)
-        self.size = problem.m, problem.k, problem.n
-        again, scan, blocks = _functions(device, problem.stored)
-        self.functions = (scan, again) if unseen(tape) else (again,)
-        self.launches = [partial(LAUNCH, kernel, blocks, 1, 1, rescue.THREADS, 1, 1, 0) for kernel in self.functions]
+        problem, self.device = tape.problem, device
+        self.scans, tiled = unseen(tape), problem.stored in rescue.AGAIN
+        self.again = Again(problem) if tiled else None
+        self.told: list[Classical | Again] = [Classical(problem)] if self.scans or not tiled else []
+        self.told += [self.again] if self.again else []
+        self._simple = _functions(device, problem.stored) if self.told[0] is not self.again else None
+        self._launches: dict[bool, Sequence[Launch]] = {}
 
+    def launches(self, a: int, b: int, c: int) -> Sequence[Launch]:
+        """By how these pointers are aligned."""
+        wide = not (a | b | c) % WIDE
+        if wide not in self._launches:
+            self._launches[wide] = list(self._made(wide))
+        return self._launches[wide]
 
-def needed(tape: Tape) -> bool:
-    """Can its plan put an inf or NaN where the classical product has none? Not one whose levels save no product."""
-    levels = [level for level in tape.plan.levels if isinstance(level, Level)]
-    return any(level.products < prod(level.size) for level in levels)
-
-
-def unseen(tape: Tape) -> bool:
-    """Does a product write C, which raises no flag? (A plan that is one GEMM is the vendor's own.)"""
-    return len(tape.ops) > 1 and any(_writes_result(op) for op in tape.ops)
-
-
-def _writes_result(op: Any) -> bool:
-    """A product that stands in C at once."""
-    if isinstance(op, TileOp | Several):
-        return any(piece.base == "C" for piece in op.pieces)
-    return isinstance(op, GemmOp) and op.dest.base == "C"
+    def _made(self, wide: bool) -> Iterator[Launch]:
+        if self._simple:
+            again, scan, blocks = self._simple
+            for kernel in [*([scan] if self.scans else []), *([] if self.again else [again])]:
+                yield Launch(partial(LAUNCH, kernel, blocks, 1, 1, rescue.THREADS, 1, 1, 0), kernel, 0)
+        if self.again:
+            op = self.again.op
+            made = function(self.device, op.kernel, op.access if wide else "scalar").kernel.ptr
+            shape = self.again.blocks(multiprocessors(self.device)), 1, 1, op.kernel.strategy.threads, 1, 1
+            yield Launch(partial(LAUNCH, made, *shape, op.kernel.shared), made, len(self.told) - 1)
 
 
 @lru_cache(maxsize=256)
@@ -131,10 +140,6 @@ def _functions(device: int, dtype: str) -> tuple[int, int, int]:
 
 
 _loaded: list[Any] = []  # keeps the modules' code on the devices
-
-
-def _strides(x: Layout) -> tuple[int, int]:
-    return (x.leading, 1) if x.order == "C" else (1, x.leading)
 
 
 _slots: dict[tuple[int, int, int], Slot] = {}

@@ -8,7 +8,8 @@ can.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -17,7 +18,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import driver
 
-from fmm.kernels.cublas import Gemm, Lane, Pointers
+from fmm.kernels.cublas import Gemm, Lane
 from fmm.kernels.cupy_bulk import BulkCall, chosen, multiprocessors
 from fmm.kernels.tape import BASES
 from fmm.kernels.tile import WIDE, Several, TileOp, pointers
@@ -36,12 +37,19 @@ def function(device: int, kernel: TileKernel, access: Access) -> Any:
     return made
 
 
-class TileCall:
-    """A launch with everything but the pointers filled in; `grain`: what divides each base's address."""
+def _wanted(op: TileOp | Several, grain: Mapping[str, int], flagged: bool) -> tuple[TileKernel, Access]:
+    """Which kernel, by what divides each base's address; with a flag, one that raises it if it writes C."""
+    aligned = all(grain[piece.base] % WIDE == 0 for piece in op.pieces)
+    kernel = replace(op.kernel, flag="raises") if flagged and op.writes_result else op.kernel
+    return kernel, op.access if aligned else "scalar"
 
-    def __init__(self, op: TileOp | Several, device: int, grain: Mapping[str, int]) -> None:
-        aligned = all(grain[piece.base] % WIDE == 0 for piece in op.pieces)
-        self.made = function(device, op.kernel, op.access if aligned else "scalar")
+
+class TileCall:
+    """A launch with everything but the pointers filled in; a flag's comes behind those of the bases."""
+
+    def __init__(self, op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool) -> None:
+        kernel, access = _wanted(op, grain, flagged)
+        self.made = function(device, kernel, access)
         shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
         full = prod(op.grid) >= FULL * multiprocessors(device)
         overlaps = op.follows and full and int(cupy.cuda.Device(device).compute_capability) >= OVERLAPPING
@@ -49,8 +57,10 @@ class TileCall:
         self.launch: Callable[[int, int], None] = partial(launch, self.made.kernel.ptr, shape)
         self.words = np.frombuffer(op.parameters, np.int64)
         self.where = [(word, BASES.index(x.base), x.offset) for word, x in zip(pointers(op), op.pieces, strict=True)]
+        if kernel.flag:
+            self.where.append((len(self.words) - 1, len(BASES), 0))
 
-    def __call__(self, lane: Lane, bases: Pointers) -> None:
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
         words: Any = self.words.copy()  # threads may call at once; the driver copies them when it is called
         for word, base, offset in self.where:
             words[word] = bases[base] + offset
@@ -58,12 +68,22 @@ class TileCall:
         self.launch(lane.stream, parameters.ctypes.data)
 
 
-def tile_calls(op: TileOp | Several, device: int, grain: Mapping[str, int]) -> list[Gemm]:
+def tile_kernels(
+    op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool
+) -> set[tuple[TileKernel, Access]]:
+    """The kernels that `tile_calls` wants compiled."""
+    return set() if chosen(op, device, grain) else {_wanted(x, grain, flagged) for x in _launches(op)}
+
+
+def tile_calls(op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool) -> list[Gemm]:
     """One launch, or of products that the kernel cannot do at once, one after the other."""
     if bulk := chosen(op, device, grain):
-        return [BulkCall(bulk, device)]
-    ops = op.ops if isinstance(op, Several) and not op.at_once else (op,)
-    return [TileCall(x, device, grain) for x in ops]
+        return [BulkCall(bulk, device, flagged and op.writes_result)]
+    return [TileCall(x, device, grain, flagged) for x in _launches(op)]
+
+
+def _launches(op: TileOp | Several) -> Sequence[TileOp | Several]:
+    return op.ops if isinstance(op, Several) and not op.at_once else (op,)
 
 
 def _plain(kernel: int, shape: tuple[int, ...], stream: int, parameters: int) -> None:

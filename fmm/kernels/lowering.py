@@ -302,7 +302,7 @@ class _Sizing:
         """A product by the tiled kernel does the sums on its way, if what they read and write is alike."""
         if product is None:
             self.steps += [tidied] if (tidied := update.tidied).writes else []
-        elif product.plan.tiled and _alike((*update.reads[1:], *update.writes)):
+        elif not product.plan.levels and product.plan.tiled and _alike((*update.reads[1:], *update.writes)):
             self.steps.append(Updating(product, update))
         else:
             self.steps += Updating(product, update).apart

@@ -116,6 +116,11 @@ class Level:
         return self.table.products if self.table else self.scheme.rank  # type: ignore[union-attr]
 
     @property
+    def fused(self) -> bool:
+        """Are its sums done inside its products? (A peeled level has strips besides: it is a sequential one.)"""
+        return self.traversal == "fused" and self.fringe != "peel"
+
+    @property
     def lanes(self) -> int:
         """How many of its products may run at a time, of whole blocks (a peeled level has strips besides)."""
         return 2 if self.traversal == "overlapped" and self.products > 1 else 1
@@ -188,12 +193,12 @@ class Plan:
     def fused(self) -> bool:
         """Are the sums of the first level done inside its products?"""
         first = self.levels[0] if self.levels else None
-        return isinstance(first, Level) and first.traversal == "fused" and first.fringe != "peel"
+        return isinstance(first, Level) and first.fused
 
     @property
     def tiled(self) -> bool:
-        """Is it one product, by this package's own kernel?"""
-        return not self.levels and leaf_parts(self.leaf)[0] in TILES
+        """Does this package's own kernel do the leaf products?"""
+        return leaf_parts(self.leaf)[0] in TILES
 
     @property
     def depth(self) -> int:

@@ -164,6 +164,15 @@ class GemmOp:
     beta: complex = 0
     scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
 
+    @property
+    def pieces(self) -> tuple[Factor, Factor, Factor]:
+        """Everything that it is given."""
+        return self.left, self.right, self.dest
+
+    @property
+    def writes_result(self) -> bool:
+        return self.dest.base == "C"
+
 
 class Turn(Enum):
     """Where lanes wait for each other: all others for the first, then the first for all others."""

@@ -62,6 +62,10 @@ class TileOp:
         return (*self.left, *self.right, *self.dest)
 
     @property
+    def writes_result(self) -> bool:
+        return any(self.dest[d].base == "C" for d in self.kernel.epilogue.writes)
+
+    @property
     def tiles(self) -> tuple[int, int]:
         """Below each other and side by side."""
         return -(-self.m // self.kernel.strategy.m_s), -(-self.n // self.kernel.strategy.n_s)
@@ -77,7 +81,7 @@ class TileOp:
 
     @cached_property
     def parameters(self) -> bytes:
-        """struct Parameters of cuda/tile.cuh, its pointers null: they come first in each block."""
+        """struct Parameters of cuda/tile.cuh, its pointers null: first in each block, the flag's last."""
         return self.sums + self.sizes
 
     @property
@@ -89,7 +93,7 @@ class TileOp:
     def sizes(self) -> bytes:
         """What comes behind the products."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
-        return struct.pack(f"<{len(steps)}q6i", *steps, self.m, self.n, self.k, *self.tiles, GROUP)
+        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, GROUP, 0)
 
     @cached_property
     def access(self) -> Access:
@@ -123,6 +127,10 @@ class Several:
     def pieces(self) -> tuple[Piece, ...]:
         """In the order of the launch's parameters."""
         return tuple(x for op in self.ops for x in op.pieces)
+
+    @property
+    def writes_result(self) -> bool:
+        return any(op.writes_result for op in self.ops)
 
     @property
     def follows(self) -> bool:

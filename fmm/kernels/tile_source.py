@@ -22,6 +22,7 @@ Path = Literal["async", "plain", "texture"]  # how tiles come to shared memory: 
 # How a product is added to a destination: beside what that keeps of its old value while nobody else writes it, or
 # number by number, whoever else adds at the same time.
 Update = Literal["keep", "atomic"]
+Flag = Literal["", "raises", "obeys"]
 ASYNC: tuple[Path, Path] = ("async", "async")
 ENTRY = "fmm_tile"
 # The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
@@ -107,7 +108,11 @@ def short(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
 
 @dataclass(frozen=True)
 class TileKernel:
-    """`products` at a time of (sum of `left` blocks of A)(sum of `right` blocks of B), and what the epilogue does."""
+    """`products` at a time of (sum of `left` blocks of A)(sum of `right` blocks of B), and what the epilogue does.
+
+    With a flag comes its address too: a kernel that `raises` it does so where what it stores is inf or NaN; one that
+    `obeys` does nothing if it is down, and comes with the address of the host's count (cuda/again.cuh).
+    """
 
     strategy: Strategy
     element: str
@@ -116,6 +121,7 @@ class TileKernel:
     epilogue: Epilogue = KEPT
     along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
     products: int = 1
+    flag: Flag = ""
     paths: tuple[Path, Path] = ASYNC  # of A's tiles, of B's
 
     @property
@@ -136,9 +142,9 @@ class TileKernel:
         return item * numbers
 
 
-@lru_cache(maxsize=1)
-def _template() -> str:
-    return (resources.files("fmm.kernels") / "cuda" / "tile.cuh").read_text(encoding="utf-8")
+@lru_cache(maxsize=8)
+def _text(name: str) -> str:
+    return (resources.files("fmm.kernels") / "cuda" / name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=512)
@@ -149,20 +155,26 @@ def source(kernel: TileKernel, access: Access) -> str:
     counts = *kernel.operands, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
+    obeys = kernel.flag == "obeys"
+    told, number, call, tile = f"fmm::Parameters<Number, {_commas(counts)}>", element, "multiply", ", blockIdx.x"
+    if obeys:
+        told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
     lines = [
-        _template(),
+        *(_text(name) for name in ("tile.cuh", *(("slot.cuh", "again.cuh") if obeys else ()))),
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
+        f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
         "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
         *_epilogue(kernel.epilogue),
         "};",
+        f"using Number = {number};",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',
-        f"{ENTRY}(const __grid_constant__ fmm::Parameters<{element}, {_commas(counts)}> p) {{",
+        f"{ENTRY}(const __grid_constant__ {told} p) {{",
         f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
         "    extern __shared__ float4 memory[];",
-        f"    fmm::multiply<Product, {element}, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
-        f"        p, reinterpret_cast<{element}*>(memory));",
+        f"    fmm::{call}<Product, Number, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
+        f"        p, reinterpret_cast<Number*>(memory){tile});",
         "}",
     ]
     return "\n".join(lines) + "\n"

@@ -23,6 +23,10 @@ class Rate:
     such rows take `copied` times as long as those of rows that are aligned anyway: a device that its power limits runs
     faster after the vendor's slow product (H200: 0.9 in bfloat16, 0.94 in float64, 0.99 in float32). Those of a batch
     take `batch` times as long. C is computed in whole tiles of `tile` rows and columns.
+
+    Products by this package's own tiled kernel take `tiled` times as long as the vendor's endless ones; 0: nobody
+    measured it, and no plan is chosen for it. So many tiles as `waves` keep the device half busy; a number that is
+    added on its way into the product, or into one more block of C, takes as long as `inside` multiply-adds.
     """
 
     flops: float
@@ -37,6 +41,9 @@ class Rate:
     copied: float = 1.0
     batch: float = 1.0
     tile: float = 1.0
+    tiled: float = 0.0
+    waves: float = 0.0
+    inside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Calibration:
     Sums reach these shares of their rate: `sequential` levels, those on rows that do not begin on cache lines
     (`ragged`) or at multiples of what their kernels move at a time (`scalar`: one number at a time), and three levels
     in one pass (`deep`: so many values at a time leave registers for few threads). `host`: what starting a product
-    takes at least.
+    takes at least. `tiled_margin`: the margin of plans whose products are the tiled kernel's.
 
     On a CPU, plans run `lanes` products at a time, each on its share of the threads (`batch` of the rate is what that
     costs a product), and sums beside them. They lose `idle` seconds at the beginning and the end, where a thread has
@@ -66,6 +73,7 @@ class Calibration:
     overlap: float = 0.0
     batches: bool = False
     margin: float = 0.01
+    tiled_margin: float = 0.08
     sequential: float = 1.0
     ragged: float = 1.0
     scalar: float = 1.0

@@ -9,7 +9,7 @@ from functools import lru_cache
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Level, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import Prediction, estimated, estimated_workspace, plans, seconds, vendor
+from fmm.perfmodel.predict import Prediction, aligned, estimated, estimated_workspace, plans, seconds, vendor
 from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
 
@@ -77,7 +77,7 @@ class Choice:
 @lru_cache(maxsize=2)
 def candidates(batches: bool) -> tuple[Plan, ...]:
     """What is compared on a device that starts batches together (a GPU), and on one that does not (a CPU)."""
-    return plans(["", *(_batched() if batches else _stacked())])
+    return plans(["", *(_batched() if batches else _stacked())]) + (_inside() if batches else ())
 
 
 def _stacked() -> list[str]:
@@ -100,6 +100,12 @@ def _batched() -> list[str]:
     return [*one, *two, *alone, "aligned.batched.pad16"]
 
 
+def _inside() -> tuple[Plan, ...]:
+    """With the sums inside our own kernel: a level that needs no workspace, and one below another with a seventh."""
+    fused = "strassen.fused.pad4 > tile"
+    return Plan.parse(fused), Plan.parse(f"strassen.pad4 > {fused}")
+
+
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
@@ -115,14 +121,24 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
     base = vendor(problem, calibration).seconds
     found = []
     for plan in among or candidates(calibration.batches):
+        if plan.tiled and not told(problem, calibration):
+            continue
         work = estimated(plan, problem)
         if splits(plan) and work.smallest < calibration.least:
             continue
         prediction = seconds(plan, problem, work, calibration)
         time, growth = prediction.seconds / base if base else 1.0, expected_growth(plan, problem.dtype)
-        margin = calibration.margin + _doubt(plan, problem, calibration)
+        margin = calibration.tiled_margin if plan.tiled else calibration.margin
+        margin += _doubt(plan, problem, calibration)
         found.append(Candidate(plan, prediction, time, growth, margin))
     return tuple(sorted(found, key=lambda c: c.time))
+
+
+def told(problem: Problem, calibration: Calibration) -> bool:
+    """May a plan rely on the tiled kernel: was it measured on this device, on rows that it reads 16 bytes at a time?"""
+    from fmm.kernels.tape import TILED  # which a CPU has no need of
+
+    return problem.dtype in TILED and calibration.rate(problem.dtype).tiled > 0 and aligned(problem)
 
 
 def splits(plan: Plan) -> bool:

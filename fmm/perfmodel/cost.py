@@ -203,7 +203,9 @@ def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _
     first = plan.levels[0] if plan.levels else None
     if isinstance(first, Level) and (powers := _powers(first, shape, alpha, beta)):
         residues = tuple(side % parts for side, parts in zip(shape, first.size, strict=True))
-        leaf = plan.leaf if plan.rest.tiled else VENDOR.leaf  # a product by the tiled kernel does sums on its way
+        leaf = (
+            plan.leaf if plan.tiled and not plan.rest.levels else VENDOR.leaf
+        )  # a product by the tiled kernel does sums on its way
         if (formulas := _formulas(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.at(shape, plan.rest)
     recipe = _uncached(plan, *shape, alpha, beta)

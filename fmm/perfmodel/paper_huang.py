@@ -13,6 +13,7 @@ from typing import Final
 
 from fmm.kernels.scheme import Scheme, scheme
 from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
+from fmm.kernels.tasks import stages
 from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel import blocks
 from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, Machine, Operands
@@ -32,6 +33,9 @@ FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
     "Wide": (8, 16),
     "Huge": (16, 16),
 }
+
+# Figure 7: the products of each stage on each stream, in order; its last has one stream.
+FIGURE_7: Final = ("M1, M5", "M4, M6", "M2", "M3", "M0")
 
 VAR_0: Final[tuple[Operands, ...]] = (GEMM, (2, 2, 2), (4, 4, 4))  # Var#0 of no, one and two levels
 
@@ -120,6 +124,24 @@ def huang_fig6() -> Table:
     )
     columns = ("level", "variant", "W_A", "W_B", "W_C", "printed", "computed", "difference")
     return Table("huang-fig6", "Figure 6: operand and instance counts", columns, rows, notes)
+
+
+def huang_fig7() -> Table:
+    """Two streams: the stages that follow from which blocks each product of Equation (3) writes."""
+    computed = [
+        (stage, stream, ", ".join(f"M{product}" for task in lane for product in task))
+        for stage, lanes in enumerate(stages(direct(1), ("streams",)))
+        for stream, lane in enumerate(lanes)
+    ]
+    rows = tuple(
+        (stage, stream, printed, found, "" if printed == found else "differs")
+        for (stage, stream, found), printed in zip(computed, FIGURE_7, strict=True)
+    )
+    notes = (
+        "Section 3.3 begins with stages 0 to 2, as the figure does; further on the text calls the last two 2 and 3.",
+    )
+    columns = ("stage", "stream", "printed", "computed", "difference")
+    return Table("huang-fig7", "Figure 7: products on two streams", columns, rows, notes)
 
 
 # ---- section 5.2: bounds
@@ -267,4 +289,4 @@ def _tflops(name: str, size: int) -> tuple[float, float, float]:
     return at(0), at(1), at(2)
 
 
-TABLES: Final = (huang_fig3, huang_fig6, huang_bounds, huang_admitted, huang_footnote15, huang_fig10)
+TABLES: Final = (huang_fig3, huang_fig6, huang_fig7, huang_bounds, huang_admitted, huang_footnote15, huang_fig10)

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 from fmm.kernels import tasks
 from fmm.kernels.flow import LEAST
 from fmm.kernels.lowering import lower, side
 from fmm.kernels.needs import ALIGN
-from fmm.kernels.plan import VENDOR, Balanced, Level, Plan
+from fmm.kernels.plan import VENDOR, Balanced, Level, Plan, leaf_parts
 from fmm.kernels.recipe import Recipe, Sum
-from fmm.perfmodel.calibration import Calibration
+from fmm.kernels.strategy import SUMMING, TUNED
+from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.problem import Problem
 
@@ -26,6 +28,32 @@ DEEP_ACCESS = 8  # bytes that their sums move at a time, two numbers or one: all
 Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many of them start together
 
 
+class Tiles(NamedTuple):
+    """How the tiled kernel makes leaf products: the sides of its tiles; how many blocks of A, B and C each product
+    reads, reads and writes, on average; how many products fill the device together, if they may."""
+
+    height: int
+    width: int
+    left: float = 1.0
+    right: float = 1.0
+    dest: float = 1.0
+    together: float = 1.0
+
+    def number(self, m: float, n: float) -> int:
+        return ceil(m / self.height) * ceil(n / self.width)
+
+    def slowdown(self, rate: Rate, m: float, k: float, n: float, together: float) -> float:
+        """Of a product against an endless one of the vendor's; here sums are instructions, not passes over memory.
+
+        Each row of tiles adds up B anew, each column A.
+        """
+        tiles = self.number(m, n)
+        whole = tiles * self.height * self.width / (m * n)
+        added = (self.left - 1) / self.width + (self.right - 1) / self.height + (self.dest - 1) / k
+        start = rate.waves / (max(together, self.together) * tiles) + rate.pipe / k
+        return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added)
+
+
 @dataclass(frozen=True)
 class Work:
     """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are.
@@ -35,7 +63,7 @@ class Work:
     whose rows do not begin on cache lines, or not even at multiples of what its kernels move at a time (those of
     temporaries do both). `unaligned` is the share of the leaf products that read or write in place rows that do not
     begin at multiples of 16 bytes, `odd` if at none of 4, `copied` of those that take aligned copies of such rows
-    instead; `alone`: A's rows are the only such ones.
+    instead; `alone`: A's rows are the only such ones. `tiles`: of leaf products by the tiled kernel.
     """
 
     leaves: tuple[Leaf, ...]
@@ -50,6 +78,7 @@ class Work:
     odd: float = 0.0
     copied: float = 0.0
     alone: bool = False
+    tiles: Tiles | None = None
 
     @property
     def smallest(self) -> float:
@@ -102,7 +131,8 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
 
     products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
               m and n in whole tiles; the first of the two takes `unaligned`, `odd`, `copied` or `batch` times as long
-              where it is (of what the first two add, `alone` times as much where only A's rows are so)
+              where it is (of what the first two add, `alone` times as much where only A's rows are so); by the tiled
+              kernel flops / rate * tiled (1 + waves / tiles + pipe / k + inside * numbers added a multiply-add)
     sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes), and what `host` takes longer for the starts than the device for all its work
@@ -114,17 +144,16 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     rate, item = calibration.rate(problem.dtype), problem.itemsize
     lanes = _lanes(plan, problem, calibration)
     products = starts = 0.0
+    tiles = work.tiles
     aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     aside += 1 + work.copied * (rate.copied - 1)
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
-            slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
-            if rate.tile > 1:
-                slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
-            slowdown *= aside * (rate.batch if together > 1 else 1.0)
+            slowdown = tiles.slowdown(rate, m, k, n, together) if tiles else aside * _vendors(rate, m, k, n, together)
             compute = problem.element.flops * m * k * n / rate.flops * slowdown
-            moved = (m * k + k * n + m * n) * item / (rate.memory or calibration.stream)
+            left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
+            moved = (left * m * k + right * k * n + dest * m * n) * item / (rate.memory or calibration.stream)
             products += count * max(compute, moved)
             starts += count / batch
     traffic = work.traffic
@@ -147,6 +176,14 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
         ends = calibration.idle
         ends += min(calibration.spin, (products + sums + ends) * (lanes - 1) / (lanes + 1))
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
+
+
+def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float:
+    """How much longer a product of the vendor's takes than an endless one, where its rows are aligned."""
+    slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
+    if rate.tile > 1:
+        slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
+    return slowdown * (rate.batch if together > 1 else 1.0)
 
 
 def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
@@ -175,6 +212,27 @@ def _together(plan: Plan) -> float:
     return float(last.products) if last.traversal == "batched" else 1.0
 
 
+@lru_cache(maxsize=1024)
+def _tiles(plan: Plan) -> Tiles | None:
+    """None where the vendor multiplies."""
+    if not plan.tiled:
+        return None
+    from fmm.kernels.tile import strategy_of  # which a CPU has no need of
+
+    last = plan.levels[-1] if plan.levels else None
+    found = last.scheme if isinstance(last, Level) and last.fused else None
+    chosen = strategy_of(leaf_parts(plan.leaf)[0]) or (SUMMING if found else TUNED[0])
+    if found is None:
+        return Tiles(chosen.m_s, chosen.n_s)
+    left, right, dest = (sum(c != 0 for row in x for c in row) / found.rank for x in (found.u, found.v, found.w))
+    return Tiles(chosen.m_s, chosen.n_s, left, right, dest, found.rank)
+
+
+def aligned(problem: Problem) -> bool:
+    """Does every row begin at a multiple of ACCESS bytes?"""
+    return all(_rows(problem, ACCESS))
+
+
 # ---- the same work in a few multiplications, for ranking candidates quickly
 
 
@@ -201,7 +259,9 @@ MARKED = (101, 97, 103)
 
 @lru_cache(maxsize=1024)
 def footprint(first: Level) -> Footprint:
-    """Counted from the level's own recipe on blocks of marked sides."""
+    """Counted from the level's own recipe on blocks of marked sides; a fused level does its sums in its products."""
+    if first.traversal == "fused":
+        return Footprint(first.products, 0, (0, 0, 0), (0, 0, 0), (1, 1))
     fringe = "unequal" if first.traversal in ("stacked", "overlapped") else "pad"
     sides = (mark * parts for mark, parts in zip(MARKED, first.size, strict=True))
     recipe = lower(Plan((Level(first.algorithm, first.traversal, fringe),)), *sides)
@@ -234,14 +294,18 @@ def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
 def estimated(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
     traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
-    aligned, lined, worded = (_rows(problem, unit) for unit in (ACCESS, ALIGN, WORD))
-    unaligned, odd = float(not all(aligned)), float(not all(worded))
+    vectors, lined, worded = (_rows(problem, unit) for unit in (ACCESS, ALIGN, WORD))
+    unaligned, odd = float(not all(vectors)), float(not all(worded))
     direct = 1.0
     beside = False  # below an overlapped level
     count, sides = 1.0, [float(side) for side in problem.size]
     for step in plan.levels:
         if isinstance(step, Balanced):
             count *= _halved(step, sides)
+            continue
+        if step.fused:
+            sides = _block_sides(step, sides)
+            count *= step.products
             continue
         f = footprint(step)
         direct = f.direct[_padded(step, sides)] if len(plan.levels) == 1 else 0.0
@@ -273,7 +337,8 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         direct * (unaligned - odd),
         direct * odd,
         (1 - direct) * unaligned,
-        aligned[1] and not aligned[0],
+        vectors[1] and not vectors[0],
+        _tiles(plan),
     )
 
 
@@ -298,7 +363,7 @@ def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
 
 def _batched(plan: Plan) -> bool:
     """A batch reads temporaries alone, whose rows are aligned."""
-    return _together(plan) > 1 or any(isinstance(s, Level) and s.traversal == "batched" for s in plan.levels)
+    return any(isinstance(s, Level) and s.traversal == "batched" for s in plan.levels)
 
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
@@ -308,6 +373,8 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         if isinstance(step, Balanced):
             _halved(step, sides)
             continue
+        if step.fused:  # the last one: it holds nothing
+            break
         f = footprint(step)
         sides = _block_sides(step, sides)
         held += lanes * sum(f.each(f.held, *sides))

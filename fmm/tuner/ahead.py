@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fmm.kernels.plan import Level, Plan
+from fmm.kernels.tape import TILED
 
 MOST = 16  # processes
 # One of each kind: sides that every level divides, sides that are aligned to vectors but must be padded, odd sides.
@@ -36,7 +37,7 @@ def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     covering = _covering(plans)
     for dtype in dtypes:
         for plan in covering:
-            for size in SIZES:
+            for size in SIZES if not plan.tiled or dtype in TILED else ():
                 for label in LABELS if weight(plan) >= HEAVY else ("",):
                     yield dtype, str(plan), size, label
 
@@ -54,7 +55,7 @@ def _covering(plans: Iterable[Plan]) -> list[Plan]:
 
 def places(plan: Plan) -> frozenset[Place]:
     """A plan's levels as their kernels tell them apart: with leaf products, or above others."""
-    return frozenset((str(Plan((step,))), step is plan.levels[-1]) for step in plan.levels)
+    return frozenset((str(step), step is plan.levels[-1]) for step in plan.levels)
 
 
 def weight(plan: Plan) -> int:

@@ -12,17 +12,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fmm.kernels.cuda_source import source
+from fmm.kernels import tile_source
+from fmm.kernels.cuda_source import OPTIONS, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import Problem, SumOp, record
+from fmm.kernels.tile import TileOp
+
+Source = tuple[str, tuple[str, ...]]  # and the compiler's options
 
 
-def sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[str]:
+def sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[Source]:
     """The sources of the kernels of a plan that are so labelled, of all without a label."""
     tape = record(Plan.parse(plan), Problem.contiguous(*size, dtype))
-    found = {(op.kernel, op.access): None for op in tape.ops if isinstance(op, SumOp) and label in ("", op.label)}
-    for kernel, access in found:
-        yield source(kernel, access, False)
+    sums = {(op.kernel, op.access): None for op in tape.ops if isinstance(op, SumOp) and label in ("", op.label)}
+    for kernel, access in sums:
+        yield source(kernel, access, False), OPTIONS
+    for op in dict.fromkeys((op.kernel, op.access) for op in tape.ops if isinstance(op, TileOp)):
+        yield tile_source.source(*op), tile_source.OPTIONS
 
 
 def claimed(text: str, folder: Path) -> bool:
@@ -48,19 +54,17 @@ class _Unloaded:
         pass
 
 
-def compile_(text: str, device: int) -> None:
+def compile_(text: str, options: tuple[str, ...], device: int) -> None:
     """Into CuPy's cache, by the same call as the backend's, so under the same name."""
     import cupy
     from cupy.cuda import compiler
-
-    from fmm.kernels.cupy_backend import OPTIONS
 
     class Functions:
         Module = _Unloaded
 
     compiler.function = Functions
     with cupy.cuda.Device(device), suppress(_OnDiskError):
-        cupy.RawModule(code=text, options=OPTIONS).compile()
+        cupy.RawModule(code=text, options=options).compile()
 
 
 def main(arguments: list[str]) -> int:
@@ -71,9 +75,9 @@ def main(arguments: list[str]) -> int:
     for line in sys.stdin:
         try:
             dtype, plan, size, label = json.loads(line)
-            for text in sources(dtype, plan, tuple(size), label):
+            for text, options in sources(dtype, plan, tuple(size), label):
                 if claimed(text, folder):
-                    compile_(text, device)
+                    compile_(text, options, device)
             said = "done"
         except Exception as error:  # the tuner meets it where it needs the kernel, and records it
             said = f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -17,12 +17,15 @@ from fmm.kernels.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.tuner import fit as fitting
 from fmm.tuner.journal import Journal
+from fmm.tuner.search import lean
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Trial
 
 # The stages whose trials the fit sees: never those held out, nor those of the search, whose plans are what Optuna makes
-# of all that a plan may be, on few shapes, and unlike those between which the model is to choose.
-FITTED = ("scale", "rates", "probe")
+# of all that a plan may be, on few shapes, and unlike those between which the model is to choose. The first is of rough
+# products, to know what can be measured at all.
+SCALE = "scale"
+FITTED = (SCALE, "rates", "probe", "tiles")
 RELEVANT = 0.01  # of the longest twin's time: shorter products say nothing of the noise of those that are tuned
 # The margin by which a plan must be predicted to win is the model's error on held-out shapes (the most that its median
 # may be), within these ends, and the last where too few were measured to know it.
@@ -61,6 +64,9 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     found = []
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
+        if all(t.plan == "vendor" or lean(Plan.parse(t.plan), t.problem) for t in searched):
+            found += lean_entry(searched, confirmed, noise)  # other plans were not tried
+            continue
         shown = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
         wins = unbeaten(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
         shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
@@ -71,7 +77,22 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
         elif best is None:
             shown = [e for e in shown if e.rounds >= certify.ROUNDS]
         found += [best] if best else shown[-1:]
+        if best and not lean(Plan.parse(best.plan), searched[0].problem):
+            found += lean_entry(searched, confirmed, noise)
     return found
+
+
+def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
+    """What is best without workspace: a certified plan, or the vendor if none is."""
+    for trials in (confirmed, searched):
+        pairs = [x for x in paired_samples(trials) if lean(Plan.parse(x[0]), trials[0].problem)]
+        shown = [certify.entry(trials[0].size, *x, noise, "certified") for x in pairs]
+        if shown and trials is confirmed:
+            best = max(shown, key=lambda e: e.speedup)
+            return [replace(best, lean=True)] if best.rounds >= certify.ROUNDS else []
+        if shown and all(median(certify.ratios(*x[1:])) <= 1 for x in pairs):
+            return [replace(shown[0], lean=True)]
+    return []
 
 
 def unbeaten(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
@@ -121,24 +142,31 @@ def _promising(trials: Sequence[Trial]) -> bool:
     return any(median(certify.ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
 
 
+def margin(error: fitting.Error) -> float:
+    """What a plan must promise, where predictions are off like this."""
+    return min(max(MARGIN, error.upper if error.count >= ENOUGH else UNKNOWN), MOST)
+
+
 def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """The section of the config; None if no more was measured than the first rough products: what they say of the
     device's rate is off by several times, and the runtime knows better how to do without."""
     trials, device = journal.recorded, journal.device
-    if not any(o.kind == "vendor" for o in fitting.observations(trials, ("rates", "probe"))):
+    known = tuple(stage for stage in FITTED if stage != SCALE)
+    if not any(o.kind == "vendor" for o in fitting.observations(trials, known)):
         return None
     noise = noise_floor(trials)
     fitted = fit(journal, dtype)
-    error = fitting.errors(fitted.calibration, fitting.observations(trials, ("held out",)))
-    off = error["speedup"].upper if error["speedup"].count >= ENOUGH else UNKNOWN
-    calibration = replace(fitted.calibration, margin=min(max(MARGIN, off), MOST))
+    held = fitting.observations(trials, ("held out",))
+    error = fitting.errors(fitted.calibration, [o for o in held if not o.run.plan.tiled])
+    own = fitting.errors(fitted.calibration, [o for o in held if o.run.plan.tiled or o.kind == "vendor"])["speedup"]
+    calibration = replace(fitted.calibration, margin=margin(error["speedup"]), tiled_margin=margin(own))
     return {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.conditions},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
         "calibration": config.spelled(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
-        "error": {name: asdict(e) for name, e in error.items()},
+        "error": {name: asdict(e) for name, e in (error | ({"tiled": own} if own.count else {})).items()},
         "thresholds": fitting.thresholds(calibration, dtype, one_level(trials)),
         "noise": noise,
         "entries": [asdict(e) for e in entries(trials, noise)],

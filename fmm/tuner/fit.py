@@ -31,7 +31,9 @@ class Observation:
 
     @property
     def kind(self) -> str:
-        """What it informs: vendor, products, sums or plan."""
+        """What it informs: vendor, products, sums or plan; tile or inside, if our own kernel multiplies."""
+        if self.run.plan.tiled:
+            return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
             return self.run.part
         return "vendor" if self.run.plan == VENDOR else "plan"
@@ -123,7 +125,12 @@ PARAMETERS = (
     Parameter("idle", 1e-5, 1.0, frozenset({"plan"})),
     Parameter("spin", 1e-5, 1.0, frozenset({"plan"})),
     Parameter("apart", 0.1, 10.0, SUMS),
+    # Of our own kernel, after all others: what it takes says nothing of the vendor's.
+    Parameter("rate.tiled", 0.5, 10.0, frozenset({"tile", "inside"})),
+    Parameter("rate.waves", 0.1, 1e4, frozenset({"tile", "inside"})),
+    Parameter("rate.inside", 0.01, 1e3, frozenset({"inside"})),
 )
+TILED_START = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
 
 
 TILE = Parameter("rate.tile", 1.0, 1024.0, frozenset())
@@ -156,10 +163,25 @@ SCREENED = 8  # steps after which their fits are compared
 
 def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
-    if not start.batches:
-        return _fitted(start, dtype, observed)[1]
-    starts = [TILE.put(start, dtype, tile) for tile in TILES]
-    return _fitted(min(starts, key=lambda s: _fitted(s, dtype, observed, SCREENED)[0]), dtype, observed)[1]
+    tiled = [o for o in observed if o.run.plan.tiled]
+    others = [o for o in observed if not o.run.plan.tiled]
+    start = _rescaled(start, dtype, others)
+    if start.batches:
+        starts = [TILE.put(start, dtype, tile) for tile in TILES]
+        start = min(starts, key=lambda s: _fitted(s, dtype, others, SCREENED)[0])
+    return _with_tiled(_fitted(start, dtype, others)[1], dtype, tiled)
+
+
+def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """What our own kernel takes, beside what is known of the rest; nothing where no sums were inside."""
+    if not any(o.kind == "inside" for o in observed):
+        return found
+    start = found.calibration
+    for parameter in PARAMETERS:
+        if parameter.name in TILED_START:
+            start = parameter.put(start, dtype, TILED_START[parameter.name])
+    own = _fitted(start, dtype, observed)[1]
+    return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
 
 
 def _fitted(
@@ -170,7 +192,6 @@ def _fitted(
     from scipy.optimize import least_squares
 
     kinds = {o.kind for o in observed}
-    start = _rescaled(start, dtype, observed)
     free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
     free = [p for p in free if kinds & p.informed_by and _told(p, start)]
     works = [work(o.run.plan, o.problem) for o in observed]

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 from typing import Any
 
 from fmm import certify
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.kernels.tape import TILED
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked, usual_growth
 from fmm.perfmodel.problem import Problem
@@ -36,9 +37,9 @@ GPU_SPACE: Mapping[str, Sequence[str]] = {
     "scheme": ("strassen", "winograd", "aligned"),
     "outer": ("", "1", "2"),
     "inner": ("1", "2", "3"),
-    "traversal": ("batched", "", "overlapped"),
-    "fringe": ("pad16", "pad64"),
-    "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3"),
+    "traversal": ("batched", "", "overlapped", "fused"),
+    "fringe": ("pad16", "pad64", "pad4"),
+    "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile"),
 }
 
 
@@ -51,6 +52,10 @@ def built(choices: Mapping[str, str]) -> Plan:
             raise PlanError("three levels in one pass take long to compile, and gain by batches of Strassen's alone")
         if scheme == "aligned" and (choices["outer"], choices["inner"], choices["traversal"]) != ("", "1", "batched"):
             raise PlanError("one copy of the operands is aligned, and its product has nothing to run beside")
+        if choices["traversal"] == "fused" and choices["inner"] != "1":
+            raise PlanError("each product of a fused level is a kernel of its own: two levels are 49 to compile")
+        if (choices["traversal"] == "fused") != (choices["fringe"] == "pad4"):
+            raise PlanError("a fused level reads no more than 4 numbers at a time, others read and write more")
         outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
         return Plan.parse(" > ".join([*outer, _level(_power(scheme, choices["inner"]), options), leaf]))
     depth = int(choices["depth"])
@@ -77,21 +82,43 @@ class Found:
 
 def search(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
-    predicted = (c.plan for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
-    promising = list(islice((p for p in predicted if fits(journal.device, p, problem)), effort.enqueued))
-    peers = list(journal.device.peers())[: effort.enqueued]
-    promising = [*promising[:1], *peers, *promising[1:]]
+    predicted = [c.plan for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR]
+    predicted = [p for p in predicted if fits(journal.device, p, problem)]
+    without, peers = leanest(problem, calibration, journal.device), list(journal.device.peers())[: effort.enqueued]
+    promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(STAGE, problem) as desk:
         race = Race(desk, effort.rounds)
-        for plan in proposals(promising, journal.device, problem, race.results, effort.trials + len(peers)):
+        for plan in proposals(promising, journal.device, problem, race.results, effort.trials + len(peers + without)):
             if race.spent >= seconds:
                 break
             race.enter(plan)
     return Found(problem, race.standing())
 
 
+def race(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
+    """These plans alone against the vendor."""
+    with journal.open(STAGE, problem) as desk:
+        racing = Race(desk, effort.rounds)
+        for plan in plans:
+            racing.enter(plan)
+    return Found(problem, racing.standing())
+
+
+def leanest(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
+    """The plan without workspace that the model likes best; none if there is none."""
+    known = ranked(problem, calibration, device.candidates())
+    return [c.plan for c in known if lean(c.plan, problem) and fits(device, c.plan, problem)][:1]
+
+
+def lean(plan: Plan, problem: Problem) -> bool:
+    """Is it a plan that needs no workspace: for those who have none to give?"""
+    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize) == 0
+
+
 def fits(device: Device, plan: Plan, problem: Problem) -> bool:
-    """Does the plan keep the usual limit of error, and operands and workspace the device's memory?"""
+    """Is the plan for this type, does it keep the usual limit of error, and operands and workspace the memory?"""
+    if plan.tiled and problem.dtype not in TILED:
+        return False
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize
     try:

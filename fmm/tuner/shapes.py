@@ -68,6 +68,11 @@ def ladder(side: int, stride: int = 1) -> list[Size]:
     return [(x, x, x) for x in reversed(LADDER) if side / 8 <= x <= side][::stride]
 
 
+def below(side: int, stride: int = 1) -> list[Size]:
+    """The usual squares that are too small for that ladder."""
+    return [(x, x, x) for x in reversed(LADDER) if x < side / 8][::stride]
+
+
 class ShapesError(ValueError):
     """A shapes file that cannot be read."""
 

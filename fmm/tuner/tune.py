@@ -14,6 +14,7 @@ from fmm import certify
 from fmm.kernels.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked
+from fmm.perfmodel.predict import aligned, estimated
 from fmm.perfmodel.problem import Problem
 from fmm.tuner import shapes
 from fmm.tuner.ahead import HEAVY, weight
@@ -21,7 +22,7 @@ from fmm.tuner.conclude import concluded, fit, noise_floor, started
 from fmm.tuner.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, Pace, TimeUpError
-from fmm.tuner.search import Found, fits, search
+from fmm.tuner.search import Found, fits, lean, leanest, race, search
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Run
 
@@ -31,6 +32,7 @@ SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of 
 # Probed in lanes: plans that are predicted to take at most so many times as long as the best. Those of many small steps
 # take ten times as long as what matters.
 WORTH_PROBING = 1.5
+OWN = 2  # one of so many random shapes, those of round sides, has a plan of our own kernel too
 PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on ...
 DEAR = 0.03  # ... but a shape whose rounds have taken so much of them has had its share
 
@@ -58,6 +60,10 @@ def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = 
             share = effort.seconds / len(problems)
             found = search(journal, problem, calibration, effort, share * SHARES["search"])
             confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
+        for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.below(side, effort.stride))):
+            if plans := leanest(problem, calibration, journal.device):
+                found = race(journal, problem, plans, effort)
+                confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify), noise)
     except TimeUpError:
         stopped = "the time was up"
     except KeyboardInterrupt:
@@ -102,8 +108,22 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
             if side // 2 <= problem.m + shapes.STEP < side:
                 runs += [Run(p) for p in own]
             _raced(journal, "probe", problem, runs, effort)
+    tiled(journal, squares[::2], effort)
     for stage, problem, found in sorted(scattered(device, dtype, side, effort), key=lambda x: _heavy(x[2])):
         _raced(journal, stage, problem, [Run(), *(Run(p) for p in found if fits(device, p, problem))], effort)
+
+
+def tiled(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
+    """Products by our own kernel, with sums inside and alone, beside the vendor's."""
+    for problem in squares:
+        if plans := own_plans(journal.device, problem):
+            _raced(journal, "tiles", problem, [Run(), *map(Run, plans), Run(Plan(leaf=plans[0].leaf))], effort)
+
+
+def own_plans(device: Device, problem: Problem) -> list[Plan]:
+    """Candidates whose products are our own kernel's, where it could be chosen: if it is as fast as can be."""
+    plans, least = [p for p in device.candidates() if p.tiled and fits(device, p, problem)], device.untuned().least
+    return [p for p in plans if aligned(problem) and estimated(p, problem).smallest >= least]
 
 
 def _heavy(plans: Iterable[Plan]) -> bool:
@@ -128,7 +148,9 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
             near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
             plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
             others = plans[1:] or plans  # of a small product a GPU has but one plan
-            yield stage, problem, plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
+            beside = own_plans(device, problem)[:1] if i % OWN == 0 else []
+            found = plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
+            yield stage, problem, [*found, *beside]
 
 
 def pace_of(journal: Journal, effort: Effort) -> Pace:
@@ -145,14 +167,19 @@ def promising(journal: Journal, problem: Problem, calibration: Calibration) -> b
 
 def confirm(journal: Journal, found: Found, pace: Pace, noise: float) -> None:
     """The best plans on fresh operands, one after the other until one is certified: against the vendor's product, and
-    against the best of what else the vendor has for it."""
+    against the best of what else the vendor has for it (which needs workspace). The best without workspace as well."""
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
+    raced = []
     for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
+        raced.append(plan)
         if _faster(journal, "certify", found.problem, VENDOR, plan, pace, noise) and (
             peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, pace, noise)
         ):
-            return
+            break
+    without = next((plan for plan in promising if lean(plan, found.problem)), None)
+    if without and without not in raced:
+        _faster(journal, "certify", found.problem, VENDOR, without, pace, noise)
 
 
 def _faster(journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, pace: Pace, noise: float) -> bool:

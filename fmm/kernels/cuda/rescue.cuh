@@ -6,16 +6,11 @@
 // NaN stand where the vendor's product has them. The host is never asked: it reads a count in its own memory at some
 // later call.
 //
-// Comes after sum.cuh, whose element types it uses.
+// For types that the tiled kernel does not compute again (see again.cuh), and to look for inf and NaN in what raises no
+// flag. Comes after sum.cuh, whose element types it uses, and slot.cuh.
 #pragma once
 
 namespace fmm::classical {
-
-struct Slot {
-    int flag;            // up: C has an inf or NaN
-    unsigned finished;   // thread blocks that are done with computing it again
-    unsigned rescues;    // products computed again so far
-};
 
 struct Operand {
     void* data;
@@ -116,26 +111,14 @@ __device__ __forceinline__ void classical_tile(const Rescue& p, long long row, l
         }
 }
 
-// The last thread block to finish puts the slot back as it was and tells the host: no memset between calls.
-__device__ __forceinline__ void finish(const Rescue& p) {
-    __syncthreads();
-    if (threadIdx.x) return;
-    __threadfence();
-    if (atomicAdd(&p.slot->finished, 1u) != gridDim.x - 1) return;
-    p.slot->finished = 0;
-    p.slot->flag = 0;
-    *static_cast<volatile unsigned*>(p.count) = ++p.slot->rescues;
-    __threadfence_system();
-}
-
 template <class Element, int EACH>
 __device__ __forceinline__ void rescue(const Rescue& p) {
-    if (*static_cast<volatile int*>(&p.slot->flag) == 0) return;
+    if (!is_up(&p.slot->flag)) return;
     constexpr int TILE = SIDE * EACH;
     const long long down = (p.m + TILE - 1) / TILE, across = (p.n + TILE - 1) / TILE;
     for (long long tile = blockIdx.x; tile < down * across; tile += gridDim.x)
         classical_tile<Element, EACH>(p, tile / across * TILE, tile % across * TILE);
-    finish(p);
+    finish(p.slot, p.count);
 }
 
 // Raises the flag for what was not stored by a sum: blocks of C that came straight out of a GEMM.

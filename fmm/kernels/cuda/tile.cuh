@@ -40,6 +40,7 @@ struct Parameters {
     int m, n, k;
     int down, across;  // tiles below each other and side by side
     int group;         // so many rows of tiles are done together: what they read stays in the second-level cache
+    int* flag;         // raised where what is stored is not finite (only by kernels that watch)
 };
 
 enum class Along {  // which way an operand is contiguous
@@ -400,6 +401,22 @@ struct Fragment {
 
 __device__ constexpr int max_of(int x, int y) { return x > y ? x : y; }
 
+// Sees all that a thread stores, if the kernel is to tell of inf and NaN: times zero they are NaN, all else is zero. What
+// is added atomically nobody sees.
+template <class Element, bool WATCHES>
+struct Watch {
+    Element nothing = Element(0);
+    __device__ __forceinline__ void see(Element x) { nothing += x * Element(0); }
+    __device__ __forceinline__ void tell(int* flag) const {
+        if (nothing != Element(0)) *static_cast<volatile int*>(flag) = 1;
+    }
+};
+template <class Element>
+struct Watch<Element, false> {
+    __device__ __forceinline__ void see(Element) {}
+    __device__ __forceinline__ void tell(int*) const {}
+};
+
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_atomically(Element* q, const Pack<Element, COUNT>& v) {
 #pragma unroll
@@ -422,8 +439,11 @@ __device__ __forceinline__ Pack<Element, COUNT> get(const Element* q, int valid)
     for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? q[e] : Element(0);
     return run;
 }
-template <bool ATOMIC, Access ACCESS, class Element, int COUNT>
-__device__ __forceinline__ void put(Element* q, int valid, const Pack<Element, COUNT>& run) {
+template <bool ATOMIC, Access ACCESS, class Element, int COUNT, class Watch>
+__device__ __forceinline__ void put(Element* q, int valid, const Pack<Element, COUNT>& run, Watch& watch) {
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e)
+        if (!ATOMIC && e < valid) watch.see(run.lane[e]);
     if (ACCESS == Access::VECTOR && valid >= COUNT) {
         if constexpr (ATOMIC)
             add_atomically(q, run);
@@ -466,9 +486,10 @@ struct Run {
 // This thread's part of the product, `x`, to the destinations, each of which is read once at most and written once at
 // most: `Product::update` makes an element's new values of the product's and the old ones. Some runs are read before the
 // first of them is written: memory takes long to answer, and the compiler cannot know that they are different ones.
-template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS>
+template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
+          class Watch>
 __device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
-                                        int row, int col, const Element (&x)[ROWS][COLS]) {
+                                        int row, int col, const Element (&x)[ROWS][COLS], Watch& watch) {
     constexpr int DEST = Product::DEST, PACK = Right::INNER ? 1 : Right::PACK, ACROSS = COLS / PACK, RUNS = ROWS * ACROSS;
     constexpr int HELD = 32, AT_ONCE = max_of(HELD / (PACK * DEST), 1);
     Element* first[DEST];
@@ -505,16 +526,16 @@ __device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&
 #pragma unroll
             for (int d = 0; d < DEST; ++d)
                 if (Product::writes(d))
-                    put<Product::ATOMIC, ACCESS>(runs[r].at[d], runs[r].valid[d], runs[r].value[d]);
+                    put<Product::ATOMIC, ACCESS>(runs[r].at[d], runs[r].valid[d], runs[r].value[d], watch);
         }
     }
 }
 
 // ---- the kernel
 
-// `memory`: shared memory, Operand::SIZE numbers for each operand.
+// The tile of this number; `memory`: shared memory, Operand::SIZE numbers for each operand.
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
-__device__ __forceinline__ void multiply(const Params& p, Element* memory) {
+__device__ __forceinline__ void multiply(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS>;
     using RightLines = Lines<Element, RIGHT, ACCESS, S::WIDTH, S::DEPTH, S::THREADS>;
     using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TURNED, Product::LEFT_PATH, true>;
@@ -530,7 +551,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     static_assert(!SUMS || S::STAGES == 2, "sums are formed one tile ahead");
 
     let_next_start();
-    const Tile tile = tile_of(p, blockIdx.x);
+    const Tile tile = tile_of(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
     LeftTiles left{memory, {product.left, p.leading[0], tile.layer * p.layer[0], row}};
@@ -649,7 +670,9 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory) {
     }
 
     wait_for_previous();
-    put_all<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum);
+    Watch<Element, Product::WATCHES> watch;
+    put_all<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, watch);
+    watch.tell(p.flag);
 }
 
 }  // namespace fmm

@@ -1,0 +1,132 @@
+"""Tiled products by the copy engine, on a CUDA device that has one."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from typing import Any
+
+import pytest
+
+from fmm.kernels.plan import Plan
+from fmm.kernels.tape import Layout, Problem, record
+
+cupy = pytest.importorskip("cupy")
+np = pytest.importorskip("numpy")
+pytestmark = pytest.mark.gpu
+
+FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, whatever the size
+
+
+@pytest.fixture(autouse=True)
+def _engine() -> None:
+    from fmm.kernels.cupy_bulk import has_engine
+
+    if not has_engine(cupy.cuda.runtime.getDevice()):
+        pytest.skip("this device's copy engine brings no tiles: compute capability 9.0 is the first that does")
+
+
+def made(shape: tuple[int, int], order: str, rng: Any) -> Any:
+    """Random, lines at multiples of 16 bytes, NaN between them."""
+    lines, length = shape if order == "C" else shape[::-1]
+    whole = cupy.full((lines, -(-length // 4) * 4 + 4), cupy.nan, cupy.float32)
+    whole[:, :length] = rng.standard_normal((lines, length), cupy.float32)
+    return whole[:, :length] if order == "C" else whole[:, :length].T
+
+
+def check(plan: str, size: tuple[int, int, int], orders: str, alpha: float, beta: float) -> None:
+    from fmm.kernels.cupy_backend import CupyBackend
+
+    m, k, n = size
+    rng = cupy.random.default_rng(m * k + n)
+    a, b, c = (made(shape, order, rng) for shape, order in zip(((m, k), (k, n), (m, n)), orders, strict=True))
+    wide = [x.astype(cupy.float64) for x in (a, b, c)]
+    if not beta:
+        c[...] = cupy.nan
+    CupyBackend().multiply(plan, a, b, c, alpha, beta)
+    expected = alpha * (wide[0] @ wide[1]) + (beta * wide[2] if beta else 0)
+    room = abs(alpha) * (abs(wide[0]) @ abs(wide[1])) + abs(beta * wide[2])
+    assert float(abs(c - expected).max()) <= 60 * 2.0**-24 * float(room.max()), (plan, size, orders)
+    whole = c.base
+    assert int(cupy.isnan(whole).sum()) == whole.size - c.size
+
+
+@pytest.mark.parametrize("plan", ["tile.deep", "tile.long", FUSED])
+@pytest.mark.parametrize("orders", ["CCC", "FCC", "CFF", "FFC"])
+def test_products_of_any_size(plan: str, orders: str) -> None:
+    pick = random.Random(plan + orders)
+    for scalars in ((1.0, 0.0), (0.5, 2.0)):
+        for _ in range(12):
+            check(plan, (pick.randint(1, 700), pick.randint(1, 700), pick.randint(1, 700)), orders, *scalars)
+        check(plan, (2304, 1000, 1500), orders, *scalars)
+        check(plan, (130, 9000, 260), orders, *scalars)  # in parts
+
+
+def test_the_engine_is_used() -> None:
+    from fmm.kernels.cupy_bulk import chosen
+
+    aligned = dict.fromkeys("ABCW", 256)
+    (op,) = record(Plan.parse(FUSED), Problem.contiguous(1536, 1536, 1536, "float32")).ops
+    made = chosen(op, 0, aligned)  # type: ignore[arg-type]
+    assert made is not None
+    assert made.tasks >= 7
+    assert chosen(op, 0, aligned | {"A": 4}) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [(1536, 1536, 1536), (2560, 2560, 2560), (520, 8192, 300)])
+def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
+    from fmm.kernels.cupy_backend import CupyBackend
+
+    rng, (m, k, n) = cupy.random.default_rng(4), size
+    a, b = rng.standard_normal((m, k), cupy.float32), rng.standard_normal((k, n), cupy.float32)
+    found = [CupyBackend().multiply(FUSED, a, b) for _ in range(8)]
+    assert all((x == found[0]).all() for x in found)
+
+
+def test_streams_and_graphs_do_not_disturb_each_other() -> None:
+    """Each stream and each graph has counts of its own, zero again after every launch."""
+    from fmm.kernels.cupy_backend import CupyBackend
+
+    n, rng, backend = 1024, cupy.random.default_rng(2), CupyBackend()
+    tape = record(Plan.parse(FUSED), Problem.contiguous(n, n, n, "float32"))
+    a, b = (rng.standard_normal((n, n), cupy.float32) for _ in "AB")
+    expected = backend.multiply(FUSED, a, b)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    results = [cupy.full((n, n), cupy.nan, cupy.float32) for _ in range(6)]
+    graphs = []
+    for c in results[3:]:
+        graphs.append(backend.graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0))
+        backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)  # makes counts for the next capture ready
+    cupy.cuda.Device().synchronize()
+    for c in results:
+        c[...] = cupy.nan
+    cupy.cuda.Device().synchronize()
+    for _ in range(5):
+        for stream, direct, graph in zip(streams, results[:3], graphs, strict=True):
+            backend.run(tape, a.data.ptr, b.data.ptr, direct.data.ptr, 0, stream)
+            graph.launch(stream)
+    cupy.cuda.Device().synchronize()
+    assert all((c == expected).all() for c in results)
+
+
+def test_layouts_of_one_problem_agree() -> None:
+    """However operands lie, within rounding."""
+    from fmm.kernels.cupy_backend import CupyBackend
+
+    rng = cupy.random.default_rng(9)
+    a, b = rng.standard_normal((640, 512), cupy.float32), rng.standard_normal((512, 768), cupy.float32)
+    expected = a.astype(cupy.float64) @ b.astype(cupy.float64)
+    for left, right in product((a, cupy.asfortranarray(a)), (b, cupy.asfortranarray(b))):
+        found = CupyBackend().multiply("tile", left, right)
+        assert float(abs(found - expected).max()) < 1e-3
+
+
+def test_a_problem_that_is_not_aligned_is_done_by_the_other_kernel() -> None:
+    from fmm.kernels.cupy_backend import CupyBackend
+
+    layouts = Layout("C", 257), Layout("C", 301), Layout("C", 301)
+    assert record(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0
+    rng = cupy.random.default_rng(9)
+    a, b = rng.standard_normal((130, 257), cupy.float32), rng.standard_normal((257, 301), cupy.float32)
+    found = CupyBackend().multiply("tile.deep", a, b)
+    assert float(abs(found - a.astype(cupy.float64) @ b.astype(cupy.float64)).max()) < 1e-3

@@ -1,0 +1,173 @@
+"""Our own tiled kernel in a tuning: measured, fitted, certified, and chosen where there is no workspace to give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from fmm import config
+from fmm.config import Tuned
+from fmm.decision import certified, modelled
+from fmm.device.call import _recorded as recorded
+from fmm.kernels.needs import workspace
+from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.tape import Layout
+from fmm.kernels.tape import Problem as TapeProblem
+from fmm.perfmodel.calibration import Calibration, Rate, datasheet
+from fmm.perfmodel.choose import Limits, candidates, choose, ranked
+from fmm.perfmodel.predict import Tiles, estimated, predict, vendor
+from fmm.perfmodel.problem import Problem
+from fmm.tuner.conclude import concluded, entries
+from fmm.tuner.fake_device import FakeDevice
+from fmm.tuner.journal import Journal
+from fmm.tuner.shapes import LADDER, below, ladder
+from fmm.tuner.trials import Trial
+from fmm.tuner.tune import tune
+
+FUSED, HYBRID = (p for p in candidates(True) if p.tiled)
+NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
+RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, waves=40.0, inside=0.7)
+TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)
+WANTED = (16384, 16384, 16384)
+
+
+@pytest.fixture(scope="module")
+def journal() -> Journal:
+    device = FakeDevice(truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002)
+    made = Journal("run", device)
+    assert not tune(made, "float32", device.efforts["quick"], (WANTED,)).stopped
+    return made
+
+
+@pytest.fixture(scope="module")
+def section(journal: Journal) -> Tuned:
+    return config.section(concluded(journal, "float32"), "test", journal.device.identity, "float32")
+
+
+def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) -> None:
+    known = section.calibration
+    assert known is not None
+    rate = known.rate("float32")
+    assert rate.tiled == pytest.approx(RATE.tiled, rel=0.03) and rate.flops == pytest.approx(RATE.flops, rel=0.05)
+    assert {t.plan for t in journal.recorded if t.stage == "tiles"} == {"vendor", "tile", str(FUSED), str(HYBRID)}
+    assert known.tiled_margin < 0.03  # enough was held out to know how good the formula is
+    for problem in (Problem(n, n, n, "float32") for n in (3072, 8192)):
+        told, truly = (predict(FUSED, problem, c).seconds for c in (known, TRUTH))
+        assert told == pytest.approx(truly, rel=0.03)
+
+
+def test_shapes_have_an_entry_without_workspace(section: Tuned) -> None:
+    """The best of all plans, and beside it the best of those for who has no memory to give."""
+    problem, best, lean = Problem(*WANTED, "float32"), section.entry(WANTED), section.entry(WANTED, lean=True)
+    assert best and lean and len(section.entries) == 2
+    assert not best[0].lean and workspace(best[1], *WANTED, 4) > 0 and lean[1] == FUSED
+    decided = [certified(problem, limits, section) for limits in (MUCH, NONE)]
+    assert [d.plan for d in decided if d] == [best[1], FUSED]
+
+
+@pytest.mark.parametrize(("stages", "plan"), [(("search", "certify"), "vendor"), (("search",), "vendor"), ((), None)])
+def test_where_it_loses_the_vendor_is_the_best_without_workspace(
+    journal: Journal, stages: tuple[str, ...], plan: str | None
+) -> None:
+    """Confirmed or seen in the search alone; where it was never tried, nothing is said."""
+    trials = [t for t in journal.recorded if t.plan != str(FUSED) or t.stage in stages]
+    slow = [replace(t, seconds=1.5 * t.seconds) if t.seconds and t.plan == str(FUSED) else t for t in trials]
+    lean = [e.plan for e in entries(slow, 0.0) if e.lean]
+    assert lean == ([plan] if plan else [])
+
+
+def test_of_shapes_too_small_for_other_plans_only_that_entry_is_known(journal: Journal) -> None:
+    """Products that are small for a tuning are raced with the plan without workspace alone."""
+    alone = [replace(t, size=(2048,) * 3) for t in journal.recorded if t.plan in ("vendor", str(FUSED))]
+    assert [(e.plan, e.lean) for e in entries(paired(alone), 0.0)] == [(str(FUSED), True)]
+    assert below(28000)[0] == (3072, 3072, 3072) and below(8192) == []
+    assert {*below(40000), *ladder(40000)} == {(x, x, x) for x in LADDER if x <= 40000}
+
+
+def paired(trials: list[Trial]) -> list[Trial]:
+    """Without rounds of the vendor's beside other plans: in each stage, as many samples of both."""
+    own = {stage: [t for t in trials if t.stage == stage and t.plan == str(FUSED)] for stage in ("search", "certify")}
+    vendor = {stage: [t for t in trials if t.stage == stage and t.plan == "vendor"] for stage in own}
+    return [t for stage in own for t in (*vendor[stage][-len(own[stage]) :], *own[stage])]
+
+
+def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
+    problem = Problem(12288, 12288, 12288, "float32")
+    known, device = section.calibration, section.identity
+    assert modelled(problem, NONE, known, True, device).plan == FUSED
+    assert workspace(modelled(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
+    odd = Problem(12288, 12287, 12288, "float32")  # rows that are not aligned were not measured
+    assert modelled(odd, NONE, known, True, device).plan == VENDOR
+    rates = MappingProxyType({"float32": replace(RATE, tiled=1.2)})
+    assert modelled(problem, NONE, replace(TRUTH, rates=rates), True, device).plan == VENDOR
+
+
+# ---- without a tuning
+
+
+def test_what_nobody_measured_is_not_chosen() -> None:
+    """A datasheet and an old config say nothing of our own kernel: no workspace, no plan."""
+    problem = Problem(16384, 16384, 16384, "float32")
+    spelled = config.spelled(TRUTH, "float32")
+    for name in ("tiled", "waves", "inside"):
+        del spelled["rate"][name]
+    del spelled["tiled_margin"]
+    old = config.calibration(spelled, "old", "float32", "GPU", "an old config")
+    for known in (datasheet("h200"), old):
+        assert not any(c.plan.tiled for c in ranked(problem, known))
+        assert choose(problem, known, NONE).best.plan == VENDOR
+        assert choose(problem, known, MUCH).best.plan != VENDOR
+    assert choose(problem, TRUTH, NONE).best.plan == FUSED
+    assert config.calibration(config.spelled(TRUTH, "float32"), "new", "float32", "fake GPU", "") == TRUTH
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "tf32"])
+def test_other_types_have_no_such_plans(dtype: str) -> None:
+    known = replace(TRUTH, rates=MappingProxyType({dtype: RATE}))
+    assert not any(c.plan.tiled for c in ranked(Problem(8192, 8192, 8192, dtype), known))
+
+
+def test_its_margin_is_its_own() -> None:
+    problem = Problem(16384, 16384, 16384, "float32")
+    unsure = replace(TRUTH, tiled_margin=0.2)
+    assert choose(problem, unsure, NONE).best.plan == VENDOR
+    assert choose(problem, unsure, MUCH).best == choose(problem, TRUTH, MUCH).best
+
+
+@pytest.mark.parametrize(("orders", "gap", "used"), [("CCC", 0, True), ("FCF", 8, True), ("CCC", 1, False)])
+def test_arrays_whose_lines_are_not_aligned_are_the_vendors(orders: Any, gap: int, used: bool) -> None:
+    """Whatever the model says of their sizes; a plan that is given runs."""
+    layouts = tuple(Layout(order, 1024 + gap) for order in orders)
+    problem = TapeProblem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
+    assert (recorded(FUSED, problem, False) is not None) == used
+    assert recorded(FUSED, problem, True) is not None
+
+
+# ---- the formula
+
+
+def test_sums_inside_are_instructions() -> None:
+    """No traffic, no passes, no workspace: what is added costs its share of the multiply-adds."""
+    n = 4096
+    problem, half = Problem(n, n, n, "float32"), n // 2
+    work = estimated(FUSED, problem)
+    assert (work.traffic, work.passes, work.leaves) == (0, 0, ((half, half, half, 7, 1),))
+    assert work.tiles == Tiles(64, 128, 12 / 7, 12 / 7, 12 / 7, 7)
+    tiles = (half // 64) * (half // 128)
+    added = 5 / 7 / 128 + 5 / 7 / 64 + 5 / 7 / half
+    expected = 7 * 2 * half**3 / 5e13 * 1.02 * (1 + 40 / (7 * tiles) + 30 / half + 0.7 * added)
+    assert predict(FUSED, problem, TRUTH).products == pytest.approx(expected)
+
+
+def test_tiles_are_whole() -> None:
+    """One row more than a tile has costs a row of tiles more."""
+    rate = replace(RATE, waves=0.0, inside=0.0, pipe=0.0)
+    known = replace(TRUTH, rates=MappingProxyType({"float32": rate}))
+    plan = Plan.parse("tile.square")
+    whole, more = (predict(plan, Problem(m, 4096, 4096, "float32"), known).products for m in (4096, 4097))
+    assert more == pytest.approx(whole * 33 / 32)
+    alone = replace(known, rates=MappingProxyType({"float32": replace(rate, fill=0.0)}))
+    assert whole == pytest.approx(1.02 * vendor(Problem(4096, 4096, 4096, "float32"), alone).products)
