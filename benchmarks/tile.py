@@ -4,8 +4,8 @@ First every strategy is checked against float64 on odd sizes, unaligned operands
 interleaved with cuBLAS in shuffled rounds on random data; a row is the median of the paired ratios and its quartiles.
 A strategy is a preset's name or its sizes: m_S x n_S x k_S : m_R x n_R : threads of a warp : stages : blocks, as in
 128x128x8:8x16:8x4:3:2. `--schemes` instead times Huang, Yu and van de Geijn's ways through a fused level's products:
-one after the other, on two streams, atomically, batched by variant; two levels at once, and one below another.
-`--li` times Li, Ranka and Sahni's codes, with and without what texture memory became.
+one after the other, in turns within a launch (`tile`), on two streams, atomically, batched by variant; two levels at
+once, and one below another. `--li` times Li, Ranka and Sahni's codes, with and without what texture memory became.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SCHEMES = (
         f"{level} > strassen-huang.fused{tasks} > tile.half"
         for level, tasks in product(OUTER, ("", ".atomic.variants"))
     ),
-    "strassen-huang.fused > tile",
+    *(f"{x}strassen-huang{y}.fused > tile" for x, y in (("", ""), ("", "^2"), ("strassen.batched.pad16 > ", ""))),
     "strassen.batched.pad16 > vendor",
 )
 LI = (
@@ -208,10 +208,15 @@ def replayed(plan: str, case: Case, bases: dict[str, int]) -> Callable[[], None]
 
 
 def scheme_kernels() -> list[TileKernel]:
-    """What the plans of `--schemes` launch; the same for every size, since all are multiples of a wide access."""
+    """What the plans of `--schemes` launch; the same for every size, since all are multiples of a wide access.
+
+    Left out: the kernel that does products in turns, which depends on the device and the size.
+    """
     case = SCHEME_CASES[0]
     tapes = (record(Plan.parse(x), Problem.contiguous(case.m, case.k, case.n, "float32")) for x in SCHEMES)
-    return list({op.kernel: 0 for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several)})
+    ops = (op for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several))
+    launched = (x for op in ops for x in (op.ops if isinstance(op, Several) and not op.at_once else (op,)))
+    return list({op.kernel: 0 for op in launched})
 
 
 def measured(case: Case, strategies: Iterable[Strategy], rounds: int, plans: Sequence[str]) -> dict[str, list[float]]:

@@ -31,7 +31,9 @@ ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
 
 
 def recorded(text: str, size: int = 512, beta: float = 0) -> Tape:
-    return record(Plan.parse(f"{text} > tile"), Problem.contiguous(size, size, size, "float32", 1, beta))
+    """The leaf is `tile` if the text names none."""
+    plan = Plan.parse(text if " > tile" in text else f"{text} > tile")
+    return record(plan, Problem.contiguous(size, size, size, "float32", 1, beta))
 
 
 def products(tape: Tape) -> Iterator[TileOp]:
@@ -67,6 +69,8 @@ def test_explain_names_the_variants_and_how_they_start() -> None:
     assert "7 launches on 2 streams in 3 stages (Var#0, 2 Var#3, 2 Var#2, 2 Var#1)" in said
     said = explain.table(Plan.parse("strassen > strassen.fused.variants > tile"), 64, 64, 64, 4)
     assert "strassen.fused.variants: 4 launches one after the other (Var#0, 2 Var#3" in said
+    said = explain.table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
+    assert "strassen^2.fused: 49 products one after the other (Var#0, 4 Var#4" in said
     assert listed(operands(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
 
 
@@ -131,15 +135,17 @@ def test_what_is_side_by_side_writes_blocks_of_its_own(text: str, options: tuple
 
 LAUNCHES = [
     # (plan, beta, kinds of launches, lanes)
-    ("strassen.fused", 0, {TileOp: 7}, 1),
+    ("strassen.fused", 0, {Several: 1}, 1),  # in turns: one launch where the device's kernel can
+    ("strassen.fused > tile.half", 0, {TileOp: 7}, 1),
     ("strassen.fused.streams", 2, {TileOp: 7, Turn: 4}, 2),
     ("strassen.fused.atomic", 0, {SumOp: 1, TileOp: 7, Turn: 2}, 7),
     ("strassen.fused.atomic", 1, {TileOp: 7, Turn: 2}, 7),
     ("strassen.fused.variants", 2, {TileOp: 1, Several: 3}, 1),
     ("strassen.fused.atomic.variants", 2, {SumOp: 1, TileOp: 1, Several: 3, Turn: 2}, 4),
-    ("strassen^2.fused", 0, {TileOp: 49}, 1),
+    ("strassen^2.fused", 0, {Several: 1}, 1),
     ("strassen^2.fused.atomic.variants", 1, {TileOp: 1, Several: 9, Turn: 2}, 7),
-    ("strassen > strassen.fused", 0, {SumOp: 3, TileOp: 49}, 1),
+    ("strassen > strassen.fused", 0, {SumOp: 3, Several: 7}, 1),
+    ("strassen > strassen.fused > tile.half", 0, {SumOp: 3, TileOp: 49}, 1),
     ("strassen.batched.pad16 > strassen.fused.variants", 0, {SumOp: 3, TileOp: 7, Several: 21}, 1),
     ("strassen.sequential > strassen.fused.streams", 0, {SumOp: 17, TileOp: 49, Turn: 28}, 2),
 ]
@@ -147,15 +153,17 @@ LAUNCHES = [
 
 @pytest.mark.parametrize(("text", "beta", "kinds", "lanes"), LAUNCHES)
 def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) -> None:
-    """As the cost says, too; a fused level alone needs no workspace."""
+    """As the cost says, too, which counts products in turns one by one; a fused level alone needs no workspace."""
     tape = recorded(text, 512, beta)
     assert Counter(map(type, tape.ops)) == kinds
     assert (tape.lanes_used, tape.vendor_lanes) == (lanes, 1)
-    assert all(op.at_once for op in tape.ops if isinstance(op, Several))
+    several = [op for op in tape.ops if isinstance(op, Several)]
+    assert all(op.at_once == (op.order != "turns") for op in several)
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
-    assert found.launches == sum(kinds.values()) - kinds.get(Turn, 0)
+    turns = sum(len(op.ops) - 1 for op in several if not op.at_once)
+    assert found.launches == sum(kinds.values()) - kinds.get(Turn, 0) + turns
     assert found.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
-    assert (tape.workspace == 0) == (" > " not in text)
+    assert (tape.workspace == 0) == (len(tape.plan.levels) == 1)
     assert found.flops == 2 * 512**3 * 7**tape.plan.depth // 8**tape.plan.depth
 
 
@@ -182,7 +190,7 @@ def test_atomic_updates_move_c_once_more() -> None:
     assert (kept.bytes, kept.launches) == (inside.bytes, inside.launches) == (added.bytes - 8 * 64 * 64, 7)
 
 
-@pytest.mark.parametrize("text", [*ONE, "strassen.sequential > strassen.fused.streams"])
+@pytest.mark.parametrize("text", [*ONE, "strassen.fused > tile.half", "strassen.sequential > strassen.fused.streams"])
 def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> None:
     """Programmatic launches follow a product of their own stage; the first after a wait or a sum follows nothing."""
     last: dict[int, Op] = {}

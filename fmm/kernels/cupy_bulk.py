@@ -64,8 +64,8 @@ class BulkCall:
         self.shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
         self.device, self.turns, self.flagged = device, op.turns, flagged
         self.words = np.frombuffer(op.parameters, np.int64).copy()
-        self.spare: Any = _zeros(op.turns) if op.turns else None  # counts for the next capture
-        self.captured: list[Any] = []  # counts of graphs, which may run beside each other
+        # Counts for the next capture: a graph has its own, since graphs may run beside each other.
+        self.spare: int | None = _zeros(op.turns, cupy.cuda.get_current_stream().ptr) if op.turns else None
         cupy.cuda.get_current_stream().synchronize()
         for word, x in zip(op.map_words, op.maps, strict=True):
             self.words[word : word + MAP_BYTES // 8] = encoded(x, op.kernel.element)
@@ -92,28 +92,29 @@ class BulkCall:
         if stream and runtime.streamIsCapturing(stream):
             if self.spare is None:
                 raise RuntimeError("no counts are ready for another graph")
-            self.captured.append(self.spare)
-            self.spare = None
-            return int(self.captured[-1].data.ptr)
-        with cupy.cuda.ExternalStream(stream):
-            if self.spare is None:
-                self.spare = _zeros(self.turns)
-            return _stream_counts(self.device, stream, 1 << (self.turns - 1).bit_length())
+            mine, self.spare = self.spare, None
+            return mine
+        if self.spare is None:
+            self.spare = _zeros(self.turns, stream)
+        return _stream_counts(self.device, stream, 1 << (self.turns - 1).bit_length())
 
 
-def _zeros(count: int) -> Any:
-    return cupy.zeros(count, cupy.uint32)
-
-
-_kept: dict[tuple[int, int, int], Any] = {}
+_kept: dict[tuple[int, int, int], int] = {}
 
 
 def _stream_counts(device: int, stream: int, count: int) -> int:
-    """Of the launches on one stream, which is the current one: they come one after the other."""
+    """Of the launches on one stream: they come one after the other."""
     key = device, stream, count
     if key not in _kept:
-        _kept[key] = _zeros(count)
-    return int(_kept[key].data.ptr)
+        _kept[key] = _zeros(count, stream)
+    return _kept[key]
+
+
+def _zeros(count: int, stream: int) -> int:
+    """Counts, once what the stream does before is done; never given back, since kernels may still write them."""
+    pointer = int(runtime.malloc(4 * count))
+    runtime.memsetAsync(pointer, 0, 4 * count, stream)
+    return pointer
 
 
 # ---- cuTensorMapEncodeTiled

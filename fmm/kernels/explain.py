@@ -47,13 +47,14 @@ def _does(plan: Plan, recipe: Recipe) -> str:
 
 
 def _launched(level: Level) -> str:
-    """Which kernels a fused level launches, and how."""
+    """Which products a fused level launches, and how; those in turn may be one launch, if the device can."""
     assert level.scheme is not None
     found = tasks.stages(level.scheme, level.tasks)
     calls, lanes = tasks.launches(level.scheme, level.tasks), tasks.lanes(level.scheme, level.tasks)
     how = f"on {lanes} streams in {len(found)} stages" if len(found) > 1 else f"on {lanes} streams"
     kernels = variants.listed(variants.operands(level.scheme, p) for p in range(level.products))
-    return f"{level}: {calls} launches {how if lanes > 1 else 'one after the other'} ({kernels})"
+    what = "launches" if level.tasks else "products"
+    return f"{level}: {calls} {what} {how if lanes > 1 else 'one after the other'} ({kernels})"
 
 
 def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
