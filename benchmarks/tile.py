@@ -5,7 +5,7 @@ interleaved with cuBLAS in shuffled rounds on random data; a row is the median o
 A strategy is a preset's name or its sizes: m_S x n_S x k_S : m_R x n_R : threads of a warp : stages : blocks, as in
 128x128x8:8x16:8x4:3:2. `--schemes` instead times Huang, Yu and van de Geijn's ways through a fused level's products:
 one after the other, in turns within a launch (`tile`), on two streams, atomically, batched by variant; two levels at
-once, and one below another.
+once, and one below another. `--li` times Li, Ranka and Sahni's codes, with and without what texture memory became.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from cupy_backends.cuda.api import driver
 from benchmarks.clock import elapsed
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan
-from fmm.kernels.strategy import STRATEGIES, TUNED, Strategy
+from fmm.kernels.strategy import PRESETS, STRATEGIES, Strategy
 from fmm.kernels.tape import Problem, record
 from fmm.kernels.tile import Lines, Piece, Several, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
-PLANS = (
+USUAL = (
     "tile",
     "tile.deep",
     *(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile")),
@@ -56,6 +56,13 @@ SCHEMES = (
     ),
     *(f"{x}strassen-huang{y}.fused > tile" for x, y in (("", ""), ("", "^2"), ("strassen.batched.pad16 > ", ""))),
     "strassen.batched.pad16 > vendor",
+)
+LI = (
+    *(f"tile{leaf}" for leaf in ("", ".plain", ".texture", ".gpu8", ".gpu8.plain", ".gpu8.texture")),
+    *(f"li-fig{figure} > {leaf}" for figure in (12, 13) for leaf in ("vendor", "tile", "tile.plain", "tile.texture")),
+    *(f"li-fig13 > tile.gpu8{path}" for path in ("", ".plain", ".texture")),
+    "li-fig16 > li-fig12 > tile",
+    "li-fig23 > li-fig13 > tile",
 )
 SHORTEST = 2e-3  # seconds of one sample at least
 SAMPLED = 64  # rows that are compared with float64
@@ -81,11 +88,12 @@ class Case(NamedTuple):
 
 CASES = (Case(512, 512, 512, 49), *(Case(n, n, n) for n in (1536, 2048, 2560, 4096, 8192)))
 SCHEME_CASES = tuple(Case(n, n, n) for n in (1536, 2560, 4096, 8192))
+SUITES = {"usual": (CASES, USUAL), "schemes": (SCHEME_CASES, SCHEMES), "li": (SCHEME_CASES, LI)}
 
 
 def strategy(text: str) -> Strategy:
     """A preset, or sizes as the module's help says."""
-    for preset in (*STRATEGIES, *TUNED):
+    for preset in PRESETS:
         if preset.name.casefold() == text.casefold():
             return preset
     block, thread, warp, stages, blocks = text.split(":")
@@ -135,7 +143,7 @@ def plain(s: Strategy, case: Case, alpha: float = 1, beta: float = 0, gap: int =
     lines = tuple(Lines(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
     a, b = (Piece(x, 4 * shift, rows, cols) for x, rows, cols in (("A", m, k), ("B", k, n)))
     c = Piece("C", 4 * shift, m, n, alpha, beta)
-    return TileOp(TileKernel(s, "float32"), (a,), (b,), (c,), lines, m, n, k, count)  # type: ignore[arg-type]
+    return TileOp(TileKernel(s, "float32"), (a,), (b,), (c,), lines, m, n, k, count)
 
 
 # ---- right?
@@ -211,9 +219,7 @@ def scheme_kernels() -> list[TileKernel]:
     return list({op.kernel: 0 for op in launched})
 
 
-def measured(
-    case: Case, strategies: Iterable[Strategy], rounds: int, plans: Sequence[str] = PLANS
-) -> dict[str, list[float]]:
+def measured(case: Case, strategies: Iterable[Strategy], rounds: int, plans: Sequence[str]) -> dict[str, list[float]]:
     """Seconds of every round, by name; `cuBLAS` and, for the noise, `cuBLAS again` among them."""
     a, b, c = operands(case)
     bases = {"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr}
@@ -246,23 +252,27 @@ def row(case: Case, name: str, samples: Sequence[float], vendor: Sequence[float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("strategies", nargs="*", type=strategy, default=list(STRATEGIES))
+    parser.add_argument("strategies", nargs="*", type=strategy, help="with the usual plans: the paper's six")
+    parser.add_argument("--sizes", nargs="+", metavar="CASE", help="such as 4096: not all that are usual")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="where the samples go, as JSON")
-    parser.add_argument("--schemes", action="store_true", help="time the ways through a fused level's products")
+    for name, what in (("schemes", "the ways through a fused level's products"), ("li", "Li, Ranka and Sahni's codes")):
+        parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name, help=f"time {what}")
+    parser.set_defaults(suite="usual")
     options = parser.parse_args()
+    cases, plans = SUITES[options.suite]
     good: list[Strategy] = []
-    if options.schemes:
+    if options.suite == "schemes":
         compile_ahead(scheme_kernels())
-    for s in () if options.schemes else options.strategies:
+    for s in options.strategies or (STRATEGIES if options.suite == "usual" else ()):
         worst = checked(s)
         print(
             f"{s.name}: {compiled(plain(s, CASES[0]).kernel, 'vector').num_regs} registers, error {worst:.1f} roundoffs"
         )
         good += [s] if worst < 100 else []
     found = {}
-    for case in SCHEME_CASES if options.schemes else CASES:
-        samples = found[str(case)] = measured(case, good, options.rounds, SCHEMES if options.schemes else PLANS)
+    for case in (case for case in cases if str(case) in (options.sizes or map(str, cases))):
+        samples = found[str(case)] = measured(case, good, options.rounds, plans)
         for name, times in samples.items():
             print(row(case, name, times, samples["cuBLAS"]), flush=True)
     if options.out:

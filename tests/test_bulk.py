@@ -287,7 +287,7 @@ def test_batches_on_the_host(host: Any) -> None:
 
     sizes = (70, 640), (640, 36), (70, 36)
     lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
-    op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)  # type: ignore[arg-type]
+    op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
     assert op is not None
     assert op.tasks > 1
     rng = np.random.default_rng(1)

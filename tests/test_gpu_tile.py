@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from fmm.kernels.plan import Plan
-from fmm.kernels.strategy import STRATEGIES, TUNED
+from fmm.kernels.steps import step_table_names
+from fmm.kernels.strategy import PRESETS
+from fmm.perfmodel import thresholds
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
-LEAVES = tuple(f"tile.{s.name.lower()}" for s in (*STRATEGIES, *TUNED))
+LEAVES = (*(f"tile.{s.name.lower()}" for s in PRESETS), "tile.plain", "tile.gpu8.texture", "tile.medium.texture")
 LARGEST = 130
 
 
@@ -60,6 +62,24 @@ def test_fused_levels_of_any_size(leaf: str) -> None:
         for side in (64, 129, pick.randint(4, LARGEST)):
             size = side, pick.randint(4, LARGEST), pick.randint(4, LARGEST)
             check(f"{level} > {leaf}", size, orders, pick.choice([0, 1, 4]), *pick.choice([(1.0, 0.0), (0.5, 2.0)]))
+
+
+@pytest.mark.parametrize("leaf", ["tile", "tile.gpu8.texture"])
+@pytest.mark.parametrize("table", step_table_names())
+def test_step_tables_whose_products_update(table: str, leaf: str) -> None:
+    """Each kernel of a table in one launch; some keep sums of A and B in C, so the inner side is the shortest."""
+    pick = random.Random(table + leaf)
+    for orders, side in product(("CCC", "FFF", "CFC"), (64, 97, pick.randint(4, LARGEST))):
+        size = side + pick.randint(0, 40), side - pick.randint(0, 3), side + pick.randint(0, 40)
+        check(f"{table} > {leaf}", size, orders, pick.choice([0, 1, 4]), *pick.choice([(1.0, 0.0), (0.5, 2.0)]))
+    check(f"{table}.peel > {leaf}", (side + 1, side, side + 2), "CCC", 0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("leaf", ["tile.gpu8", "tile.gpu8.texture", "tile"])
+@pytest.mark.parametrize("scheme", ["strassen", "winograd"])
+def test_the_recursive_codes_of_li_ranka_sahni(scheme: str, leaf: str) -> None:
+    for n in (32, 33, 64, 100, 130):
+        check(str(thresholds.plan(scheme, n, 32, 64, leaf)), (n, n, n), "CCC", 0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("size", [(1536, 1536, 1536), (2050, 700, 1030)])

@@ -20,7 +20,7 @@ from fmm.kernels.strategy import STRATEGIES, SUMMING, TUNED, Strategy, best_for
 from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
 from fmm.kernels.tile import Several, TileOp, fused_op, pointers
 from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, source
+from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
 from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.devices import capability
@@ -33,7 +33,7 @@ SMS = 132
 
 def kernel(s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep") -> TileKernel:
     summed = left + right > 2
-    return TileKernel(replace(s, stages=2) if summed else s, "float32", left, right, (update,) * dest)
+    return TileKernel(replace(s, stages=2) if summed else s, "float32", left, right, added(dest, update))
 
 
 # ---- NVRTC

@@ -30,7 +30,7 @@ from fmm.kernels.cupy_tile import tile_calls, tile_kernels
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
-from fmm.kernels.tile import Several, TileOp
+from fmm.kernels.tile import Several, TileOp, settled
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 from fmm.kernels.tile_source import TileKernel
 
@@ -128,7 +128,9 @@ def _tiled(op: Op, device: int) -> TileOp | Several | None:
     """The products of our own kernels that it is, if it is."""
     if isinstance(op, GemmOp) and is_tiled(op):
         return tile_op(op, multiprocessors(device))
-    return op if isinstance(op, TileOp | Several) else None
+    if isinstance(op, TileOp):
+        return settled(op, multiprocessors(device))
+    return op if isinstance(op, Several) else None
 
 
 class _Player:

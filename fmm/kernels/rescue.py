@@ -70,7 +70,7 @@ def unseen(tape: Tape) -> bool:
 def _silent(op: Op) -> bool:
     if isinstance(op, GemmOp):
         return op.writes_result and not is_tiled(op)
-    return isinstance(op, TileOp | Several) and op.writes_result and "atomic" in op.kernel.updates
+    return isinstance(op, TileOp | Several) and op.writes_result and op.kernel.epilogue.atomic
 
 
 # ---- what a launch is told

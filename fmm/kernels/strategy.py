@@ -68,15 +68,20 @@ BULK = (
     Strategy("Long", m_s=256, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=6, blocks=1, rate=1.03),
     Strategy("Deep", m_s=128, n_s=256, k_s=16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=4, blocks=1, rate=1.06),
 )
+# GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, of which each makes a column of 16 x 128 numbers. Their
+# A comes 64 columns at a time; here 32, because B goes through shared memory too and both must fit on every chip: what
+# is read of device memory, and in which pieces, is the same.
+GPU8 = Strategy("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
+PRESETS = (*STRATEGIES, *TUNED, *BULK, GPU8)
 ENOUGH = 256  # threads that keep a multiprocessor busy
 
 
 def strategy(name: str) -> Strategy:
     """A preset by name, in any case."""
-    for preset in (*STRATEGIES, *TUNED, *BULK):
+    for preset in PRESETS:
         if preset.name.casefold() == name.casefold():
             return preset
-    names = ", ".join(s.name for s in (*STRATEGIES, *TUNED, *BULK))
+    names = ", ".join(s.name for s in PRESETS)
     raise ValueError(f"unknown strategy {name!r}; the strategies are {names}")
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from fmm.kernels.strategy import best_for
 from fmm.kernels.tape import Factor, GemmOp
-from fmm.kernels.tile import Lines, Piece, TileOp, strategy_of
+from fmm.kernels.tile import Lines, Piece, TileOp, paths_of, strategy_of
 from fmm.kernels.tile_source import Along, TileKernel
 
 
@@ -20,7 +20,7 @@ def tile_op(op: GemmOp, multiprocessors: int) -> TileOp:
     wanted = strategy_of(op.leaf)
     s = wanted or best_for(op.n, op.m, op.count, multiprocessors)
     left, right = op.right, op.left
-    kernel = TileKernel(s, "float32", along=(_along(left), _along(right, True)))
+    kernel = TileKernel(s, "float32", along=(_along(left), _along(right, True)), paths=paths_of(op.leaf))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = Piece(left.base, left.offset, op.n, op.k)
     b = Piece(right.base, right.offset, op.k, op.m)
