@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm.kernels.capability import capability
 from fmm.kernels.needs import workspace
+from fmm.kernels.occupancy import active_blocks
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.strategy import STRATEGIES, SUMMING, TUNED, Strategy, best_for
 from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
@@ -23,8 +25,6 @@ from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, source
 from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.devices import capability
-from fmm.perfmodel.occupancy import active_blocks
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 
 PRESETS = (*STRATEGIES, *TUNED)

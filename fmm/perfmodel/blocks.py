@@ -16,9 +16,10 @@ from functools import partial
 from itertools import product
 from math import ceil, inf, sqrt
 
+from fmm.kernels.capability import Capability
+from fmm.kernels.occupancy import active_blocks, most_registers
 from fmm.kernels.strategy import Strategy
-from fmm.perfmodel.devices import Capability, Device
-from fmm.perfmodel.occupancy import active_blocks, most_registers
+from fmm.perfmodel.devices import Device
 from fmm.perfmodel.problem import Shape, positive
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches

@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
+from fmm.kernels.occupancy import register_counts
 from fmm.kernels.scheme import Scheme, scheme
 from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
 from fmm.kernels.tasks import stages
@@ -18,7 +19,6 @@ from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel import blocks
 from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, Machine, Operands
 from fmm.perfmodel.devices import device
-from fmm.perfmodel.occupancy import register_counts
 from fmm.perfmodel.table import Cell, Table
 
 LAMBDA: Final = 0.2  # footnote 12: the multiplier "adjusted to match the GEMM performance"
