@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.bulk import PARAMETER_BYTES, SHARED, BulkOp, Map, aligned, bulk_op, makespan, parts_of
+from fmm.kernels.blocktime import GEMM, seconds
+from fmm.kernels.bulk import PARAMETER_BYTES, SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
 from fmm.kernels.bulk_source import BulkKernel, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import BULK, SUMMING_BULK, Strategy
@@ -18,9 +19,12 @@ from fmm.kernels.tape import GemmOp, Layout, Problem, record
 from fmm.kernels.tile import Several, TileOp
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS
+from fmm.perfmodel.blocks import chip
+from fmm.perfmodel.devices import device
 from tests.test_cuda_source import in_parallel, nvrtc, report
 
 SMS = 132
+H200 = chip(device("H200"))
 SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp_n=4, stages=6, blocks=1)
 DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
 
@@ -29,7 +33,7 @@ def launch_of(plan: str, problem: Problem, s: Strategy) -> BulkOp:
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
-    tiled = tile_op(op, SMS) if isinstance(op, GemmOp) else op
+    tiled = tile_op(op, H200) if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | Several)
     assert aligned(tiled)
     made = bulk_op(tiled, s, SMS)
@@ -280,7 +284,7 @@ def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
 def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem.contiguous(70, 640, 36, "float32")
-    tiled = tile_op(next(op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp)), SMS)
+    tiled = tile_op(next(op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp)), H200)
     from dataclasses import replace
 
     from fmm.kernels.tile import Lines
@@ -332,10 +336,21 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
         (found,) = record(Plan.parse(plan), Problem.contiguous(size, size, size + offset, "float32")).ops
         assert isinstance(found, Several | GemmOp)
-        return tile_op(found, SMS) if isinstance(found, GemmOp) else found
+        return tile_op(found, H200) if isinstance(found, GemmOp) else found
 
     assert not aligned(op("tile", 257))
     assert not aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
     assert aligned(op("strassen.fused > tile", 264))
     assert bulk_op(op("winograd.fused > tile", 256), SUMMING_BULK, SMS) is None  # sums of two, three and four blocks
     assert bulk_op(op("strassen^2.fused > tile", 256), SUMMING_BULK, SMS) is None  # no room for four copies
+
+
+@pytest.mark.parametrize(("side", "faster"), [(256, False), (512, False), (1536, False), (2048, True), (4096, True)])
+def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: bool) -> None:
+    """Both times are in seconds: at 1536 two thirds of the last round would be idle."""
+    (op,) = (x for x in record(Plan.parse("tile"), Problem.contiguous(side, side, side, "float32")).ops)
+    assert isinstance(op, GemmOp)
+    tiled = tile_op(op, H200)
+    time, s = best_bulk(tiled, H200)
+    assert s in BULK and tiled.open
+    assert (time < seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster

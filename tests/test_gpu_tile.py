@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm.kernels.blocktime import best_for
 from fmm.kernels.plan import Plan
 from fmm.kernels.steps import step_table_names
 from fmm.kernels.strategy import PRESETS
 from fmm.perfmodel import thresholds
+from fmm.perfmodel.devices import device, device_names
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
@@ -53,6 +55,19 @@ def test_products_of_any_size(leaf: str) -> None:
         orders = "".join(pick.choice("CF") for _ in range(3))
         scalars = pick.choice([(1.0, 0.0), (0.5, 2.0), (1.0, 1.0)])
         check(leaf, size, orders, pick.choice([0, 1, 4]), *scalars)
+
+
+def test_the_driver_says_what_the_model_wants() -> None:
+    """Rates within what datasheets and drivers differ by, of a device that the tables have."""
+    from fmm.kernels.cupy_chip import chip
+
+    found = chip(0)
+    same = found.limits.capability, found.multiprocessors
+    known = [x for x in map(device, device_names()) if (x.capability, x.sms) == same]
+    assert min(found.clock, found.bandwidth, found.cache) > 1e6
+    assert not known or any(found.bandwidth == pytest.approx(x.global_bandwidth, rel=0.1) for x in known)
+    assert all(found.clock == pytest.approx(1e6 * x.boost_mhz, rel=0.2) for x in known)
+    assert best_for((8192, 8192, 8192), found).m_s >= 64 and best_for((64, 4096, 64), found).m_s <= 32
 
 
 @pytest.mark.parametrize("leaf", ["tile.medium", "tile.square", "tile.half", "tile.third"])

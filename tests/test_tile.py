@@ -7,28 +7,34 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fmm.kernels.blocktime import GEMM, registers, resident
+from fmm.kernels.capability import Capability, capability
 from fmm.kernels.needs import workspace
+from fmm.kernels.occupancy import active_blocks
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.strategy import STRATEGIES, SUMMING, TUNED, Strategy, best_for
+from fmm.kernels.strategy import STRATEGIES, SUMMING, TUNED, Strategy
 from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
 from fmm.kernels.tile import Several, TileOp, fused_op, pointers
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
 from fmm.kernels.variants import FIGURE_6
+from fmm.perfmodel.blocks import chip
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.devices import capability
-from fmm.perfmodel.occupancy import active_blocks
+from fmm.perfmodel.devices import device
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 
 PRESETS = (*STRATEGIES, *TUNED)
-SMS = 132
+H200 = chip(device("H200"))
+MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coefficients, four steps of a line at once
 
 
 def kernel(s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep") -> TileKernel:
@@ -39,23 +45,30 @@ def kernel(s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Up
 # ---- NVRTC
 
 
-def blocks(architecture: str, made: Any, s: Strategy, shared: int) -> int:
+def limits(architecture: str) -> Capability:
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), s.threads, made.registers, shared)
+    return capability(f"{digits[:-1]}.{digits[-1]}")
 
 
 @pytest.mark.parametrize("s", PRESETS, ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
-    """No local memory, and no fewer registers than Eq. 16 says that a kernel needs: accumulators and fragments."""
+    """No local memory; registers as (16) says and not many more; about the thread blocks that the model expects.
+
+    Of the kernels of one level the one with two blocks of each has the most: (16) grows with every block.
+    """
     nvrtc()
     made = kernel(s, *operands)
+    needed, summed = registers(s, operands), operands[:2] != (1, 1)
     jobs: list[tuple[Any, ...]] = [(f"{s.name} {a}", source(made, "vector"), a, OPTIONS) for a in ARCHITECTURES]
     for r, (_, _, architecture, _) in zip(in_parallel(report, jobs), jobs, strict=True):
+        on = limits(architecture)
+        blocks = active_blocks(on, s.threads, r.registers, made.shared)
         assert r.local == 0, r
-        assert r.registers >= s.m_r * s.n_r + s.m_r + s.n_r, r
+        assert needed <= r.registers <= needed + MOST_BESIDE, r
+        assert summed or abs(blocks - resident(s, GEMM, on)) <= 1 + blocks // 4, r
         if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
-            assert blocks(architecture, r, s, made.shared) >= s.blocks, r
+            assert blocks >= s.blocks, r
 
 
 @pytest.mark.parametrize("s", TUNED, ids=lambda s: s.name)
@@ -72,50 +85,64 @@ def test_every_variant_of_one_level_stays_in_registers(s: Strategy) -> None:
 
 # ---- on the host: the threads of a block are threads
 
-HOST = r"""
-#include <algorithm>
+# Compiled once: starts a block's threads. The library's headers take most of the time, so kernels go without them.
+BLOCK = r"""
 #include <atomic>
 #include <barrier>
 #include <thread>
 #include <vector>
-using std::max;
-using std::min;
+struct Dim { unsigned x, y, z; };
+__thread Dim threadIdx;
+Dim blockIdx, gridDim;
+static std::barrier<>* everyone;
+extern "C" void meet() { everyone->arrive_and_wait(); }
+extern "C" void add(float* q, float x) { std::atomic_ref(*q).fetch_add(x); }
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count) {
+    gridDim = {unsigned(blocks), 1, unsigned(products)};
+    std::barrier<> all(count);
+    everyone = &all;
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < count; ++t)
+        threads.emplace_back([=] {
+            threadIdx = {t, 0, 0};
+            for (unsigned i = 0; i < blocks * products; ++i) {
+                if (t == 0) blockIdx = {i % blocks, 0, i / blocks};
+                meet();
+                entry(parameters);
+                meet();
+            }
+        });
+    for (auto& t : threads) t.join();
+}
+"""
+HOST = r"""
 #define __device__
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __shared__
+template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; }
+template <class T> const T& max(const T& x, const T& y) { return x < y ? y : x; }
 struct alignas(16) float4 { float x, y, z, w; };
 float4 memory[16384];
 struct Dim { unsigned x, y, z; };
-static Dim blockIdx, gridDim;
-static thread_local Dim threadIdx;
-static std::barrier<>* everyone;
-static void __syncthreads() { everyone->arrive_and_wait(); }
+extern Dim blockIdx, gridDim;
+extern __thread Dim threadIdx;
+extern "C" void meet();
+extern "C" void add(float* q, float x);
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
+static void __syncthreads() { meet(); }
 static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
-static void atomicAdd(float* q, float x) { std::atomic_ref(*q).fetch_add(x); }
+static void atomicAdd(float* q, float x) { add(q, x); }
 static void __threadfence() {}
 static void __threadfence_system() {}
 """
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int blocks, int products) {{
     using Parameters = {told};
-    gridDim = {{unsigned(blocks), 1, unsigned(products)}};
-    std::barrier<> all({threads});
-    everyone = &all;
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < {threads}; ++t)
-        threads.emplace_back([=] {{
-            threadIdx = {{t, 0, 0}};
-            for (unsigned i = 0; i < blocks * products; ++i) {{
-                if (t == 0) blockIdx = {{i % blocks, 0, i / blocks}};
-                __syncthreads();
-                {entry}(*static_cast<const Parameters*>(parameters));
-                __syncthreads();
-            }}
-        }});
-    for (auto& t : threads) t.join();
+    auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
+    run(entry, parameters, blocks, products, {threads});
     return sizeof(Parameters);
 }}
 """
@@ -153,12 +180,24 @@ def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
     told = f"fmm::Parameters<Number, {counts}>"
     told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
     driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
-    text = HOST + source(made, access).replace("#pragma once", "") + driver
-    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
     assert made.shared <= 16 * 16384
+    return library(path, HOST + source(made, access).replace("#pragma once", "") + driver)
+
+
+def library(path: Path, text: str) -> Any:
+    """What kernels need of BLOCK is loaded before them."""
+    if text != BLOCK:
+        block()
+    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
     command = [str(COMPILER), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
     subprocess.run(command, check=True)
-    return ctypes.CDLL(f"{path}.so")
+    return ctypes.CDLL(f"{path}.so", ctypes.RTLD_GLOBAL if text == BLOCK else ctypes.DEFAULT_MODE)
+
+
+@cache
+def block() -> Any:
+    with TemporaryDirectory() as folder:
+        return library(Path(folder) / "block", BLOCK)
 
 
 def floats(count: int) -> np.ndarray[Any, Any]:
@@ -198,7 +237,7 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | S
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
     wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
-    ops = [tile_op(op, SMS) if isinstance(op, GemmOp) else op for op in wanted]
+    ops = [tile_op(op, H200) if isinstance(op, GemmOp) else op for op in wanted]
     starts = {name: x[GUARD + shift :] for name, x in memory.items()}
     for op in ops:
         host(op, starts, "scalar" if shift % 4 else op.access)
@@ -238,14 +277,14 @@ def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
 def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
     problems = (Problem.contiguous(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
     ops = [op for x in problems for op in record(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
-    assert [tile_op(op, SMS).access for op in ops] == ["vector", "scalar"]
+    assert [tile_op(op, H200).access for op in ops] == ["vector", "scalar"]
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
     """The seven products of a batched level, layer by layer of the workspace."""
     tape = record(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem.contiguous(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
-    made, work = tile_op(op, SMS), floats(1 << 16)
+    made, work = tile_op(op, H200), floats(1 << 16)
     assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
     work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
 
@@ -312,21 +351,6 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     assert sorted(stored) == sorted({offset for offset, _ in written}) and len(stored) == 4
     first = {offset: keep for offset, keep in reversed(written)}
     assert not any(first.values())  # every block of C is written first, then added to
-
-
-@pytest.mark.parametrize(
-    ("side", "count", "measured"),
-    [  # on an H200: microseconds by strategy, benchmarks/tile.py
-        (512, 49, {"Square": 280, "Half": 277, "Third": 322, "Broad": 390}),
-        (1536, 1, {"Square": 270, "Half": 266, "Third": 162, "Broad": 159}),
-        (2048, 1, {"Square": 358, "Half": 357, "Third": 429, "Broad": 432}),
-        (2560, 1, {"Square": 874, "Half": 873, "Third": 794, "Broad": 794}),
-        (4096, 1, {"Square": 2768, "Half": 2771, "Third": 2822, "Broad": 3280}),
-        (8192, 1, {"Square": 22054, "Half": 22227, "Third": 22327, "Broad": 23591}),
-    ],
-)
-def test_the_strategy_is_within_three_percent_of_the_best(side: int, count: int, measured: dict[str, int]) -> None:
-    assert measured[best_for(side, side, count, SMS).name] <= 1.03 * min(measured.values())
 
 
 BAD = [

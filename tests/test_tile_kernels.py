@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm.kernels.blocktime import best_for
 from fmm.kernels.plan import Plan, PlanError
 from fmm.kernels.steps import PRODUCT, Kernel, kernel_table
-from fmm.kernels.strategy import GPU8, PRESETS, Strategy, best_for, strategy
+from fmm.kernels.strategy import GPU8, PRESETS, Strategy, strategy
 from fmm.kernels.tape import GemmOp, Problem, View, record
 from fmm.kernels.tile import PATHS, TileOp, paths_of, pointers, settled, strategy_of, updating_op
 from fmm.kernels.tile_leaf import tile_op
@@ -24,7 +24,7 @@ from fmm.kernels.tile_source import Path as Way
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 from tests.test_cuda_source import _compiled as compiled_to_ptx
 from tests.test_tape import play
-from tests.test_tile import COMPILER, DRIVER, FLAGS, HOST, Memory, floats
+from tests.test_tile import COMPILER, DRIVER, H200, HOST, Memory, floats, library
 
 PRODUCTS = {name: kernel for name, kernel in kernel_table().items() if kernel.product}
 SMALL = Strategy("Warp", m_s=16, n_s=16, k_s=8, m_r=4, n_r=2, warp_m=4, warp_n=8)  # a warp: few threads to wait for
@@ -43,10 +43,7 @@ class Host:
             pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
         template = source(*kernels[0]).partition("struct Product {")[0].replace("#pragma once", "")
         parts = [HOST, template, *(self._part(i, *kernel) for i, kernel in enumerate(kernels))]
-        (folder / "all.cpp").write_text("".join(parts), encoding="utf-8")
-        command = [str(COMPILER), *FLAGS, "-shared", "-fPIC", str(folder / "all.cpp"), "-o", str(folder / "all.so")]
-        subprocess.run(command, check=True)
-        self.library, self.numbers = ctypes.CDLL(str(folder / "all.so")), {k: i for i, k in enumerate(kernels)}
+        self.library, self.numbers = library(folder / "all", "".join(parts)), {k: i for i, k in enumerate(kernels)}
 
     def _part(self, number: int, made: TileKernel, access: Access) -> str:
         stub = "struct Product {" + source(made, access).partition("struct Product {")[2]
@@ -181,7 +178,7 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
     ):
         assert (strategy_of(leaf), paths_of(leaf)) == (s, paths)
         (gemm,) = record(Plan.parse(leaf), Problem.contiguous(32, 32, 32, "float32")).ops
-        assert isinstance(gemm, GemmOp) and tile_op(gemm, 132).kernel.paths == paths
+        assert isinstance(gemm, GemmOp) and tile_op(gemm, H200).kernel.paths == paths
         ops = record(Plan.parse(f"li-fig13 > {leaf}"), Problem.contiguous(32, 32, 32, "float32")).ops
         assert {op.kernel.paths for op in ops if isinstance(op, TileOp)} == {paths}
     with pytest.raises(PlanError, match="copied as usual"):
@@ -194,10 +191,10 @@ def test_an_open_strategy_is_the_devices() -> None:
         for x in record(Plan.parse("li-fig12 > tile"), Problem.contiguous(8192, 8192, 8192, "float32")).ops
         if isinstance(x, TileOp)
     )
-    for count in (132, 1):
-        assert op.open and settled(op, count).kernel.strategy == best_for(4096, 4096, 1, count)
+    for chip in (H200, replace(H200, multiprocessors=1)):
+        assert op.open and settled(op, chip).kernel.strategy == best_for((4096, 4096, 4096), chip)
     fixed = replace(op, open=False)
-    assert settled(fixed, 132) is fixed
+    assert settled(fixed, H200) is fixed
 
 
 @pytest.mark.parametrize(

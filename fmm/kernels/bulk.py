@@ -13,8 +13,9 @@ from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from fmm.kernels.blocktime import Chip, full
 from fmm.kernels.bulk_source import BulkKernel
-from fmm.kernels.strategy import BULK, Strategy
+from fmm.kernels.strategy import BULK, Strategy, strategy
 from fmm.kernels.tile import BLOCK, GROUP, WIDE, Lines, Piece, Several, TileOp
 from fmm.kernels.tile_source import ASYNC, ELEMENTS, added
 
@@ -252,14 +253,16 @@ def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
     return max(load for load, _ in loads)
 
 
-def time_of(op: TileOp, s: Strategy, multiprocessors: int) -> float:
-    """How long one product takes, in the units of strategy.time_of."""
+def time_of(op: TileOp, s: Strategy, chip: Chip) -> float:
+    """Seconds of one product: its tiles at the strategy's share of the rate that Square has."""
     tiles = -(-op.m // s.m_s) * -(-op.n // s.n_s) * op.count
     steps = -(-op.k // s.k_s)
-    parts = parts_of(1, tiles, steps, s, multiprocessors)
+    parts = parts_of(1, tiles, steps, s, chip.multiprocessors)
     groups = [(tiles, part.steps + EDGE / s.k_s) for part in parts]
-    return makespan(groups, multiprocessors) / max(steps, 1) * s.m_s * s.n_s / s.rate
+    adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
+    rate = s.rate * full(strategy("Square"), (op.m, op.k, op.n), chip, op.count)
+    return chip.fitted.launch + adds / rate / chip.clock
 
 
-def best_bulk(op: TileOp, multiprocessors: int) -> tuple[float, Strategy]:
-    return min(((time_of(op, s, multiprocessors), s) for s in BULK), key=lambda pair: pair[0])
+def best_bulk(op: TileOp, chip: Chip) -> tuple[float, Strategy]:
+    return min(((time_of(op, s, chip), s) for s in BULK), key=lambda pair: pair[0])

@@ -24,7 +24,7 @@ from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, OPTIONS, THREADS, Access, SumKernel
-from fmm.kernels.cupy_bulk import multiprocessors
+from fmm.kernels.cupy_chip import chip
 from fmm.kernels.cupy_tile import function as tile_function
 from fmm.kernels.cupy_tile import tile_calls, tile_kernels
 from fmm.kernels.needs import GRAPH_SCRATCH
@@ -127,9 +127,9 @@ class _Buffer(threading.local):
 def _tiled(op: Op, device: int) -> TileOp | Several | None:
     """The products of our own kernels that it is, if it is."""
     if isinstance(op, GemmOp) and is_tiled(op):
-        return tile_op(op, multiprocessors(device))
+        return tile_op(op, chip(device))
     if isinstance(op, TileOp):
-        return settled(op, multiprocessors(device))
+        return settled(op, chip(device))
     return op if isinstance(op, Several) else None
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
+from fmm.kernels.blocktime import Chip, best_for
 from fmm.kernels.program import Program
-from fmm.kernels.strategy import SUMMING, Strategy, best_for, strategy
+from fmm.kernels.strategy import SUMMING, Strategy, strategy
 from fmm.kernels.tile_source import ELEMENTS, Access, Along, Epilogue, Path, TileKernel, Update, added, short
 
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel
@@ -158,11 +159,12 @@ class Several:
         return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
 
 
-def settled(op: TileOp, multiprocessors: int) -> TileOp:
+def settled(op: TileOp, chip: Chip) -> TileOp:
     """The launch with the tuned strategy that this device wants, if any will do."""
     if not op.open:
         return op
-    return replace(op, kernel=replace(op.kernel, strategy=best_for(op.m, op.n, op.count, multiprocessors)))
+    best = best_for((op.m, op.k, op.n), chip, op.count, op.kernel.along)
+    return replace(op, kernel=replace(op.kernel, strategy=best))
 
 
 def pointers(op: TileOp | Several) -> range:
