@@ -25,7 +25,7 @@ from benchmarks.gpu import environment
 from benchmarks.tile import RIGHT, Case, compile_ahead, compiled, launcher, off, operands, plain
 from fmm.kernels.strategy import STRATEGIES, TUNED, Strategy
 from fmm.kernels.tile import Lines, Piece, TileOp
-from fmm.kernels.tile_source import TileKernel
+from fmm.kernels.tile_source import TileKernel, added
 
 SQUARES = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
 EACH = 5  # shapes of every kind
@@ -72,13 +72,13 @@ def cases(seed: int) -> list[tuple[str, Case]]:
 def fused(s: Strategy, case: Case) -> TileOp:
     """C11 += M, C22 -= M of M = (A11 + A22)(B11 + B22): blocks of matrices with sides twice as long."""
     m, k, n, _ = case
-    kernel = TileKernel(s, "float32", 2, 2, ("keep", "keep"))
+    kernel = TileKernel(s, "float32", 2, 2, added(2))
 
     def diagonal(base: str, rows: int, cols: int, factor: float = 1, keep: float = 0) -> tuple[Piece, ...]:
         second = 4 * (2 * cols * rows + cols)
         return Piece(base, 0, rows, cols, 1, keep), Piece(base, second, rows, cols, factor, keep)
 
-    lines = Lines(2 * k), Lines(2 * n), Lines(2 * n)
+    lines = Lines(2 * k), *[Lines(2 * n)] * 3
     return TileOp(kernel, diagonal("A", m, k), diagonal("B", k, n), diagonal("C", m, n, -1, 1), lines, m, n, k)
 
 

@@ -5,7 +5,8 @@ and poisoned results. Then it is timed, interleaved with cuBLAS in shuffled roun
 of the paired ratios and its quartiles. A strategy is a preset's name or its sizes: m_S x n_S x k_S : m_R x n_R :
 threads of a warp : stages : blocks (: steps of an instruction, in float64), as in 128x128x8:8x16:8x4:3:2. `--schemes`
 instead times Huang, Yu and van de Geijn's ways through a fused level's products: one after the other, in turns within a
-launch (`tile`), on two streams, atomically, batched by variant; two levels at once, and one below another.
+launch (`tile`), on two streams, atomically, batched by variant; two levels at once, and one below another. `--li` times
+Li, Ranka and Sahni's codes, with and without what texture memory became.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 ACCESSES: tuple[Access, ...] = ("scalar", "vector")
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
 BATCHED = tuple(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile"))
-PLANS = {
+USUAL = {
     "float32": (
         "tile",
         "tile.deep",
@@ -62,6 +63,13 @@ SCHEMES = (
     ),
     *(f"{x}strassen-huang{y}.fused > tile" for x, y in (("", ""), ("", "^2"), ("strassen.batched.pad16 > ", ""))),
     "strassen.batched.pad16 > vendor",
+)
+LI = (
+    *(f"tile{leaf}" for leaf in ("", ".plain", ".texture", ".gpu8", ".gpu8.plain", ".gpu8.texture")),
+    *(f"li-fig{figure} > {leaf}" for figure in (12, 13) for leaf in ("vendor", "tile", "tile.plain", "tile.texture")),
+    *(f"li-fig13 > tile.gpu8{path}" for path in ("", ".plain", ".texture")),
+    "li-fig16 > li-fig12 > tile",
+    "li-fig23 > li-fig13 > tile",
 )
 SHORTEST = 2e-3  # seconds of one sample at least
 SAMPLED = 64  # rows that are compared with more precise ones
@@ -89,6 +97,11 @@ class Case(NamedTuple):
 
 CASES = (Case(512, 512, 512, 49), *(Case(n, n, n) for n in (1536, 2048, 2560, 4096, 8192)))
 SCHEME_CASES = tuple(Case(n, n, n) for n in (1536, 2560, 4096, 8192))
+SUITES = {
+    (suite, dtype): (cases, plans)
+    for dtype, usual in USUAL.items()
+    for suite, cases, plans in (("usual", CASES, usual), ("schemes", SCHEME_CASES, SCHEMES), ("li", SCHEME_CASES, LI))
+}
 
 
 def strategy(text: str) -> Strategy:
@@ -174,7 +187,7 @@ def plain(s: Strategy, case: Case, scale: Scale = PLAIN, spread: Spread = DENSE,
     lines = tuple(Lines(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
     a, b = (Piece(x, first, rows, cols) for x, rows, cols in (("A", m, k), ("B", k, n)))
     c = Piece("C", first, m, n, *scale)
-    return TileOp(TileKernel(s, dtype), (a,), (b,), (c,), lines, m, n, k, count)  # type: ignore[arg-type]
+    return TileOp(TileKernel(s, dtype), (a,), (b,), (c,), lines, m, n, k, count)
 
 
 # ---- right?
@@ -329,18 +342,26 @@ def row(case: Case, name: str, samples: Sequence[float], vendor: Sequence[float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("strategies", nargs="*", type=strategy)
+    parser.add_argument(
+        "strategies",
+        nargs="*",
+        type=strategy,
+        help="with the usual plans, if none is named: the paper's six, or float64's",
+    )
     parser.add_argument("--dtype", choices=tuple(CANDIDATES), default="float32")
+    parser.add_argument("--sizes", nargs="+", metavar="CASE", help="such as 4096: not all that are usual")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="where the samples go, as JSON")
-    parser.add_argument("--schemes", action="store_true", help="time the ways through a fused level's products")
+    for name, what in (("schemes", "the ways through a fused level's products"), ("li", "Li, Ranka and Sahni's codes")):
+        parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name, help=f"time {what}")
+    parser.set_defaults(suite="usual")
     options = parser.parse_args()
-    dtype, schemes = options.dtype, options.schemes
-    cases, plans = (SCHEME_CASES, SCHEMES) if schemes else (CASES, PLANS[dtype])
-    chosen = () if schemes else options.strategies or CANDIDATES[dtype]
-    if schemes:
+    dtype, suite = options.dtype, options.suite
+    cases, plans = SUITES[suite, dtype]
+    chosen = options.strategies or (CANDIDATES[dtype] if suite == "usual" else ())
+    if suite == "schemes":
         compile_ahead(scheme_kernels(dtype))
-    else:
+    if chosen:
         compile_ahead([TileKernel(s, dtype) for s in chosen], ACCESSES)
     good: list[Strategy] = []
     for s in chosen:
@@ -349,7 +370,7 @@ def main() -> None:
         print(f"{s.name}: {made.num_regs} registers{local}, error {worst:.1f} roundoffs", flush=True)
         good += [s] if worst < MUCH else []
     report: dict[str, Any] = {"environment": environment(), "dtype": dtype, "seconds": {}, "errors": {}}
-    for case in cases:
+    for case in (case for case in cases if str(case) in (options.sizes or map(str, cases))):
         found = measured(case, good, options.rounds, dtype, plans)
         report["seconds"][str(case)], report["errors"][str(case)] = found
         for name, times in found.seconds.items():

@@ -16,7 +16,7 @@ from fmm.kernels.rescue import AGAIN, Again, again, needed, unseen
 from fmm.kernels.strategy import SUMMING
 from fmm.kernels.tape import Layout, Problem, record
 from fmm.kernels.tile import TileOp, pointers
-from fmm.kernels.tile_source import OPTIONS, TileKernel, source
+from fmm.kernels.tile_source import OPTIONS, TileKernel, added, source
 from tests.test_cuda_source import ARCHITECTURES, _compiled, in_parallel, nvrtc, report
 from tests.test_tile import COMPILER, compiled_for_the_host, floats
 
@@ -201,7 +201,7 @@ def test_rescues_stay_in_registers() -> None:
 
 def test_products_that_raise_the_flag_stay_in_registers() -> None:
     nvrtc()
-    kernel = TileKernel(replace(SUMMING["float32"], stages=2), "float32", 2, 2, ("keep", "keep"), flag="raises")
+    kernel = TileKernel(replace(SUMMING["float32"], stages=2), "float32", 2, 2, added(2), flag="raises")
     jobs = [(a, source(kernel, "vector"), a, OPTIONS) for a in ("sm_80", "sm_90")]
     assert [r for r in in_parallel(report, jobs) if r.local] == []
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.bulk import PARAMETER_BYTES, SHARED, BulkOp, Map, aligned, bulk_op, makespan, parts_of
+from fmm.kernels.blocktime import GEMM, seconds
+from fmm.kernels.bulk import PARAMETER_BYTES, SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
 from fmm.kernels.bulk_source import BulkKernel, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import BULK, SUMMING_BULK, Strategy
@@ -18,9 +19,12 @@ from fmm.kernels.tape import GemmOp, Layout, Problem, record
 from fmm.kernels.tile import Several, TileOp
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS
+from fmm.perfmodel.blocks import chip
+from fmm.perfmodel.devices import device
 from tests.test_cuda_source import in_parallel, nvrtc, report
 
 SMS = 132
+H200 = chip(device("H200"))
 SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp_n=4, stages=6, blocks=1)
 DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
 
@@ -29,7 +33,7 @@ def launch_of(plan: str, problem: Problem, s: Strategy) -> BulkOp:
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
-    tiled = tile_op(op, SMS, "float32") if isinstance(op, GemmOp) else op
+    tiled = tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | Several)
     assert aligned(tiled)
     made = bulk_op(tiled, s, SMS)
@@ -59,6 +63,7 @@ def test_no_number_leaves_the_registers(plan: str, s: Strategy) -> None:
 HOST = r"""
 #include <atomic>
 #include <barrier>
+#include <bit>
 #include <cmath>
 #include <condition_variable>
 #include <memory>
@@ -87,7 +92,11 @@ static void __syncwarp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
 """
 # In the place of cuda/bulk.cuh: a gate's phase ends when all have arrived and all bytes have come.
 ENGINE = r"""
+#define FMM_ARITHMETIC
 namespace fmm {
+static float multiply_add(float x, float y, float z) { return x * y + z; }
+static float times(float x, float y) { return x * y; }
+static unsigned bits(float x) { return std::bit_cast<unsigned>(x); }
 struct alignas(64) Map { long long address, length, lines, layers, leading, layer, across, down, exchange, rest[7]; };
 struct Gate { int arrivals, waiting, due; unsigned phase; };
 static std::mutex one_at_a_time;
@@ -260,30 +269,30 @@ def test_parts_of_products_on_the_host(host: Any, monkeypatch: pytest.MonkeyPatc
     assert op.tasks > 7
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 1e37])
-def test_the_flag_is_raised(bad: float, host: Any) -> None:
-    """By what is not finite, and by what might become so when some such numbers are added."""
-    problem = Problem.contiguous(16, 16, 16, "float32")
-    op = launch_of("strassen.fused > tile", problem, SMALL)
-    a, b, c = (np.ones((16, 16), np.float32) for _ in "ABC")
-    a[3, 5] = bad
+@pytest.mark.parametrize("all_", [1.0, 1e-18])
+@pytest.mark.parametrize("one", [np.inf, -np.inf, np.nan, 1e37, 1.0, 0.0])
+def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
+    """By what is not finite, by what might become so when some are added, and by what the cache would take for zero."""
+    op = launch_of("strassen.fused > tile", Problem.contiguous(16, 16, 16, "float32"), SMALL)
+    a, b, c = (np.full((16, 16), all_, np.float32) for _ in "ABC")
+    a[3, 5] = one * all_
     with np.errstate(all="ignore"):
         _, flag = host(op, {name: x.ctypes.data for name, x in zip("ABC", (a, b, c), strict=True)})
-    assert flag == 1
+    assert flag == (all_ < 1 or one not in (0, 1))
 
 
 def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem.contiguous(70, 640, 36, "float32")
     (gemm,) = (op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
-    tiled = tile_op(gemm, SMS, "float32")
+    tiled = tile_op(gemm, H200, "float32")
     from dataclasses import replace
 
     from fmm.kernels.tile import Lines
 
     sizes = (70, 640), (640, 36), (70, 36)
     lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
-    op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)  # type: ignore[arg-type]
+    op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
     assert op is not None
     assert op.tasks > 1
     rng = np.random.default_rng(1)
@@ -328,10 +337,21 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
         (found,) = record(Plan.parse(plan), Problem.contiguous(size, size, size + offset, "float32")).ops
         assert isinstance(found, Several | GemmOp)
-        return tile_op(found, SMS, "float32") if isinstance(found, GemmOp) else found
+        return tile_op(found, H200, "float32") if isinstance(found, GemmOp) else found
 
     assert not aligned(op("tile", 257))
     assert not aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
     assert aligned(op("strassen.fused > tile", 264))
     assert bulk_op(op("winograd.fused > tile", 256), SUMMING_BULK, SMS) is None  # sums of two, three and four blocks
     assert bulk_op(op("strassen^2.fused > tile", 256), SUMMING_BULK, SMS) is None  # no room for four copies
+
+
+@pytest.mark.parametrize(("side", "faster"), [(256, False), (512, False), (1536, False), (2048, True), (4096, True)])
+def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: bool) -> None:
+    """Both times are in seconds: at 1536 two thirds of the last round would be idle."""
+    (op,) = (x for x in record(Plan.parse("tile"), Problem.contiguous(side, side, side, "float32")).ops)
+    assert isinstance(op, GemmOp)
+    tiled = tile_op(op, H200, "float32")
+    time, s = best_bulk(tiled, H200)
+    assert s in BULK and tiled.open
+    assert (time < seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster

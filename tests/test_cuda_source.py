@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from fmm.kernels import rescue
+from fmm.kernels.capability import capability
 from fmm.kernels.cuda_source import THREADS, SumKernel, peak, source
+from fmm.kernels.occupancy import active_blocks
 from fmm.kernels.plan import Plan
 from fmm.kernels.scheme import scheme, scheme_names
 from fmm.kernels.steps import step_table_names
 from fmm.kernels.tape import ARRAY_BYTES, Problem, SumOp, record
-from fmm.perfmodel.devices import capability
-from fmm.perfmodel.occupancy import active_blocks
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:

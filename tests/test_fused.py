@@ -21,10 +21,14 @@ from fmm.kernels.tile import Several, TileOp
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.variants import FIGURE_6, Operands, listed, name, operands
 from fmm.perfmodel import problem as shapes
+from fmm.perfmodel.blocks import chip
 from fmm.perfmodel.cost import cost
+from fmm.perfmodel.devices import device
 from fmm.perfmodel.paper_huang import huang_fig7
 from fmm.perfmodel.predict import counted
 from tests.test_tape import _buffer, _matrices, play
+
+H200 = chip(device("H200"))
 
 OPTIONS = ((), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants"))
 ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
@@ -240,7 +244,7 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
         memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
         memory["W"], before = _buffer(tape.workspace), c.astype(np.float64)
         order = tuple(range(tape.lanes_used))[::turn]
-        ops = [tile_op(op, 132, "float32") if isinstance(op, GemmOp) else op for op in in_lane_order(tape, order)]
+        ops = [tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op for op in in_lane_order(tape, order)]
         assert len(ops) == len(tape.ops)
         play(replace(tape, ops=tuple(ops)), memory)
         old: Any = problem.beta * before if problem.beta else 0

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm.kernels.blocktime import best_for
 from fmm.kernels.plan import Plan
+from fmm.kernels.steps import step_table_names
 from fmm.kernels.strategy import PRESETS
+from fmm.perfmodel import thresholds
+from fmm.perfmodel.devices import device, device_names
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
-LEAVES = tuple((f"tile.{s.name.lower()}", dtype) for s in PRESETS for dtype in s.types)
+LEAVES = (
+    *((f"tile.{s.name.lower()}", dtype) for s in PRESETS for dtype in s.types),
+    *product(("tile.plain", "tile.gpu8.texture", "tile.medium.texture"), ("float32", "float64")),
+)
 SIZES = {"float32": 40, "float64": 15}  # of each leaf
 LARGEST = 130
 
@@ -57,6 +64,19 @@ def test_products_of_any_size(leaf: str, dtype: str) -> None:
         check(leaf, size, orders, pick.choice([0, 1, 4]), *scalars, np.dtype(dtype).type)
 
 
+def test_the_driver_says_what_the_model_wants() -> None:
+    """Rates within what datasheets and drivers differ by, of a device that the tables have."""
+    from fmm.kernels.cupy_chip import chip
+
+    found = chip(0)
+    same = found.limits.capability, found.multiprocessors
+    known = [x for x in map(device, device_names()) if (x.capability, x.sms) == same]
+    assert min(found.clock, found.bandwidth, found.cache) > 1e6
+    assert not known or any(found.bandwidth == pytest.approx(x.global_bandwidth, rel=0.1) for x in known)
+    assert all(found.clock == pytest.approx(1e6 * x.boost_mhz, rel=0.2) for x in known)
+    assert best_for((8192, 8192, 8192), found).m_s >= 64 and best_for((64, 4096, 64), found).m_s <= 32
+
+
 @pytest.mark.parametrize(
     ("leaf", "dtype"),
     [
@@ -71,6 +91,26 @@ def test_fused_levels_of_any_size(leaf: str, dtype: Any) -> None:
             size = side, pick.randint(4, LARGEST), pick.randint(4, LARGEST)
             scalars = pick.choice([(1.0, 0.0), (0.5, 2.0)])
             check(f"{level} > {leaf}", size, orders, pick.choice([0, 1, 4]), *scalars, dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("leaf", ["tile", "tile.gpu8.texture"])
+@pytest.mark.parametrize("table", step_table_names())
+def test_step_tables_whose_products_update(table: str, leaf: str, dtype: Any) -> None:
+    """Each kernel of a table in one launch; some keep sums of A and B in C, so the inner side is the shortest."""
+    pick = random.Random(table + leaf)
+    for orders, side in product(("CCC", "FFF", "CFC"), (64, 97, pick.randint(4, LARGEST))):
+        size = side + pick.randint(0, 40), side - pick.randint(0, 3), side + pick.randint(0, 40)
+        scalars = pick.choice([(1.0, 0.0), (0.5, 2.0)])
+        check(f"{table} > {leaf}", size, orders, pick.choice([0, 1, 4]), *scalars, dtype)
+    check(f"{table}.peel > {leaf}", (side + 1, side, side + 2), "CCC", 0, 1.0, 1.0, dtype)
+
+
+@pytest.mark.parametrize("leaf", ["tile.gpu8", "tile.gpu8.texture", "tile"])
+@pytest.mark.parametrize("scheme", ["strassen", "winograd"])
+def test_the_recursive_codes_of_li_ranka_sahni(scheme: str, leaf: str) -> None:
+    for n in (32, 33, 64, 100, 130):
+        check(str(thresholds.plan(scheme, n, 32, 64, leaf)), (n, n, n), "CCC", 0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

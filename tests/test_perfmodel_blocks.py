@@ -8,11 +8,13 @@ from typing import cast
 
 import pytest
 
+from fmm.kernels import blocktime
+from fmm.kernels.blocktime import GEMM, Operands
 from fmm.kernels.scheme import scheme
 from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
 from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel import blocks, paper_huang
-from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, Machine, Operands
+from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
 from fmm.perfmodel.devices import device, device_names
 from fmm.perfmodel.paper_huang import counts, v100
 
@@ -81,21 +83,21 @@ def test_strategy_by_name() -> None:
 def test_counts_per_block_written_out() -> None:
     """Huge, W = (2,1,2), k = 64, by hand."""
     huge = strategy("Huge")
-    assert blocks.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
-    assert blocks.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
-    assert blocks.write_back(huge) == 128 * 128  # (10)
-    assert blocks.flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
-    assert blocks.global_elements(huge, (2, 1, 2), 64) == 2 * 8192 + 8192 + 2 * 16384  # (12)
-    assert blocks.shared_elements(huge, 64) == 2 * 131072 + 2 * 8192  # (14)
+    assert blocktime.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
+    assert blocktime.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
+    assert blocktime.write_back(huge) == 128 * 128  # (10)
+    assert blocktime.flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
+    assert blocktime.global_elements(huge, (2, 1, 2), 64) == 2 * 8192 + 8192 + 2 * 16384  # (12)
+    assert blocktime.shared_elements(huge, 64) == 2 * 131072 + 2 * 8192  # (14)
 
 
 def test_operands_that_differ_by_side() -> None:
     """Tall, W = (4,1,2), k = 10, by hand: what belongs to A is not taken for B."""
     tall, w = strategy("Tall"), (4, 1, 2)
-    assert blocks.registers(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
-    assert blocks.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
-    assert blocks.flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
-    assert blocks.shared_tile(tall) == (128 + 32) * 8  # (17)
+    assert blocktime.registers(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
+    assert blocktime.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
+    assert blocktime.flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
+    assert blocktime.shared_tile(tall) == (128 + 32) * 8  # (17)
 
 
 @pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
@@ -160,7 +162,7 @@ def test_greatest_piece_of_16(on: Machine) -> None:
 def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) -> None:
     for size, holds in ((most, True), (most + 1, False)):
         square = replace(strategy("Huge"), m_r=size, n_r=size)
-        assert (blocks.registers(square, w) < 255) is holds
+        assert (blocktime.registers(square, w) < 255) is holds
         assert (size < blocks.greatest_square_piece(w, on)) is holds
 
 
@@ -192,9 +194,9 @@ def test_bounds_17_and_18(on: Machine) -> None:
 def test_section_5_4(on: Machine) -> None:
     """Direct 2-level: 'up to 160 registers', 'up to 1,900 GB/s'; 1-level adds m_R + n_R registers."""
     huge = strategy("Huge")
-    assert blocks.registers(huge, TWO) == 160
+    assert blocktime.registers(huge, TWO) == 160
     assert on.element_bytes * on.flop / blocks.global_intensity(huge, TWO) == pytest.approx(1900e9, rel=0.01)
-    assert blocks.registers(huge, ONE) - blocks.registers(huge, GEMM) == huge.m_r + huge.n_r
+    assert blocktime.registers(huge, ONE) - blocktime.registers(huge, GEMM) == huge.m_r + huge.n_r
 
 
 def test_doubles_take_twice_the_room() -> None:
@@ -263,7 +265,7 @@ def test_time_is_that_of_the_axes_in_their_order(on: Machine) -> None:
     """Shapes are (m, k, n): a deep product has few tiles."""
     tall = strategy("Tall")
     deep = blocks.block_time(tall, GEMM, (128, 4096, 32), on)
-    assert deep.gmop == pytest.approx(4 * blocks.global_elements(tall, GEMM, 4096) / on.gmop)
+    assert deep.gmop == pytest.approx(4 * blocktime.global_elements(tall, GEMM, 4096) / on.gmop)
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (4, -1, 4), (4, 4, 0)])

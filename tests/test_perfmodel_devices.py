@@ -2,8 +2,9 @@
 
 import pytest
 
-from fmm.perfmodel.devices import capabilities, capability, device, device_names
-from fmm.perfmodel.occupancy import Launch, active_blocks, most_registers, occupancy, register_counts
+from fmm.kernels.capability import capabilities, capability
+from fmm.kernels.occupancy import Launch, active_blocks, most_registers, occupancy, register_counts
+from fmm.perfmodel.devices import device, device_names
 from fmm.perfmodel.table import Table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -18,10 +19,12 @@ from fmm.kernels.executor import execute
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import workspace
 from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Plan, PlanError
+from fmm.kernels.plan import Level, Plan, PlanError
+from fmm.kernels.steps import step_table, step_table_names
 from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.threads import Threads
 from fmm.kernels.tile import Lines, Piece, Several, TileOp
+from fmm.kernels.tile_source import Scalar as Given
 from fmm.perfmodel.cost import cost
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -32,7 +35,8 @@ POISON = 0xFF  # bytes of NaN
 # ---- a reference interpreter: every element through its address, one op after the other
 
 
-def play(tape: Tape, memory: Memory) -> None:
+def play(tape: Tape, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
+    """`tile`: what does tiled products, if not the interpreter."""
     for op in tape.ops:
         if isinstance(op, SumOp):
             _sum(op, memory)
@@ -40,7 +44,7 @@ def play(tape: Tape, memory: Memory) -> None:
             _gemm(op, memory, np.dtype(tape.problem.dtype))
         elif isinstance(op, TileOp | Several):
             for product in op.ops if isinstance(op, Several) else (op,):
-                _tile(product, memory)
+                (tile or _tile)(product, memory)
 
 
 def _sum(op: SumOp, memory: Memory) -> None:
@@ -100,26 +104,34 @@ def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any
 
 
 def _tile(op: TileOp, memory: Memory) -> None:
-    """A product with its sums, each block as large as it is."""
+    """A product with its sums, each block as large as it is, and the epilogue's lines."""
+    kind, e = np.dtype(op.kernel.element), op.kernel.epilogue
 
     def block(piece: Piece, lines: Lines, outer: bool) -> Matrix:
         strides = (1, lines.leading) if outer else (lines.leading, 1)
-        return _strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, np.dtype(np.float32))
+        return _strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, kind)
 
-    def added(pieces: tuple[Piece, ...], lines: Lines, shape: tuple[int, int], outer: bool) -> Matrix:
-        total = np.zeros(shape, np.float32)
-        for piece in pieces:
-            rows, cols = min(piece.rows, shape[0]), min(piece.cols, shape[1])
-            total[:rows, :cols] += np.float32(piece.factor) * block(piece, lines, outer)[:rows, :cols]
-        return total
+    def whole(x: Matrix, rows: int, cols: int) -> Matrix:
+        full = np.zeros((rows, cols), kind)
+        full[: x.shape[0], : x.shape[1]] = x[:rows, :cols]
+        return full
 
-    a, b, c = op.lines
+    def added(pieces: tuple[Piece, ...], lines: Lines, shape: tuple[int, int], outer: bool) -> Any:
+        return sum(kind.type(piece.factor) * whole(block(piece, lines, outer), *shape) for piece in pieces)
+
+    def number(c: Any) -> float:
+        return float(getattr(op.dest[c.dest], c.name) if isinstance(c, Given) else complex(c).real)
+
+    a, b, *lines = op.lines
     left = added(op.left, a, (op.m, op.k), op.kernel.along[0] == "outer")
-    found = left @ added(op.right, b, (op.k, op.n), op.kernel.along[1] == "inner")
-    for piece, update in zip(op.dest, op.kernel.updates, strict=True):
-        dest, keep = block(piece, c, False), 1 if update == "atomic" else piece.keep
-        old = np.float32(keep) * dest if keep else 0
-        dest[...] = old + np.float32(piece.factor) * found[: piece.rows, : piece.cols]
+    dests = [block(piece, x, False) for piece, x in zip(op.dest, lines, strict=True)]
+    values = [left @ added(op.right, b, (op.k, op.n), op.kernel.along[1] == "inner")]
+    values += [whole(dests[d], op.m, op.n) for d in e.reads]
+    for terms in e.program.lines:
+        values.append(sum(number(c) * values[v] for c, v in terms if number(c)))
+    for d, v in zip(e.writes, e.program.outputs, strict=True):
+        found = values[v][: dests[d].shape[0], : dests[d].shape[1]]
+        dests[d][...] = dests[d] + found if e.atomic else found
 
 
 # ---- running both
@@ -160,14 +172,23 @@ def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, Tape]:
     before = {name: x.copy() for name, x in memory.items()}
     expected = c.copy()
     play(tape, memory)
-    arena = Arena(block(_needed(plan, problem)), np.dtype(problem.dtype))
-    execute(plan, a, b, expected, NumpyBackend(Threads(1)), arena, problem.alpha, problem.beta)
+    arena = Arena(block(_needed(_vendors(plan), problem)), np.dtype(problem.dtype))
+    execute(_vendors(plan), a, b, expected, NumpyBackend(Threads(1)), arena, problem.alpha, problem.beta)
     assert (memory["A"] == before["A"]).all() and (memory["B"] == before["B"]).all()
     assert all((x[-GUARD:] == POISON).all() for x in memory.values())
     found = c.copy()
     c[...] = np.ndarray(c.shape, c.dtype, before["C"], 0, c.strides)
     assert (memory["C"] == before["C"]).all(), "the gaps between C's rows or columns were touched"
     return found, expected, tape
+
+
+def _vendors(plan: Plan) -> Plan:
+    """The same sums and products on a CPU, where nothing is fused."""
+    levels = [
+        replace(x, traversal="sequential") if isinstance(x, Level) and x.traversal == "fused" else x
+        for x in plan.levels
+    ]
+    return Plan(tuple(levels))
 
 
 def _needed(plan: Plan, problem: Problem) -> int:
@@ -222,6 +243,52 @@ def test_a_tape_computes_what_the_executor_does(text: str) -> None:
     for size in SIZES:
         found, expected, _ = _both(plan, Problem.contiguous(*size, "float64"))
         np.testing.assert_array_equal(found, expected, err_msg=str(size))
+
+
+# Step tables right above the tiled kernel, and schemes with sums inside it.
+FUSED = (
+    *step_table_names(),
+    "li-fig12.peel",
+    "li-fig13.peel",
+    "li-fig16 > li-fig12",
+    "li-fig23 > li-fig13",
+    "adaptive-winograd.pad > hasa",
+    "strassen > li-fig13",
+    "winograd.fused",
+    "strassen.pad16 > winograd.fused.pad4",
+)
+
+
+# Some tables keep sums of A and B in C, which is large enough if the inner side is the shortest.
+FUSED_SIZES = ((36, 20, 48), (33, 18, 75), (41, 7, 29), (6, 1, 5))
+
+
+@pytest.mark.parametrize("text", FUSED)
+def test_products_with_their_updates_compute_what_the_executor_does(text: str) -> None:
+    """Any size, rows or columns contiguous; the workspace is what the plan says."""
+    plan = Plan.parse(f"{text} > tile")
+    orders, scalars = ("CCC", "FFF", "CFC", "FCF"), [(1, 0), (2.0, 0.5)] * 2
+    for size, order, (alpha, beta) in zip(FUSED_SIZES, orders, scalars, strict=True):
+        (m, k, n), shapes = size, ((size[0], size[1]), (size[1], size[2]), (size[0], size[2]))
+        layouts = [Layout(o, s[o == "C"] + 3) for o, s in zip(order, shapes, strict=True)]  # type: ignore[arg-type]
+        problem = Problem(m, k, n, "float32", (layouts[0], layouts[1], layouts[2]), alpha, beta)
+        found, expected, tape = _both(plan, problem)
+        np.testing.assert_array_equal(found, expected, err_msg=str(size))
+        needed = workspace(plan, *size, 4, alpha, beta)
+        assert tape.workspace <= needed if "peel" in text else tape.workspace == needed
+
+
+@pytest.mark.parametrize("name", step_table_names())
+def test_a_table_above_the_tiled_kernel_is_one_launch_a_step(name: str) -> None:
+    """Of all tables; the launch has the blocks that the table's kernel reads and writes."""
+    plan, problem = Plan.parse(f"{name} > tile"), Problem.contiguous(64, 64, 64, "float32")
+    ops, steps = record(plan, problem).ops, step_table(name).steps
+    assert len(ops) == len(steps) == cost(plan, 64, 64, 64, 4).launches
+    for op, step in zip(ops, steps, strict=True):
+        assert isinstance(op, TileOp if step.kernel.product else SumOp)
+        if isinstance(op, TileOp):
+            assert (len(op.left), len(op.right)) == (1, 1)
+            assert len(op.dest) == len({*step.kernel.reads, *step.kernel.writes})
 
 
 OVERLAPPED = ("strassen.overlapped.pad4 > winograd.pad", "winograd.overlapped > strassen", "hk223 > dps.overlapped.pad")

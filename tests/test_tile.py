@@ -7,57 +7,70 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fmm.kernels.blocktime import GEMM, registers, resident
+from fmm.kernels.capability import Capability, capability
 from fmm.kernels.needs import workspace
+from fmm.kernels.occupancy import active_blocks
 from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.strategy import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, best_for, strategy
+from fmm.kernels.strategy import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
 from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
 from fmm.kernels.tile import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
 from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, source
+from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
 from fmm.kernels.variants import FIGURE_6
+from fmm.perfmodel.blocks import chip
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.devices import capability
-from fmm.perfmodel.occupancy import active_blocks
+from fmm.perfmodel.devices import device
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 
 FLOAT32 = (*STRATEGIES, *TUNED)
-SMS = 132
+H200 = chip(device("H200"))
+MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coefficients, four steps of a line at once
 
 
 def kernel(
     s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep", dtype: str = "float32"
 ) -> TileKernel:
     summed = left + right > 2
-    return TileKernel(replace(s, stages=2) if summed else s, dtype, left, right, (update,) * dest)
+    return TileKernel(replace(s, stages=2) if summed else s, dtype, left, right, added(dest, update))
 
 
 # ---- NVRTC
 
 
-def blocks(architecture: str, made: Any, s: Strategy, shared: int) -> int:
+def limits(architecture: str) -> Capability:
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), s.threads, made.registers, shared)
+    return capability(f"{digits[:-1]}.{digits[-1]}")
 
 
 @pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
-    """No local memory, and no fewer registers than Eq. 16 says that a kernel needs: accumulators and fragments."""
+    """No local memory; registers as (16) says and not many more; about the thread blocks that the model expects.
+
+    Of the kernels of one level the one with two blocks of each has the most: (16) grows with every block.
+    """
     nvrtc()
     made = kernel(s, *operands)
+    needed, summed = registers(s, operands), operands[:2] != (1, 1)
     jobs: list[tuple[Any, ...]] = [(f"{s.name} {a}", source(made, "vector"), a, OPTIONS) for a in ARCHITECTURES]
     for r, (_, _, architecture, _) in zip(in_parallel(report, jobs), jobs, strict=True):
+        on = limits(architecture)
+        blocks = active_blocks(on, s.threads, r.registers, made.shared)
         assert r.local == 0, r
-        assert r.registers >= s.m_r * s.n_r + s.m_r + s.n_r, r
+        assert needed <= r.registers <= needed + MOST_BESIDE, r
+        assert summed or abs(blocks - resident(s, GEMM, on)) <= 1 + blocks // 4, r
         if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
-            assert blocks(architecture, r, s, made.shared) >= s.blocks, r
+            assert blocks >= s.blocks, r
 
 
 @pytest.mark.parametrize("s", TUNED, ids=lambda s: s.name)
@@ -88,15 +101,14 @@ def test_float64_stays_in_registers(s: Strategy, operands: Any) -> None:
         assert r.local == 0, r
         assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
         if architecture in ("sm_90", "sm_100"):
-            assert blocks(architecture, r, s, made.shared) >= made.blocks, r
+            assert active_blocks(limits(architecture), s.threads, r.registers, made.shared) >= made.blocks, r
 
 
 def fits(made: TileKernel, architecture: str) -> TileKernel:
     """What is launched there."""
     digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
-    limits = capability(f"{digits[:-1]}.{digits[-1]}")
     op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
-    return fitted(op, limits.shared_per_block, int(digits) >= 80).kernel
+    return fitted(op, limits(architecture).shared_per_block, int(digits) >= 80).kernel
 
 
 def test_a_strategy_that_does_not_fit_is_replaced() -> None:
@@ -110,21 +122,12 @@ def test_a_strategy_that_does_not_fit_is_replaced() -> None:
 
 # ---- on the host: the threads of a block take turns
 
-HOST = r"""
+# Compiled once: runs a block's threads. Kernels go without the library's headers, which take most of the time.
+BLOCK = r"""
 #include <setjmp.h>
 #include <ucontext.h>
-static int max(int x, int y) { return x > y ? x : y; }
-static int min(int x, int y) { return x < y ? x : y; }
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__
-struct alignas(16) float4 { float x, y, z, w; };
-float4 memory[16384];
 struct Dim { unsigned x, y, z; };
-static Dim blockIdx, gridDim, threadIdx;
+Dim blockIdx, gridDim, threadIdx;
 
 // A thread runs until it has to wait for others. Then it is another's turn, in an order that changes, and for some time
 // half of the warps have none: so who reads what nobody has written yet, for want of a barrier, is found out.
@@ -138,7 +141,7 @@ struct Thread {
 static Thread threads[MOST];
 static jmp_buf next_turn;
 struct Barrier {
-    unsigned size, arrived = 0, times = 0;
+    unsigned size = 32, arrived = 0, times = 0;
     void wait() {
         const unsigned before = times;
         if (++arrived == size) arrived = 0, ++times;
@@ -146,20 +149,14 @@ struct Barrier {
             if (!_setjmp(threads[threadIdx.x].here)) _longjmp(next_turn, 1);
     }
 };
-static Barrier everyone{0};
-static void __syncthreads() { everyone.wait(); }
-template <class Element>
-Element atomicAdd(Element* q, Element x) {
-    const Element before = *q;
-    *q += x;
-    return before;
-}
-static void __threadfence() {}
-static void __threadfence_system() {}
+static Barrier everyone, warps[MOST / 32];
+extern "C" void meet() { everyone.wait(); }
+extern "C" void meet_warp() { warps[threadIdx.x / 32].wait(); }
 
-static void (*kernel)();
-static void run() {
-    kernel();
+static void (*kernel)(const void*);
+static const void* told;
+static void thread() {
+    kernel(told);
     threads[threadIdx.x].done = true;
     _longjmp(next_turn, 1);
 }
@@ -184,25 +181,55 @@ static bool take_turns(unsigned count) {
     }
     return left;
 }
-static void run_block(unsigned count, void (*body)()) {
-    kernel = body, everyone = {count};
+static void run_block(unsigned count) {
+    everyone = {count};
     for (Thread* t = threads; t < threads + count; ++t) {
         Thread& x = *t;
         x.stack = x.stack ? x.stack : new char[STACK];
         x.begun = x.done = false;
         getcontext(&x.start);
         x.start.uc_stack.ss_sp = x.stack, x.start.uc_stack.ss_size = STACK;
-        makecontext(&x.start, run, 0);
+        makecontext(&x.start, thread, 0);
     }
     while (take_turns(count)) {}
 }
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count) {
+    kernel = entry, told = parameters;
+    gridDim = {unsigned(blocks), 1, unsigned(products)};
+    for (unsigned i = 0; i < blocks * products; ++i) {
+        blockIdx = {i % blocks, 0, i / blocks};
+        run_block(count);
+    }
+}
+"""
+HOST = r"""
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__
+template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; }
+template <class T> const T& max(const T& x, const T& y) { return x < y ? y : x; }
+struct alignas(16) float4 { float x, y, z, w; };
+float4 memory[16384];
+struct Dim { unsigned x, y, z; };
+extern Dim blockIdx, gridDim, threadIdx;
+extern "C" void meet();
+extern "C" void meet_warp();
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
+static void __syncthreads() { meet(); }
+template <class T> T atomicAdd(T* q, T x) {
+    const T before = *q;
+    *q += x;
+    return before;
+}
+static void __threadfence() {}
+static void __threadfence_system() {}
 
 // What a warp's instruction does: lanes leave their numbers and take others', where PTX's manual has each of them.
-struct Warp {
-    Barrier all{32};
-    double a[32][4][2], b[32][4];
-};
-static Warp warps[8];
+struct Warp { double a[32][4][2], b[32][4]; };
+static Warp warps[32];
 namespace fmm {
 template <int STEPS>
 void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) {
@@ -212,27 +239,22 @@ void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) 
         warp.b[lane][k] = b[k];
         for (int i = 0; i < 2; ++i) warp.a[lane][k][i] = a[k][i];
     }
-    warp.all.wait();
+    meet_warp();
     for (int e = 0; e < 4; ++e) {
         const int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
         for (int k = 0; k < 4 * STEPS; ++k)
             c[e] += warp.a[row % 8 * 4 + k % 4][k / 4][row / 8] * warp.b[col * 4 + k % 4][k / 4];
     }
-    warp.all.wait();
+    meet_warp();
 }
 }  // namespace fmm
 """
 DRIVER = r"""
-using Given = {told};
-static const Given* given;
 extern "C" int launch(const void* parameters, int blocks, int products) {{
-    given = static_cast<const Given*>(parameters);
-    gridDim = {{unsigned(blocks), 1, unsigned(products)}};
-    for (unsigned i = 0; i < blocks * products; ++i) {{
-        blockIdx = {{i % blocks, 0, i / blocks}};
-        run_block({threads}, [] {{ {entry}(*given); }});
-    }}
-    return sizeof(Given);
+    using Parameters = {told};
+    auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
+    run(entry, parameters, blocks, products, {threads});
+    return sizeof(Parameters);
 }}
 """
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -269,12 +291,24 @@ def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
     told = f"fmm::Parameters<Number, {counts}>"
     told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
     driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
-    text = HOST + source(made, access).replace("#pragma once", "") + driver
-    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
     assert made.shared <= 16 * 16384
+    return library(path, HOST + source(made, access).replace("#pragma once", "") + driver)
+
+
+def library(path: Path, text: str) -> Any:
+    """What kernels need of BLOCK is loaded before them."""
+    if text != BLOCK:
+        block()
+    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
     command = [str(COMPILER), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
     subprocess.run(command, check=True)
-    return ctypes.CDLL(f"{path}.so")
+    return ctypes.CDLL(f"{path}.so", ctypes.RTLD_GLOBAL if text == BLOCK else ctypes.DEFAULT_MODE)
+
+
+@cache
+def block() -> Any:
+    with TemporaryDirectory() as folder:
+        return library(Path(folder) / "block", BLOCK)
 
 
 def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
@@ -317,7 +351,7 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | S
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
     wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
-    ops = [tile_op(op, SMS, dtype) if isinstance(op, GemmOp) else op for op in wanted]
+    ops = [tile_op(op, H200, dtype) if isinstance(op, GemmOp) else op for op in wanted]
     starts = {name: x[GUARD + shift :] for name, x in memory.items()}
     for op in ops:
         host(op, starts, "scalar" if shift % wide else op.access)
@@ -357,9 +391,12 @@ def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host:
         assert all(op.kernel.deep for op in ops)
 
 
-@pytest.mark.parametrize("plan", ["tile.solo", "tile.trio", "tile.small", "strassen.fused > tile.solo"])
+@pytest.mark.parametrize(
+    "plan",
+    ["tile.solo", "tile.trio", "tile.small", "tile.gpu8.texture", "tile.duo.plain", "strassen.fused > tile.solo"],
+)
 def test_float64_strategies_on_the_host(plan: str, host: Any) -> None:
-    """Tiles at every edge, more of them than stages; threads that multiply alone."""
+    """Tiles at every edge, more of them than stages, also through registers; threads that multiply alone."""
     check(plan, whole_problem(36, 85, 44, "CCC", 0, 1.0, 0.0, "float64"), host, 0)
 
 
@@ -373,14 +410,14 @@ def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
 def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
     problems = (Problem.contiguous(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
     ops = [op for x in problems for op in record(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
-    assert [tile_op(op, SMS, "float32").access for op in ops] == ["vector", "scalar"]
+    assert [tile_op(op, H200, "float32").access for op in ops] == ["vector", "scalar"]
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
     """The seven products of a batched level, layer by layer of the workspace."""
     tape = record(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem.contiguous(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
-    made, work = tile_op(op, SMS, "float32"), floats(1 << 16)
+    made, work = tile_op(op, H200, "float32"), floats(1 << 16)
     assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
     work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
 
@@ -449,21 +486,6 @@ def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     assert not any(first.values())  # every block of C is written first, then added to
 
 
-@pytest.mark.parametrize(
-    ("side", "count", "measured"),
-    [  # on an H200: microseconds by strategy, benchmarks/tile.py
-        (512, 49, {"Square": 280, "Half": 277, "Third": 322, "Broad": 390}),
-        (1536, 1, {"Square": 270, "Half": 266, "Third": 162, "Broad": 159}),
-        (2048, 1, {"Square": 358, "Half": 357, "Third": 429, "Broad": 432}),
-        (2560, 1, {"Square": 874, "Half": 873, "Third": 794, "Broad": 794}),
-        (4096, 1, {"Square": 2768, "Half": 2771, "Third": 2822, "Broad": 3280}),
-        (8192, 1, {"Square": 22054, "Half": 22227, "Third": 22327, "Broad": 23591}),
-    ],
-)
-def test_the_strategy_is_within_three_percent_of_the_best(side: int, count: int, measured: dict[str, int]) -> None:
-    assert measured[best_for(side, side, count, SMS, "float32").name] <= 1.03 * min(measured.values())
-
-
 BAD = [
     ("strassen > tile.gigantic", "ends in 'tile.gigantic'"),
 ]
@@ -491,7 +513,7 @@ def test_each_type_has_its_strategies(dtype: str) -> None:
     """Chosen by size, and where sums are inside."""
     plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
     ops = [op for text in plans for op in record(Plan.parse(text), Problem.contiguous(512, 512, 512, dtype)).ops]
-    made = [tile_op(op, SMS, dtype) for op in ops if isinstance(op, GemmOp)]
+    made = [tile_op(op, H200, dtype) for op in ops if isinstance(op, GemmOp)]
     made += [x for op in ops if isinstance(op, Several) for x in op.ops]
     assert len(made) == 1 + 1 + 7
     for op in made:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from fmm.kernels.blocktime import Chip, full
 from fmm.kernels.bulk_source import BulkKernel
-from fmm.kernels.strategy import BULK, Strategy
+from fmm.kernels.strategy import BULK, Strategy, strategy
 from fmm.kernels.tile import BLOCK, GROUP, WIDE, Lines, Piece, Several, TileOp
-from fmm.kernels.tile_source import ELEMENTS
+from fmm.kernels.tile_source import ASYNC, ELEMENTS, added
 
 MAP_BYTES = 128  # of a CUtensorMap
 ENGINE = 90  # the first compute capability whose copy engine brings tiles
@@ -123,7 +124,7 @@ def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp |
     shapes = frozenset((len(o.left) > 1, len(o.right) > 1) for o in ops)
     blocks = len(lefts), len(rights), len(dests)
     kernel = BulkKernel(s, largest.kernel.element, terms, blocks, room, shapes, order, largest.kernel.along)
-    u, v, w = largest.lines
+    u, v, w, *_ = largest.lines
     maps = (
         *(_map(x, True, kernel, u, largest.count) for x in lefts),
         *(_map(x, False, kernel, v, largest.count) for x in rights),
@@ -145,11 +146,13 @@ def aligned(op: TileOp | Several) -> bool:
 
 
 def _fits(ops: Sequence[TileOp]) -> bool:
-    """The kernel has float32 numbers, and of each operand sums of one length, beside lone blocks."""
-    alike = len({(o.kernel.along, o.lines, o.count) for o in ops}) == 1
+    """The kernel has float32 numbers, and of each operand sums of one length, beside lone blocks; it adds to blocks
+    that lie alike, and brings all tiles itself."""
+    lying = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
+    alike = len(lying) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
+    plain = all(o.kernel == replace(o.kernel, epilogue=added(len(o.dest)), paths=ASYNC) for o in ops)
     lengths = [{len(terms) for terms in side} - {1} for side in zip(*((o.left, o.right) for o in ops), strict=True)]
-    plain = all(update == "keep" for o in ops for update in o.kernel.updates)
-    return alike and plain and ops[0].kernel.element == "float32" and all(len(x) <= 1 for x in lengths)
+    return alike and plain and all(len(x) <= 1 for x in lengths)
 
 
 def _distinct(sides: Iterable[Sequence[Piece]]) -> tuple[Piece, ...]:
@@ -250,14 +253,16 @@ def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
     return max(load for load, _ in loads)
 
 
-def time_of(op: TileOp, s: Strategy, multiprocessors: int) -> float:
-    """How long one product takes, in the units of strategy.time_of."""
+def time_of(op: TileOp, s: Strategy, chip: Chip) -> float:
+    """Seconds of one product: its tiles at the strategy's share of the rate that Square has."""
     tiles = -(-op.m // s.m_s) * -(-op.n // s.n_s) * op.count
     steps = -(-op.k // s.k_s)
-    parts = parts_of(1, tiles, steps, s, multiprocessors)
+    parts = parts_of(1, tiles, steps, s, chip.multiprocessors)
     groups = [(tiles, part.steps + EDGE / s.k_s) for part in parts]
-    return makespan(groups, multiprocessors) / max(steps, 1) * s.m_s * s.n_s / s.rate
+    adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
+    rate = s.rate * full(strategy("Square"), (op.m, op.k, op.n), chip, op.count)
+    return chip.fitted.launch + adds / rate / chip.clock
 
 
-def best_bulk(op: TileOp, multiprocessors: int) -> tuple[float, Strategy]:
-    return min(((time_of(op, s, multiprocessors), s) for s in BULK), key=lambda pair: pair[0])
+def best_bulk(op: TileOp, chip: Chip) -> tuple[float, Strategy]:
+    return min(((time_of(op, s, chip), s) for s in BULK), key=lambda pair: pair[0])

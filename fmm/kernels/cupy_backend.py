@@ -24,13 +24,13 @@ from fmm.kernels import cuda_source
 from fmm.kernels.cublas import Gemm, Lane, Math, Pointers, begin, end, gemm, new_handle, own_memory
 from fmm.kernels.cuda_graphs import Kernel
 from fmm.kernels.cuda_source import ENTRY, OPTIONS, THREADS, Access, SumKernel
-from fmm.kernels.cupy_bulk import multiprocessors
+from fmm.kernels.cupy_chip import chip
 from fmm.kernels.cupy_tile import function as tile_function
 from fmm.kernels.cupy_tile import tile_calls, tile_kernels
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
 from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
-from fmm.kernels.tile import Several, TileOp
+from fmm.kernels.tile import Several, TileOp, settled
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 from fmm.kernels.tile_source import TileKernel
 
@@ -128,8 +128,10 @@ class _Buffer(threading.local):
 def _tiled(op: Op, device: int, dtype: str) -> TileOp | Several | None:
     """The products of our own kernels that it is, if it is."""
     if isinstance(op, GemmOp) and is_tiled(op):
-        return tile_op(op, multiprocessors(device), dtype)
-    return op if isinstance(op, TileOp | Several) else None
+        return tile_op(op, chip(device), dtype)
+    if isinstance(op, TileOp):
+        return settled(op, chip(device))
+    return op if isinstance(op, Several) else None
 
 
 class _Player:

@@ -11,10 +11,12 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import driver, runtime
 
+from fmm.kernels.blocktime import GEMM, seconds
 from fmm.kernels.bulk import ENGINE, MAP_BYTES, BulkOp, Map, aligned, best_bulk, bulk_op
 from fmm.kernels.bulk_source import BulkKernel, source
 from fmm.kernels.cublas import Lane
-from fmm.kernels.strategy import SUMMING_BULK, engine_strategy, time_of
+from fmm.kernels.cupy_chip import chip
+from fmm.kernels.strategy import SUMMING_BULK, engine_strategy
 from fmm.kernels.tape import BASES
 from fmm.kernels.tile import WIDE, Several, TileOp
 from fmm.kernels.tile_source import ELEMENTS, ENTRY, OPTIONS
@@ -31,22 +33,19 @@ def has_engine(device: int) -> bool:
 
 def chosen(op: TileOp | Several, device: int, grain: Mapping[str, int]) -> BulkOp | None:
     """The launch by which these products are faster, if there is one."""
-    ops, count = op.ops if isinstance(op, Several) else (op,), multiprocessors(device)
+    ops, on = op.ops if isinstance(op, Several) else (op,), chip(device)
     bases = {x.base for o in ops for x in (*o.left, *o.right)}
+    if op.kernel.element != "float32":
+        return None
     if not (has_engine(device) and aligned(op) and all(grain[base] % WIDE == 0 for base in bases)):
         return None
     if own := engine_strategy(op.kernel.strategy.name):
-        return bulk_op(op, own, count)
+        return bulk_op(op, own, on.multiprocessors)
     if isinstance(op, Several):
-        return bulk_op(op, SUMMING_BULK, count) if op.order == "turns" else None
-    time, s = best_bulk(op, count)
-    faster = op.open and time < time_of(op.kernel.strategy, op.m, op.n, op.count, count)
-    return bulk_op(op, s, count) if faster else None
-
-
-@lru_cache(maxsize=64)
-def multiprocessors(device: int) -> int:
-    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+        return bulk_op(op, SUMMING_BULK, on.multiprocessors) if op.order == "turns" else None
+    time, s = best_bulk(op, on)
+    faster = op.open and time < seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), on, op.count, op.kernel.along)
+    return bulk_op(op, s, on.multiprocessors) if faster else None
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from cupy_backends.cuda.api import driver, runtime
 
 from fmm.kernels import rescue
 from fmm.kernels.cuda_graphs import Kernel
-from fmm.kernels.cupy_bulk import multiprocessors
+from fmm.kernels.cupy_chip import chip
 from fmm.kernels.cupy_tile import function
 from fmm.kernels.rescue import Again, Classical, unseen
 from fmm.kernels.tape import Tape
@@ -125,7 +125,7 @@ class Rescue:
         if self.again:
             op = self.again.op
             made = function(self.device, op.kernel, op.access if wide else "scalar").kernel.ptr
-            shape = self.again.blocks(multiprocessors(self.device)), 1, 1, op.kernel.strategy.threads, 1, 1
+            shape = self.again.blocks(chip(self.device).multiprocessors), 1, 1, op.kernel.strategy.threads, 1, 1
             yield Launch(partial(LAUNCH, made, *shape, op.kernel.shared), made, len(self.told) - 1)
 
 

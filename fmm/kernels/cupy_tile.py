@@ -19,7 +19,8 @@ import numpy as np
 from cupy_backends.cuda.api import driver
 
 from fmm.kernels.cublas import Gemm, Lane
-from fmm.kernels.cupy_bulk import BulkCall, chosen, multiprocessors
+from fmm.kernels.cupy_bulk import BulkCall, chosen
+from fmm.kernels.cupy_chip import chip
 from fmm.kernels.tape import BASES
 from fmm.kernels.tile import WIDE, Several, TileOp, fitted, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
@@ -62,7 +63,7 @@ class TileCall:
         kernel, access = _wanted(op, grain, flagged)
         self.made = function(device, kernel, access)
         shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
-        full = prod(op.grid) >= FULL * multiprocessors(device)
+        full = prod(op.grid) >= FULL * chip(device).multiprocessors
         overlaps = op.follows and full and capability(device) >= OVERLAPPING
         launch = _overlapping if overlaps else _plain
         self.launch: Callable[[int, int], None] = partial(launch, self.made.kernel.ptr, shape)

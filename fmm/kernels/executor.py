@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from fmm.kernels.lowering import lower
 from fmm.kernels.plan import Plan
 from fmm.kernels.program import Coefficient
-from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum
+from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, Updating
 
 Array = Any  # numpy.ndarray, cupy.ndarray or an array of symbols: two axes, slicing, .T, .shape, .strides
 
@@ -54,14 +54,32 @@ def _run(recipe: Recipe, arrays: dict[str, Array], backend: Backend, arena: Work
         arrays[name] = arena.take(rows, cols, fortran=_fortran(arrays[recipe.layouts[name]]))
     for step in recipe.steps:
         if isinstance(step, Sum):
-            reads = [_view(arrays, p) for p in step.reads]
-            backend.sum(step, reads, [_view(arrays, p) for p in step.writes])
+            _sum(step, arrays, backend)
+        elif isinstance(step, Updating):
+            _apart(step, arrays, backend, arena)
         elif isinstance(step, Batch) and not step.products[0].plan.levels:
             factors = [[_view(arrays, place) for place in places] for places in step.places]
             backend.multiply_batch(step.products[0].plan.leaf, *factors)
         else:
             for product in step.products if isinstance(step, Batch) else (step,):
                 _product(product, arrays, backend, arena)
+    arena.release(mark)
+
+
+def _sum(step: Sum, arrays: dict[str, Array], backend: Backend) -> None:
+    backend.sum(step, [_view(arrays, p) for p in step.reads], [_view(arrays, p) for p in step.writes])
+
+
+def _apart(step: Updating, arrays: dict[str, Array], backend: Backend, arena: Workspace) -> None:
+    """The product first, into scratch if it has no place of its own; then the sum."""
+    mark, dest = arena.used, step.product.dest
+    if dest.name not in arrays:
+        arrays = arrays | {dest.name: arena.take(dest.rows, dest.cols)}
+    for part in step.apart:
+        if isinstance(part, Sum):
+            _sum(part, arrays, backend)
+        else:
+            _product(part, arrays, backend, arena)
     arena.release(mark)
 
 

@@ -9,7 +9,7 @@ from fmm.kernels import tasks, variants
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import leaf_products, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan
-from fmm.kernels.recipe import Product, Sum
+from fmm.kernels.recipe import Recipe, Sum, Updating
 
 
 class Row(NamedTuple):
@@ -27,21 +27,23 @@ def rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
     while (recipe := lower(plan, m, k, n)) is not None:
         products = list(recipe.products)
         taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in recipe.temporaries)
-        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", _does(plan, tuple(recipe.flat)), len(products), taken)
+        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", _does(plan, recipe), len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n) = largest.plan, largest.size
     yield Row(plan.leaf, f"{m} x {k} x {n}", "one launch" if plan.leaf.startswith("tile") else "one BLAS call", 1, 0)
 
 
-def _does(plan: Plan, steps: tuple[Sum | Product, ...]) -> str:
-    first = plan.levels[0]
-    sums = sum(1 for step in steps if isinstance(step, Sum))
+def _does(plan: Plan, recipe: Recipe) -> str:
+    first, steps = plan.levels[0], recipe.steps
+    sums = sum(isinstance(step, Sum) for step in steps)
+    updates = sum(isinstance(step, Updating) and len(step.apart) > 1 for step in steps)
     if not isinstance(first, Level):
         return "halves the longest side" if len(steps) > 1 else "almost square: passed on"
     if first.fringe == "peel" and not sums:
         return f"core, then {len(steps) - 1} strips" if len(steps) > 1 else "too small: leaf"
     grid = "x".join(map(str, first.size))
-    return f"{grid} blocks, sums inside the products" if plan.fused else f"{grid} blocks, {sums} passes of sums"
+    inside = f", {updates} more inside the products" if updates else ""
+    return f"{grid} blocks, " + ("sums inside the products" if plan.fused else f"{sums} passes of sums{inside}")
 
 
 def _launched(level: Level) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from fmm.kernels import program as programs
 from fmm.kernels.plan import Balanced, Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program
-from fmm.kernels.recipe import OPERANDS, Batch, Place, Product, Recipe, Sum, whole
+from fmm.kernels.recipe import OPERANDS, Batch, Place, Product, Recipe, Sum, Updating, whole
 from fmm.kernels.scheme import Scheme
 from fmm.kernels.steps import Step, StepTable
 
@@ -216,11 +216,12 @@ def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> Program:
     return Program(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
 
 
-def _temporaries(steps: Sequence[Sum | Product]) -> tuple[tuple[str, int, int], ...]:
+def _temporaries(steps: Sequence[Sum | Product | Updating]) -> tuple[tuple[str, int, int], ...]:
     """Each temporary large enough for every rectangle that it holds."""
     sizes: dict[str, tuple[int, int]] = {}
     for step in steps:
-        for place in step.writes if isinstance(step, Sum) else (step.dest,):
+        update = step.update if isinstance(step, Updating) else step
+        for place in update.writes if isinstance(update, Sum) else (update.dest,):
             if place.name not in OPERANDS:
                 rows, cols = sizes.get(place.name, (0, 0))
                 sizes[place.name] = max(rows, place.row + place.rows), max(cols, place.col + place.cols)
@@ -277,9 +278,9 @@ class _Sizing:
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
         # Is what a place holds a sum of A, a sum of B, or part of C? Only the last may be cropped to its block.
         self.kind = {name: name[0] for name in self.held}
-        self.steps: list[Sum | Product] = []
+        self.steps: list[Sum | Product | Updating] = []
 
-    def run(self) -> list[Sum | Product]:
+    def run(self) -> list[Sum | Product | Updating]:
         for step in self.table.steps:
             self._step(step)
         return self.steps
@@ -287,19 +288,27 @@ class _Sizing:
     def _step(self, step: Step) -> None:
         sources = [self.held[step.bound[f]] for f in step.kernel.reads]
         kind = max((self.kind[step.bound[f]] for f in step.kernel.reads), default="C")
-        if step.kernel.product:
-            sources.insert(0, self._product(step))
+        product = self._product(step) if step.kernel.product else None
+        if product is not None:
+            sources.insert(0, product.dest)
             kind = "C"
         writes = []
         for name, needs in zip(step.writes, step.kernel.dependencies, strict=True):
             size = max(sources[i].rows for i in needs), max(sources[i].cols for i in needs)
             writes.append(self._place(name, *self.full.get(kind, size), kind, step))
-        program, reads, kept = _tidied(step.kernel.program, sources, writes)
-        if kept:
-            self.steps.append(Sum(step.kernel.name, program, tuple(reads), tuple(kept)))
+        self._emit(product, Sum(step.kernel.name, step.kernel.program, tuple(sources), tuple(writes)))
 
-    def _product(self, step: Step) -> Place:
-        """Emit the product; into a place that the kernel overwrites if there is one, else into scratch."""
+    def _emit(self, product: Product | None, update: Sum) -> None:
+        """A product by the tiled kernel does the sums on its way, if what they read and write is alike."""
+        if product is None:
+            self.steps += [tidied] if (tidied := update.tidied).writes else []
+        elif not product.plan.levels and product.plan.tiled and _alike((*update.reads[1:], *update.writes)):
+            self.steps.append(Updating(product, update))
+        else:
+            self.steps += Updating(product, update).apart
+
+    def _product(self, step: Step) -> Product:
+        """The product; into a place that the kernel overwrites if there is one, else into scratch."""
         left, right = (self.held[step.bound[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
         free = [f for f in step.kernel.writes if f not in step.kernel.reads]
@@ -307,9 +316,7 @@ class _Sizing:
             dest = self._place(step.bound[free[0]], left.rows, right.cols, "C", step)
         else:
             dest = whole(SCRATCH, left.rows, right.cols)
-        left, right = left.cropped(dest.rows, width), right.cropped(width, dest.cols)
-        self.steps.append(Product(left, right, dest, self.plan))
-        return dest
+        return Product(left.cropped(dest.rows, width), right.cropped(width, dest.cols), dest, self.plan)
 
     def _place(self, name: str, rows: int, cols: int, kind: str, step: Step) -> Place:
         block = self.blocks.get(name)
@@ -323,17 +330,10 @@ class _Sizing:
         return place
 
 
-def _tidied(
-    program: Program, reads: Sequence[Place], writes: Sequence[Place]
-) -> tuple[Program, Sequence[Place], Sequence[Place]]:
-    """Each place read once, and no output that stands where it belongs already (a product written in place)."""
-    places = list(dict.fromkeys(reads))
-    rename = [places.index(place) for place in reads]
-    rename += range(len(places), len(places) + len(program.lines))
-    lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in program.lines)
-    outputs = [(rename[v], w) for v, w in zip(program.outputs, writes, strict=True)]
-    kept = [(v, w) for v, w in outputs if v >= len(places) or places[v] != w]
-    return Program(len(places), lines, tuple(v for v, _ in kept)), places, [w for _, w in kept]
+def _alike(places: Sequence[Place]) -> bool:
+    """Do all lie as C does, and is each of one size, whether it is read or written?"""
+    spots = {(p.name, p.row, p.col) for p in places}
+    return len(spots) == len(set(places)) and not any(p.name in "AB" for p in places)
 
 
 # ---- fringes, halving, alpha and beta

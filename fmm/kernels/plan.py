@@ -17,7 +17,8 @@ multiples of 16) or `peel` (the core that divides, then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
 product) and, for float32 and float64, `tile` (this package's own kernel; `tile.huge` and the like: by another of its
-strategies).
+strategies; with `.plain` behind it, tiles come to shared memory through registers, with `.texture` those of the left
+operand by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd).
 With `.inner` after it, the sums of the last level are written so that both operands of a leaf product are contiguous
 along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B lie in
 memory, for all leaves.)
@@ -40,10 +41,15 @@ FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
 ORDERS = ("inner", "outer")
-TILES = ("tile", *(f"tile.{s.name.lower()}" for s in PRESETS))
+PATHS = ("plain", "texture")
+FUSING = ("tile", *(f"tile.{s.name.lower()}" for s in PRESETS))  # may have sums inside
+TILES = (*FUSING, *(f"{tile}.{path}" for tile in FUSING for path in PATHS))
 _PRODUCTS = ("vendor", *(f"lt{i}" for i in range(32)), *TILES)
 LEAVES = tuple(f"{leaf}{order}" for order in ("", *(f".{o}" for o in ORDERS)) for leaf in _PRODUCTS)
-_VALID_LEAVES = f"vendor, lt0 to lt31, each with .inner or .outer after it or without; {', '.join(TILES)} too"
+_VALID_LEAVES = (
+    f"vendor, lt0 to lt31, each with .inner or .outer after it or without; {', '.join(FUSING)} too, "
+    f"also with .{' or .'.join(PATHS)} after the name"
+)
 
 
 class PlanError(ValueError):
@@ -173,8 +179,10 @@ class Plan:
             what = "overlapped" if lanes[1].traversal == "overlapped" else "side by side"
             raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be {what}")
         fused = [level for level in self.levels if isinstance(level, Level) and level.traversal == "fused"]
-        if fused and (fused[0] is not self.levels[-1] or leaf_parts(self.leaf)[0] not in TILES):
-            raise PlanError(f"{fused[0]}: only the last level can be fused, into a leaf that is a tile")
+        if fused and (fused[0] is not self.levels[-1] or leaf_parts(self.leaf)[0] not in FUSING):
+            raise PlanError(
+                f"{fused[0]}: only the last level can be fused, into a leaf that is a tile, copied as usual"
+            )
 
     @property
     def rest(self) -> Plan:

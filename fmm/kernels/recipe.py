@@ -47,6 +47,18 @@ class Sum:
         writes = [(p.name, p.row, p.col) for p in self.writes]
         return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
 
+    @property
+    def tidied(self) -> Sum:
+        """Each place read once, and no output that stands where it belongs already (a product written in place)."""
+        places = tuple(dict.fromkeys(self.reads))
+        rename = [places.index(place) for place in self.reads]
+        rename += range(len(places), len(places) + len(self.program.lines))
+        lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in self.program.lines)
+        outputs = [(rename[v], w) for v, w in zip(self.program.outputs, self.writes, strict=True)]
+        kept = [(v, w) for v, w in outputs if v >= len(places) or places[v] != w]
+        program = Program(len(places), lines, tuple(v for v, _ in kept))
+        return Sum(self.label, program, places, tuple(w for _, w in kept))
+
 
 @dataclass(frozen=True)
 class Product:
@@ -61,6 +73,20 @@ class Product:
     @property
     def size(self) -> tuple[int, int, int]:
         return self.left.rows, self.left.cols, self.right.cols
+
+
+@dataclass(frozen=True)
+class Updating:
+    """A product, and at once what a step table's kernel makes of it: `update` reads it first, then old values."""
+
+    product: Product
+    update: Sum
+
+    @property
+    def apart(self) -> tuple[Sum | Product, ...]:
+        """In two steps, for which the product needs the place that it names."""
+        update = self.update.tidied
+        return (self.product, update) if update.writes else (self.product,)
 
 
 @dataclass(frozen=True)
@@ -83,7 +109,7 @@ class Recipe:
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
-    steps: tuple[Sum | Product | Batch, ...]
+    steps: tuple[Sum | Product | Updating | Batch, ...]
     lanes: int = 1
 
     def __hash__(self) -> int:
@@ -91,10 +117,12 @@ class Recipe:
 
     @property
     def flat(self) -> Iterator[Sum | Product]:
-        """The steps with every batch taken apart."""
+        """The steps with everything taken apart."""
         for step in self.steps:
             if isinstance(step, Batch):
                 yield from step.products
+            elif isinstance(step, Updating):
+                yield from step.apart
             else:
                 yield step
 
@@ -104,7 +132,12 @@ class Recipe:
 
     @cached_property
     def layouts(self) -> dict[str, str]:
-        """Whose memory order each temporary should follow: the operand that it is first formed from."""
+        """Whose memory order each temporary should follow: the operand that it is first formed from.
+
+        All places that one kernel updates lie alike.
+        """
+        if any(isinstance(step, Updating) for step in self.steps):
+            return {name: "C" for name, _, _ in self.temporaries}
         follows = {"A": "A", "B": "B", "C": "C"}
         for step in self.flat:
             parent = follows[step.reads[0].name] if isinstance(step, Sum) and step.reads else "C"

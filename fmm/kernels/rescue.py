@@ -70,7 +70,7 @@ def unseen(tape: Tape) -> bool:
 def _silent(op: Op) -> bool:
     if isinstance(op, GemmOp):
         return op.writes_result and not is_tiled(op)
-    return isinstance(op, TileOp | Several) and op.writes_result and "atomic" in op.kernel.updates
+    return isinstance(op, TileOp | Several) and op.writes_result and op.kernel.epilogue.atomic
 
 
 # ---- what a launch is told
@@ -120,7 +120,7 @@ def again(problem: Problem) -> TileOp:
     whole = replace(problem, dtype=problem.stored, alpha=1, beta=0)
     (op,) = record(Plan.parse(f"tile.{AGAIN[whole.dtype].name.lower()}"), whole).ops
     assert isinstance(op, GemmOp)
-    made = tile_op(op, 1, whole.dtype)
+    made = tile_op(op, None, whole.dtype)
     return replace(made, kernel=replace(made.kernel, flag="obeys"))
 
 

@@ -21,9 +21,9 @@ from fmm.kernels.lowering import grid, lower
 from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan, PlanError, leaf_parts
 from fmm.kernels.program import Program
-from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum
+from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, Updating
 from fmm.kernels.strategy import SUMMING
-from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, strategy_of
+from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, strategy_of, updating_op
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
 ARRAY_BYTES = 56  # of struct Array in cuda/sum.cuh
@@ -313,9 +313,11 @@ class _Recorder:
                     self._step(step, arrays)
         self.used = mark
 
-    def _step(self, step: Sum | Product | Batch, arrays: dict[str, View]) -> None:
+    def _step(self, step: Sum | Product | Updating | Batch, arrays: dict[str, View]) -> None:
         if isinstance(step, Sum):
             self._sum(step, arrays)
+        elif isinstance(step, Updating):
+            self._updating(step, arrays)
         elif isinstance(step, Batch) and not step.products[0].plan.levels:
             self._gemms(step.products[0].plan.leaf, [_operands(p, arrays, self.itemsize) for p in step.products])
         else:
@@ -347,6 +349,16 @@ class _Recorder:
         op = sum_op(step.label, step.program, reads, writes, self.dtype)
         if op is not None:
             self._emit(op)
+
+    def _updating(self, step: Updating, arrays: dict[str, View]) -> None:
+        """A kernel of a step table, product and all, in one launch."""
+        factors, reads, writes = (
+            [_view(arrays, p, self.itemsize) for p in places]
+            for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
+        )
+        if any(x.rows and x.cols for x in writes):
+            leaf = leaf_parts(step.product.plan.leaf)[0]
+            self._emit(updating_op(leaf, self.dtype, factors[0], factors[1], step.update.program, reads, writes))
 
     def _gemms(
         self, leaf: str, products: Sequence[tuple[View, View, View]], alpha: complex = 1, beta: complex = 0

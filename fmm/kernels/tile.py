@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
-from fmm.kernels.strategy import Strategy, strategy
-from fmm.kernels.tile_source import ELEMENTS, Access, Along, TileKernel, Update
+from fmm.kernels.blocktime import BEST, Chip
+from fmm.kernels.program import Program
+from fmm.kernels.strategy import SUMMING, Strategy, strategy
+from fmm.kernels.tile_source import ELEMENTS, Access, Along, Epilogue, Path, TileKernel, Update, added, short
 
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of cuda/tile.cuh, by the size of a number
@@ -37,13 +39,14 @@ class Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class TileOp:
-    """One launch: `count` products C_d = keep_d C_d + c_d (sum of a_i A_i)(sum of b_j B_j), layer by layer."""
+    """One launch: `count` products (sum of a_i A_i)(sum of b_j B_j), layer by layer, each with its epilogue, which is
+    C_d = keep_d C_d + c_d times it unless a step table says otherwise. `lines`: of A, of B, of each destination."""
 
     kernel: TileKernel
     left: tuple[Piece, ...]
     right: tuple[Piece, ...]
     dest: tuple[Piece, ...]
-    lines: tuple[Lines, Lines, Lines]
+    lines: tuple[Lines, ...]
     m: int
     n: int
     k: int
@@ -61,7 +64,7 @@ class TileOp:
 
     @property
     def writes_result(self) -> bool:
-        return any(x.base == "C" for x in self.dest)
+        return any(self.dest[d].base == "C" for d in self.kernel.epilogue.writes)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -91,7 +94,7 @@ class TileOp:
     def sizes(self) -> bytes:
         """What comes behind the products."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
-        return struct.pack("<6q6iq", *steps, self.m, self.n, self.k, *self.tiles, GROUP, 0)
+        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, GROUP, 0)
 
     @cached_property
     def access(self) -> Access:
@@ -156,6 +159,14 @@ class Several:
         return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
 
 
+def settled(op: TileOp, chip: Chip) -> TileOp:
+    """The launch with the tuned strategy that this device wants, if any will do."""
+    if not op.open:
+        return op
+    best = BEST[op.kernel.element]((op.m, op.k, op.n), chip, op.count, op.kernel.along)
+    return replace(op, kernel=replace(op.kernel, strategy=best))
+
+
 def pointers(op: TileOp | Several) -> range:
     """Which of the parameters' words of 8 bytes are the pieces' pointers."""
     words = struct.calcsize(BLOCK[ELEMENTS[op.kernel.element].itemsize]) // 8
@@ -199,15 +210,23 @@ class View(Protocol):
 Terms = Sequence[tuple[float, View]]
 
 
+PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
+
+
 def strategy_of(leaf: str) -> Strategy | None:
     """What the leaf `tile.huge` and the like compiles; `tile` leaves the choice open."""
-    _, _, name = leaf.partition(".")
-    return strategy(name) if name else None
+    names = [part for part in leaf.split(".")[1:] if part not in PATHS]
+    return strategy(names[0]) if names else None
+
+
+def paths_of(leaf: str) -> tuple[Path, Path]:
+    """How the leaf's tiles come to shared memory: `tile.gpu8.texture` and the like say it."""
+    return PATHS.get(leaf.rpartition(".")[2], ("async", "async"))
 
 
 def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
-    """One product with its sums, added to its destinations. Of a C that lies column by column, the
-    transpose is computed."""
+    """One product with its sums, added to its destinations. Of a C that lies column by column, the transpose is
+    computed."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
     turned = dest[0][1].right != 1
@@ -215,14 +234,33 @@ def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, up
         left, right, m, n = right, left, n, m
     along: tuple[Along, Along] = _along(left, 0, turned), _along(right, 1, turned)
     # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
-    updates = (update,) * len(dest)
-    kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), updates, along)
+    epilogue = added(len(dest), update)
+    kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
     # The first block of a sum is taken as it is: its coefficient is the product's.
     own = left[0][0] * right[0][0]
     a, b = (tuple(_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))
     into = tuple(_piece(x, turned, own * c, 1) for c, x in dest)
     u, v, w = (Lines(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
-    return TileOp(kernel, a, b, into, (u, v, w), m, n, k)
+    return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
+
+
+def updating_op(
+    leaf: str, dtype: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
+) -> TileOp:
+    """One product and what a step table's kernel makes of it: `update` over it and the reads."""
+    s, turned, k = strategy_of(leaf), writes[0].right != 1, min(left.cols, right.rows)
+    m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
+    if turned:
+        left, right, m, n = right, left, n, m
+    places = list(dict.fromkeys((*writes, *reads)))
+    read, written = (tuple(places.index(x) for x in side) for side in (reads, writes))
+    epilogue, coefficients = short(Epilogue(update, read, written))
+    along: tuple[Along, Along] = _along([(1, left)], 0, turned), _along([(1, right)], 1, turned)
+    kernel = TileKernel(s or SUMMING[dtype], dtype, epilogue=epilogue, along=along, paths=paths_of(leaf))
+    a, b = (_piece(x, turned, 1) for x in (left, right))
+    dests = tuple(_piece(x, turned, *pair) for x, pair in zip(places, coefficients, strict=True))
+    lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))
+    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open=s is None)
 
 
 def _along(terms: Terms, inner: int, turned: bool) -> Along:

@@ -1,7 +1,8 @@
 """The block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020), section 5.
 
 A kernel computes (sum of W_A blocks of A)(sum of W_B blocks of B) and adds it to W_C blocks of C, by tiles.
-Counts are of elements per thread block; equation numbers are the paper's. Rates are in flop/s and bytes/s.
+Equation numbers are the paper's. Rates are in flop/s and bytes/s. The counts per thread block, (8) to (17), are in
+fmm.kernels.blocktime, which also has today's multiprocessors in cycles: `chip` makes a device one of those.
 Left out, as in the paper: hardware caches other than by the multiplier lambda, parallelism between kernels,
 launches, and latency.
 """
@@ -16,15 +17,22 @@ from functools import partial
 from itertools import product
 from math import ceil, inf, sqrt
 
+from fmm.kernels.blocktime import (
+    Chip,
+    Operands,
+    flops,
+    global_elements,
+    registers,
+    shared_elements,
+    shared_tile,
+)
+from fmm.kernels.capability import Capability
+from fmm.kernels.occupancy import active_blocks, most_registers
 from fmm.kernels.strategy import Strategy
-from fmm.perfmodel.devices import Capability, Device
-from fmm.perfmodel.occupancy import active_blocks, most_registers
+from fmm.perfmodel.devices import Device
 from fmm.perfmodel.problem import Shape, positive
 
-Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
-
-GEMM: Operands = (1, 1, 1)
 
 
 # ---- what a product touches
@@ -79,50 +87,9 @@ def machine(device: Device, element_bytes: int = 4, cache: float = 0.0) -> Machi
     )
 
 
-# ---- counts per thread block, equations (8) to (14)
-
-
-def tile_loads(s: Strategy, k: int) -> tuple[int, int]:
-    """Eq. (8): elements of A and of B from global memory to registers, and as many on to shared memory."""
-    return s.m_s * k, s.n_s * k
-
-
-def fragment_loads(s: Strategy, k: int) -> tuple[int, int]:
-    """Eq. (9): elements of A and of B from shared memory to registers."""
-    return s.threads * s.m_r * k, s.threads * s.n_r * k
-
-
-def write_back(s: Strategy) -> int:
-    """Eq. (10): elements of C from registers to global memory, for each block of C."""
-    return s.m_s * s.n_s
-
-
-def flops(s: Strategy, w: Operands, k: int) -> int:
-    """Eq. (11): the product's flops and the extra additions on A, B and C."""
-    w_a, w_b, w_c = w
-    multiply = 2 * s.m_s * s.n_s * k
-    return multiply + (w_a - 1) * s.m_s * k + (w_b - 1) * s.n_s * k + (w_c - 1) * s.m_s * s.n_s
-
-
-def global_elements(s: Strategy, w: Operands, k: int) -> int:
-    """Eq. (12): elements moved to and from global memory."""
-    a, b = tile_loads(s, k)
-    return a * w[0] + b * w[1] + write_back(s) * w[2]
-
-
-def shared_elements(s: Strategy, k: int) -> int:
-    """Eq. (14): elements to and from shared memory (sums are formed on the way in: no W here)."""
-    return sum(tile_loads(s, k)) + sum(fragment_loads(s, k))
-
-
-def registers(s: Strategy, w: Operands) -> int:
-    """Left side of (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
-    return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
-
-
-def shared_tile(s: Strategy) -> int:
-    """Left side of (17), in elements: the tiles of A and B."""
-    return (s.m_s + s.n_s) * s.k_s
+def chip(device: Device) -> Chip:
+    """A datasheet's device for the model in cycles."""
+    return Chip(device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * device.l2_kib)
 
 
 # ---- bounds on block sizes, (13) and (15) to (18)

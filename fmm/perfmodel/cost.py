@@ -3,7 +3,8 @@
 The counts come from the recipes that the executor runs, at the actual sizes. At fringes a sum is cut into regions in
 which every array is wholly there or wholly absent, and what is absent is neither added nor read; on sizes that divide
 there is one region. A sum moves each block that it needs once (temporaries inside the sum stay in registers or cache),
-a leaf moves A and B in and C out once, whatever its own blocking does. Left out: scalings by a coefficient, caches
+a leaf moves A and B in and C out once, whatever its own blocking does; sums done inside a product move what they read
+besides it, and what they write but for one block, which is the product's C. Left out: scalings by a coefficient, caches
 between steps, partly used transactions of rows that are not contiguous. What has no elements costs nothing.
 """
 
@@ -20,9 +21,9 @@ from typing import NamedTuple, TypeVar
 from fmm.kernels import tasks
 from fmm.kernels.lowering import lower
 from fmm.kernels.needs import LT_SCRATCH, temporary_bytes
-from fmm.kernels.plan import Level, Plan, PlanError
+from fmm.kernels.plan import VENDOR, Level, Plan, PlanError
 from fmm.kernels.program import Coefficient, Program, restricted
-from fmm.kernels.recipe import Place, Recipe, Sum
+from fmm.kernels.recipe import Place, Recipe, Sum, Updating
 from fmm.perfmodel.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
@@ -202,27 +203,38 @@ def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _
     first = plan.levels[0] if plan.levels else None
     if isinstance(first, Level) and (powers := _powers(first, shape, alpha, beta)):
         residues = tuple(side % parts for side, parts in zip(shape, first.size, strict=True))
-        if (formulas := _formulas(first, powers, residues, alpha, beta)) is not None:
+        leaf = (
+            plan.leaf if plan.tiled and not plan.rest.levels else VENDOR.leaf
+        )  # a product by the tiled kernel does sums on its way
+        if (formulas := _formulas(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.at(shape, plan.rest)
     recipe = _uncached(plan, *shape, alpha, beta)
     return None if recipe is None else _counted(recipe)
 
 
 def _counted(recipe: Recipe) -> _Level:
-    sums = Counter((s.program, _shapes(s.reads), _shapes(s.writes)) for s in recipe.steps if isinstance(s, Sum))
+    sums = Counter(_summed(step) for step in recipe.steps if isinstance(step, Sum | Updating))
     additions = launches = 0
     read: Counter[int] = Counter()
     written: Counter[int] = Counter()
-    for (program, reads, writes), times in sums.items():
+    for (fused, program, reads, writes), times in sums.items():
         added, loads, stores = _pass(program, reads, writes)
         additions += added * times
-        launches += any(stores) * times
+        launches += (any(stores) and not fused) * times
+        if fused:
+            loads, stores = loads[1:], stores[1:]
         for counter, sizes in ((read, loads), (written, stores)):
             for size in filter(None, sizes):
                 counter[size] += times
     temporaries = Counter((rows, cols) for _, rows, cols in recipe.temporaries)
     calls = Counter((p.plan, p.size, p.accumulate) for p in recipe.products)
     return _Level(additions, read, written, launches, temporaries, calls)
+
+
+def _summed(step: Sum | Updating) -> tuple[bool, Program, tuple[Rectangle, ...], tuple[Rectangle, ...]]:
+    """All that the cost of a sum depends on: is it inside a product, what is added, and what is moved."""
+    update = step.update if isinstance(step, Updating) else step
+    return isinstance(step, Updating), update.program, _shapes(update.reads), _shapes(update.writes)
 
 
 def _shapes(places: Sequence[Place]) -> tuple[Rectangle, ...]:
@@ -337,12 +349,12 @@ def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
 
 @lru_cache(maxsize=4096)
 def _formulas(
-    level: Level, powers: tuple[int, ...], residues: tuple[int, ...], alpha: Coefficient, beta: Coefficient
+    level: Level, leaf: str, powers: tuple[int, ...], residues: tuple[int, ...], alpha: Coefficient, beta: Coefficient
 ) -> _Formulas | None:
     """None if the level does not take blocks of such an order of size (then its own error is the better one)."""
     sides = [p * BASE**power + r for p, power, r in zip(level.size, powers, residues, strict=True)]
     try:
-        recipe = _uncached(Plan((level,)), *sides, alpha, beta)
+        recipe = _uncached(Plan((level,), leaf), *sides, alpha, beta)
     except PlanError:
         return None
     assert recipe is not None

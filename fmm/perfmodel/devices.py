@@ -1,45 +1,15 @@
-"""Facts about GPUs: datasheet numbers per device, limits per compute capability. A new device is a new row.
+"""Facts about GPUs: datasheet numbers per device. A new device is a new row.
 
-The two tables are `devices.csv` and `capabilities.csv` beside this file; every row names its source.
+The table is `devices.csv` beside this file; every row names its source. What devices of one compute capability share is
+in fmm.kernels.capability.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """What every device of one compute capability shares; sizes in bytes, rates per SM and clock.
-
-    `register_granularity` says who is given registers in units of `register_unit`: a warp, or (1.x) a block.
-    `warp_granularity` is the number of SM partitions among which warps are dealt out evenly.
-    `shared_per_block` is the largest size a kernel can opt into. The rates count cores: an FMA is two flops.
-    """
-
-    capability: str
-    max_threads_per_block: int
-    max_threads_per_sm: int
-    max_blocks_per_sm: int
-    registers_per_sm: int
-    registers_per_block: int
-    max_registers_per_thread: int
-    register_unit: int
-    register_granularity: str
-    warp_granularity: int
-    shared_per_sm: int
-    shared_per_block: int
-    reserved_shared_per_block: int
-    shared_unit: int
-    shared_bytes_per_clock: int
-    fp32_per_clock: int
-    fp64_per_clock: int
-    source: str
+from fmm.kernels.capability import Capability, capability, records
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,46 +77,10 @@ def device_names() -> tuple[str, ...]:
     return tuple(d.name for d in _devices().values())
 
 
-def capability(name: str) -> Capability:
-    """The limits of one compute capability, as "9.0"."""
-    found = _capabilities().get(name)
-    if found is None:
-        raise ValueError(f"unknown compute capability {name!r}; the table has {', '.join(capabilities())}")
-    return found
-
-
-def capabilities() -> tuple[str, ...]:
-    """Every compute capability in the table, oldest first."""
-    return tuple(_capabilities())
-
-
 def _key(name: str) -> str:
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
 @cache
 def _devices() -> dict[str, Device]:
-    return {_key(row["name"]): Device(**_typed(Device, row)) for row in _rows("devices.csv")}
-
-
-@cache
-def _capabilities() -> dict[str, Capability]:
-    return {row["capability"]: Capability(**_typed(Capability, row)) for row in _rows("capabilities.csv")}
-
-
-def _rows(file: str) -> Iterator[dict[str, str]]:
-    text = (resources.files("fmm.perfmodel") / file).read_text(encoding="utf-8")
-    yield from csv.DictReader(text.splitlines(), strict=True)
-
-
-# Annotations are strings here (from __future__), so the column types are keyed by their spelling.
-_READERS: dict[str, Callable[[str], object]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "float | None": lambda text: float(text) if text else None,
-}
-
-
-def _typed(record: type[Device] | type[Capability], row: dict[str, str]) -> dict[str, Any]:
-    return {field.name: _READERS[str(field.type)](row[field.name]) for field in fields(record)}
+    return {_key(d.name): d for d in records(Device, "fmm.perfmodel", "devices.csv")}

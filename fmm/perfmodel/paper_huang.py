@@ -11,14 +11,16 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
+from fmm.kernels import blocktime
+from fmm.kernels.blocktime import GEMM, Operands
+from fmm.kernels.occupancy import register_counts
 from fmm.kernels.scheme import Scheme, scheme
 from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
 from fmm.kernels.tasks import stages
 from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel import blocks
-from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, GEMM, Machine, Operands
+from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
 from fmm.perfmodel.devices import device
-from fmm.perfmodel.occupancy import register_counts
 from fmm.perfmodel.table import Cell, Table
 
 LAMBDA: Final = 0.2  # footnote 12: the multiplier "adjusted to match the GEMM performance"
@@ -194,7 +196,7 @@ def _limits() -> tuple[tuple[str, float | None, float], ...]:
         ("(16) m_R below, 1-level Var#0", 12, blocks.greatest_square_piece(one, on)),
         ("(16) m_R below, 1-level Var#0, footnote 14", 12, blocks.greatest_square_piece(one, on, pointers)),
         ("(16) m_R below, 2-level Var#0", 12, blocks.greatest_square_piece(two, on)),
-        ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, blocks.registers(huge, two)),
+        ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, blocktime.registers(huge, two)),
         ("(13) GB/s, Huge, 2-level Var#0 (section 5.4)", 1900, throughput / 1e9),
     )
 
@@ -255,9 +257,9 @@ def huang_footnote15() -> Table:
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
     s, w, on = strategy(name), VAR_0[level], v100()
     computed = blocks.blocks_per_sm(s, w, on)
-    follows = register_counts(on.limits, s.threads, on.element_bytes * blocks.shared_tile(s), printed)
+    follows = register_counts(on.limits, s.threads, on.element_bytes * blocktime.shared_tile(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
-    formulas = (blocks.registers(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
+    formulas = (blocktime.registers(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
     return (name, kernel, printed, computed, computed - printed, *formulas, follows[0], follows[-1])
 
 

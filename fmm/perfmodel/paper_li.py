@@ -16,7 +16,7 @@ from fmm.kernels.lowering import lower
 from fmm.kernels.plan import Plan, level
 from fmm.kernels.scheme import scheme as named_scheme
 from fmm.kernels.steps import StepTable, kernel_table, step_table
-from fmm.perfmodel import counts
+from fmm.perfmodel import counts, thresholds
 from fmm.perfmodel.counts import LEAVES, QUANTITIES, Polynomial, Quantity
 from fmm.perfmodel.counts import TABLES as STEP_TABLES
 from fmm.perfmodel.table import Cell, Table
@@ -386,6 +386,26 @@ def li_fig29() -> Table:
     return _curves(29, "winograd", 2048)
 
 
+# Figure 24: the printed code, its method, the best tau2, and the leaf that is its GPU8.
+CODES: Final = (
+    ("Strassen", "strassen", 4096, "tile.gpu8"),
+    ("tStrassen", "strassen", 2048, "tile.gpu8.texture"),
+    ("Winograd", "winograd", 4096, "tile.gpu8"),
+    ("tWinograd", "winograd", 2048, "tile.gpu8.texture"),
+)
+
+
+def li_plans() -> Table:
+    """Figure 24: each run as a plan of fmm's."""
+    rows = tuple(
+        (code, n, tau2 // 2, tau2, str(thresholds.plan(method, n, tau2 // 2, tau2, leaf)))
+        for code, method, tau2, leaf in CODES
+        for n in CURVE_SIZES
+    )
+    title = "Figure 24: the runs as plans; up to tau1 GPU8 alone, up to tau2 one level, else recursive"
+    return Table("li-plans", title, ("code", "n", "tau1", "tau2", "plan"), rows, ())
+
+
 # ---- section 8: measured errors beside the model's, and the text's ratios
 
 
@@ -517,6 +537,7 @@ TABLES: Final = (
     li_fig27,
     li_fig28,
     li_fig29,
+    li_plans,
     li_section8,
     li_errors,
 )

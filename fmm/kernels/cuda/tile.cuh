@@ -3,10 +3,11 @@
 // A thread block makes one tile of the product; what it needs of A and B comes through shared memory, some steps ahead
 // of its use. Sums of blocks of A and B are formed on the way there, and the product is added to every destination on its
 // way out: so the additions of a fast algorithm cost no memory of their own (Huang, Yu, van de Geijn 2020, Algorithm 1).
-// What a block lacks at its edge counts as zero and is never touched. How many blocks are added is known when the kernel is
-// compiled (the generated `Product` says it); which ones, with which coefficients, comes with the launch, so that all
-// products of a variant are one kernel, and may be one launch: block index z is then the product's. Tiles are numbered
-// through all layers of a batch, so that the last round of thread blocks is as full as can be.
+// What a block lacks at its edge counts as zero and is never touched. How many blocks are added, and what becomes of each
+// number of the destinations, is known when the kernel is compiled (the generated `Product` says it); which blocks, with
+// which coefficients, comes with the launch, so that all products of a variant are one kernel, and may be one launch: block
+// index z is then the product's. Tiles are numbered through all layers of a batch, so that the last round of thread blocks
+// is as full as can be.
 //
 // CuPy compiles with -ftz=true, so subnormal numbers count as zero here; cuBLAS and sum.cuh keep them.
 //
@@ -33,8 +34,9 @@ struct Sums {  // one product: what is added up, and where it goes
 template <class Element, int LEFT, int RIGHT, int DEST, int PRODUCTS>
 struct Parameters {
     Sums<Element, LEFT, RIGHT, DEST> products[PRODUCTS];
-    long long leading[3];  // elements from one line of A, B, C to the next: from row to row, or from column to column
-    long long layer[3];    // elements from one product of a batch to the next
+    // Of A, of B and of each destination:
+    long long leading[2 + DEST];  // elements from one line to the next: from row to row, or from column to column
+    long long layer[2 + DEST];    // elements from one product of a batch to the next
     int m, n, k;
     int down, across;  // tiles below each other and side by side
     int group;         // so many rows of tiles are done together: what they read stays in the second-level cache
@@ -51,9 +53,10 @@ enum class Access {
     SCALAR,  // one number at a time: any alignment
 };
 
-enum class Update {  // how a product comes to a destination
-    KEEP,            // beside what the destination keeps of its old value; nobody else writes it meanwhile
-    ATOMIC,          // added to the old value, number by number, whoever else adds at the same time
+enum class Path {  // how a lone block's tiles come from global to shared memory
+    ASYNC,         // past the registers, some tiles ahead
+    PLAIN,         // through registers: loaded before a tile's multiply-adds, stored after them
+    TEXTURE,       // the same, by loads of what no kernel writes meanwhile, once a texture's (Li, Ranka, Sahni 2011)
 };
 
 // Sizes of one kernel, Huang's Figure 3: a thread block makes M_S x N_S numbers, K_S steps of the inner dimension at a
@@ -110,6 +113,30 @@ __device__ __forceinline__ void copy_all(Element* cell, const Element* q) {
 #else
     pack<Element, COUNT>(cell) = pack<Element, COUNT>(q);
 #endif
+}
+
+// One load of COUNT neighbours.
+template <Path PATH, class Element, int COUNT>
+__device__ __forceinline__ Pack<Element, COUNT> load(const Element* q) {
+#ifdef __CUDA_ARCH__
+    if constexpr (PATH == Path::TEXTURE && COUNT == 1) return {__ldg(q)};
+    if constexpr (PATH == Path::TEXTURE && COUNT > 1) {
+        static_assert(COUNT * sizeof(Element) == sizeof(float4), "16 bytes");
+        const float4 wide = __ldg(reinterpret_cast<const float4*>(q));
+        return reinterpret_cast<const Pack<Element, COUNT>&>(wide);
+    }
+#endif
+    return pack<Element, COUNT>(q);
+}
+
+// COUNT neighbours for registers; behind the first `valid` come zeros.
+template <Path PATH, class Element, int COUNT>
+__device__ __forceinline__ Pack<Element, COUNT> load_some(const Element* q, int valid) {
+    if (valid == COUNT) return load<PATH, Element, COUNT>(q);
+    Pack<Element, COUNT> run;
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? load<PATH, Element, 1>(q + e).lane[0] : Element(0);
+    return run;
 }
 
 __device__ __forceinline__ void commit() {
@@ -202,8 +229,17 @@ struct Source {
 #pragma unroll
             for (int i = 0; i < Lines::EACH; ++i) copy_edge(i, tiles);
         }
-        position += Lines::DEPTH;
-        offset += Lines::INNER ? Lines::LENGTH : Lines::COUNT * leading;
+        advance();
+    }
+
+    // Load the next tile of a lone block.
+    template <Path PATH>
+    __device__ __forceinline__ void load(Pack<Element, Lines::COPY> (&held)[Lines::EACH]) {
+        const bool all = whole();
+#pragma unroll
+        for (int i = 0; i < Lines::EACH; ++i)
+            if (Lines::has(i)) held[i] = load_some<PATH, Element, Lines::COPY>(at(0, i), all ? Lines::COPY : valid(0, i));
+        advance();
     }
 
 private:
@@ -214,6 +250,17 @@ private:
         return blocks[b].data + (offset + Lines::down(i) * leading + Lines::across(i));
     }
 
+    __device__ __forceinline__ void advance() {
+        position += Lines::DEPTH;
+        offset += Lines::INNER ? Lines::LENGTH : Lines::COUNT * leading;
+    }
+    // How many numbers of this thread's i-th access are there.
+    __device__ __forceinline__ int valid(int b, int i) const {
+        const int left = inner(b) - position, lines = Lines::INNER ? outer(b) : left;
+        const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer(b)) - Lines::along(i) : 0;
+        return min(max(room, 0), Lines::COPY);
+    }
+
     __device__ __forceinline__ void copy_whole(int i, Element* tiles) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
@@ -222,11 +269,9 @@ private:
     __device__ __forceinline__ void copy_edge(int i, Element* tiles) const {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            const int left = inner(b) - position, lines = Lines::INNER ? outer(b) : left;
-            const int room = Lines::line(i) < lines ? (Lines::INNER ? left : outer(b)) - Lines::along(i) : 0;
-            const int valid = min(max(room, 0), Lines::COPY);
-            const Element* const q = valid ? at(b, i) : blocks[b].data;
-            if (Lines::has(i)) copy_some<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell(i), q, valid);
+            const int there = valid(b, i);
+            const Element* const q = there ? at(b, i) : blocks[b].data;
+            if (Lines::has(i)) copy_some<Element, Lines::COPY>(tiles + b * Lines::SIZE + Lines::cell(i), q, there);
         }
     }
 };
@@ -243,9 +288,10 @@ struct Used {
 // One operand's tiles in shared memory. A single block's are copied to where they are used, STAGES - 1 tiles ahead. Of
 // several blocks, the tiles are copied beside each other two tiles ahead, and one tile ahead each thread adds up what
 // it copied itself: for that, no barrier is needed.
-template <class Element, class Lines, int BLOCKS, int STAGES, bool TURNED, bool LEFT>
+template <class Element, class Lines, int BLOCKS, int STAGES, bool TURNED, Path PATH, bool LEFT>
 struct Operand {
-    static constexpr bool SUMMED = BLOCKS > 1;
+    static constexpr bool SUMMED = BLOCKS > 1, HELD = PATH != Path::ASYNC;
+    static_assert(!(SUMMED && HELD), "what is summed is copied past the registers");
     using Kept = Used<Lines, TURNED && SUMMED && Lines::INNER>;
     static constexpr int SIZE = STAGES * Kept::SIZE + (SUMMED ? BLOCKS * Lines::SIZE : 0);
     static constexpr int SUMS = SUMMED ? Lines::EACH : 0;  // of a thread, for a tile
@@ -253,12 +299,25 @@ struct Operand {
 
     Element* const tiles;
     Source<Element, Lines, BLOCKS, LEFT> source;
+    Piece held[HELD ? Lines::EACH : 1];
 
     __device__ __forceinline__ Element* tile(int stage) const { return tiles + stage * Kept::SIZE; }
     __device__ __forceinline__ Element* copies() const { return tile(STAGES); }
 
-    // Start the copies of the next tile.
-    __device__ __forceinline__ void copy(int stage) { source.next(SUMMED ? copies() : tile(stage)); }
+    // Start the copies of the next tile; what goes through registers is there after `store`.
+    __device__ __forceinline__ void copy(int stage) {
+        if constexpr (HELD)
+            source.template load<PATH>(held);
+        else
+            source.next(SUMMED ? copies() : tile(stage));
+    }
+    __device__ __forceinline__ void store(int stage) const {
+        if constexpr (HELD) {
+#pragma unroll
+            for (int i = 0; i < Lines::EACH; ++i)
+                if (Lines::has(i)) pack<Element, Lines::COPY>(tile(stage) + Lines::cell(i)) = held[i];
+        }
+    }
 
     // A sum in two halves, between which there is time: read this thread's i-th piece of every block, ...
     __device__ __forceinline__ void take(int i, Piece* held) const {
@@ -341,6 +400,8 @@ struct Fragment {
 
 // ---- from registers to C
 
+__device__ constexpr int max_of(int x, int y) { return x > y ? x : y; }
+
 // Sees all that a thread stores, if the kernel is to tell of inf and NaN: times zero they are NaN, all else is zero. What
 // is added atomically nobody sees.
 template <class Element, bool WATCHES>
@@ -370,49 +431,35 @@ __device__ __forceinline__ void add_atomically(float* q, const Pack<float, 4>& v
 }
 #endif
 
-// COUNT numbers of the product to where they belong.
-template <Update UPDATE, class Element, int COUNT, class Watch>
-__device__ __forceinline__ void put_some(Element* q, const Element* x, Element factor, Element keep, Watch& watch) {
-    Pack<Element, COUNT> v;
-    if constexpr (UPDATE == Update::ATOMIC) {
+// Neighbours in a row of a destination; from the first `valid` on there are none: what is read there is zero.
+template <class Element, int COUNT, Access ACCESS>
+__device__ __forceinline__ Pack<Element, COUNT> get(const Element* q, int valid) {
+    if (ACCESS == Access::VECTOR && valid >= COUNT) return pack<Element, COUNT>(q);
+    Pack<Element, COUNT> run;
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) v.lane[e] = factor * x[e];
-        add_atomically(q, v);
-    } else {
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e) v.lane[e] = Element(0);
-        if (keep != Element(0)) v = pack<Element, COUNT>(q);
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e) {
-            v.lane[e] = keep * v.lane[e] + factor * x[e];
-            watch.see(v.lane[e]);
-        }
-        pack<Element, COUNT>(q) = v;
-    }
+    for (int e = 0; e < COUNT; ++e) run.lane[e] = e < valid ? q[e] : Element(0);
+    return run;
 }
-
-// This thread's part of the product to one destination; a run of PACK columns is one access if `wide`.
-template <class Left, class Right, Update UPDATE, class Element, int ROWS, int COLS, class Watch>
-__device__ __forceinline__ void put(const Element (&x)[ROWS][COLS], Element* q, long long leading, int rows, int cols,
-                                    Element factor, Element keep, bool wide, Watch& watch) {
-    constexpr int PACK = Right::INNER ? 1 : Right::PACK;
+template <bool ATOMIC, Access ACCESS, class Element, int COUNT, class Watch>
+__device__ __forceinline__ void put(Element* q, int valid, const Pack<Element, COUNT>& run, Watch& watch) {
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        if (Left::place(i) >= rows) continue;
-        Element* const row = q + Left::place(i) * leading;
-#pragma unroll
-        for (int j = 0; j < COLS; j += PACK) {
-            Element* const to = row + Right::place(j);
-            const int room = cols - Right::place(j);
-            if (wide && room >= PACK) {
-                put_some<UPDATE, Element, PACK>(to, &x[i][j], factor, keep, watch);
-            } else {
-#pragma unroll
-                for (int e = 0; e < PACK; ++e)
-                    if (e < room) put_some<UPDATE, Element, 1>(to + e, &x[i][j + e], factor, keep, watch);
-            }
-        }
+    for (int e = 0; e < COUNT; ++e)
+        if (!ATOMIC && e < valid) watch.see(run.lane[e]);
+    if (ACCESS == Access::VECTOR && valid >= COUNT) {
+        if constexpr (ATOMIC)
+            add_atomically(q, run);
+        else
+            pack<Element, COUNT>(q) = run;
+        return;
     }
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e)
+        if (e < valid) {
+            if constexpr (ATOMIC)
+                atomicAdd(q + e, run.lane[e]);
+            else
+                q[e] = run.lane[e];
+        }
 }
 
 // ---- the tiles of a launch
@@ -429,31 +476,71 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     return {layer, first + within % size % height, within % size / height};
 }
 
-// This thread's part of the product to every destination from number D on.
-template <class Product, class Left, class Right, Access ACCESS, int D = 0, class Sums, class Element, int ROWS, int COLS,
+// A run of a thread's neighbours in a row of the product, and where it belongs in every destination.
+template <class Element, int DEST, int PACK>
+struct Run {
+    Element* at[DEST];
+    int valid[DEST];  // how many of them a destination has
+    Pack<Element, PACK> value[DEST];
+};
+
+// This thread's part of the product, `x`, to the destinations, each of which is read once at most and written once at
+// most: `Product::update` makes an element's new values of the product's and the old ones. Some runs are read before the
+// first of them is written: memory takes long to answer, and the compiler cannot know that they are different ones.
+template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
           class Watch>
-__device__ __forceinline__ void put_all(const Sums& sums, long long first, long long leading, int row, int col,
-                                        const Element (&x)[ROWS][COLS], Watch& watch) {
-    if constexpr (D < Product::DEST) {
-        const Block<Element>& c = sums.dest[D];
-        Element* const q = c.data + first + row * leading + col;
-        put<Left, Right, Product::update(D)>(x, q, leading, c.rows - row, c.cols - col, c.factor, c.keep,
-                                             ACCESS == Access::VECTOR, watch);
-        put_all<Product, Left, Right, ACCESS, D + 1>(sums, first, leading, row, col, x, watch);
+__device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
+                                        int row, int col, const Element (&x)[ROWS][COLS], Watch& watch) {
+    constexpr int DEST = Product::DEST, PACK = Right::INNER ? 1 : Right::PACK, ACROSS = COLS / PACK, RUNS = ROWS * ACROSS;
+    constexpr int HELD = 128 / sizeof(Element), AT_ONCE = max_of(HELD / (PACK * DEST), 1);
+    Element* first[DEST];
+#pragma unroll
+    for (int d = 0; d < DEST; ++d) first[d] = dest[d].data + tile.layer * p.layer[2 + d] + row * p.leading[2 + d] + col;
+#pragma unroll
+    for (int begin = 0; begin < RUNS; begin += AT_ONCE) {
+        Run<Element, DEST, PACK> runs[AT_ONCE];
+#pragma unroll
+        for (int r = 0; r < AT_ONCE && begin + r < RUNS; ++r) {
+            const int down = Left::place((begin + r) / ACROSS), across = Right::place((begin + r) % ACROSS * PACK);
+#pragma unroll
+            for (int d = 0; d < DEST; ++d) {
+                runs[r].at[d] = first[d] + down * p.leading[2 + d] + across;
+                runs[r].valid[d] = row + down < dest[d].rows ? dest[d].cols - col - across : 0;
+#pragma unroll
+                for (int e = 0; e < PACK; ++e) runs[r].value[d].lane[e] = Element(0);
+                if (Product::reads(d, dest))
+                    runs[r].value[d] = get<Element, PACK, ACCESS>(runs[r].at[d], runs[r].valid[d]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < AT_ONCE && begin + r < RUNS; ++r) {
+            const int i = (begin + r) / ACROSS, j = (begin + r) % ACROSS * PACK;
+#pragma unroll
+            for (int e = 0; e < PACK; ++e) {
+                Element value[DEST];
+#pragma unroll
+                for (int d = 0; d < DEST; ++d) value[d] = runs[r].value[d].lane[e];
+                Product::update(x[i][j + e], dest, value);
+#pragma unroll
+                for (int d = 0; d < DEST; ++d) runs[r].value[d].lane[e] = value[d];
+            }
+#pragma unroll
+            for (int d = 0; d < DEST; ++d)
+                if (Product::writes(d))
+                    put<Product::ATOMIC, ACCESS>(runs[r].at[d], runs[r].valid[d], runs[r].value[d], watch);
+        }
     }
 }
 
 // ---- the kernel
-
-__device__ constexpr int max_of(int x, int y) { return x > y ? x : y; }
 
 // The tile of this number; `memory`: shared memory, Operand::SIZE numbers for each operand.
 template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access ACCESS, class Params>
 __device__ __forceinline__ void multiply(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS>;
     using RightLines = Lines<Element, RIGHT, ACCESS, S::WIDTH, S::DEPTH, S::THREADS>;
-    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TURNED, true>;
-    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, S::TURNED, false>;
+    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, S::TURNED, Product::LEFT_PATH, true>;
+    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, S::TURNED, Product::RIGHT_PATH, false>;
     using Left = Fragment<Element, typename LeftTiles::Kept, S::ROWS, S::WARP_HEIGHT>;
     using Right = Fragment<Element, typename RightTiles::Kept, S::COLS, S::WARP_WIDTH>;
     using Piece = typename LeftTiles::Piece;
@@ -508,6 +595,8 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     for (int t = 0; t < S::STAGES - 1; ++t) {
         left.copy(t);
         right.copy(t);
+        left.store(t);
+        right.store(t);
         commit();
     }
     wait<S::STAGES - 2>();
@@ -540,6 +629,8 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
         for (int k = 0; k < S::DEPTH; ++k) {
             const int next = (k + 1) % S::DEPTH;
             if (next == 0) {  // all have read this tile, and the next one has come
+                left.store(here);
+                right.store(here);
                 wait<PENDING>();
                 __syncthreads();
                 left_now = left_mine + stage * LeftTiles::Kept::SIZE;
@@ -581,8 +672,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
 
     wait_for_previous();
     Watch<Element, Product::WATCHES> watch;
-    put_all<Product, Left, Right, ACCESS>(product, tile.layer * p.layer[2], p.leading[2], row + down, col + across, sum,
-                                          watch);
+    put_all<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, watch);
     watch.tell(p.flag);
 }
 

@@ -14,6 +14,22 @@
 
 namespace fmm {
 
+// ---- arithmetic: CuPy compiles with -ftz=true, by which plain operations take subnormal numbers for zero; not these
+
+#ifndef FMM_ARITHMETIC
+#define FMM_ARITHMETIC
+__device__ __forceinline__ float multiply_add(float x, float y, float z) {
+    asm("fma.rn.f32 %0, %1, %2, %0;" : "+f"(z) : "f"(x), "f"(y));
+    return z;
+}
+__device__ __forceinline__ float times(float x, float y) {
+    float z;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+__device__ __forceinline__ unsigned bits(float x) { return __float_as_uint(x); }
+#endif
+
 // ---- what a launch is told
 
 // One product, or the part of it that `steps` tiles of the inner dimension make, from number `from` on: numbers of the
@@ -27,9 +43,8 @@ struct Task {
 };
 
 enum class Order {
-    FREE,    // no two tasks write the same block
-    TURNS,   // they do so one after the other, in the tasks' order
-    ATOMIC,  // they add as they come; C holds what is to be added to
+    FREE,   // no two tasks write the same block
+    TURNS,  // they do so one after the other, in the tasks' order
 };
 
 template <class Element, class Task_, int LEFTS, int RIGHTS, int DESTS, int TASKS>
@@ -37,7 +52,7 @@ struct Launch {
     Map left[LEFTS], right[RIGHTS];
     Block<Element> dest[DESTS];  // `keep`: of the old value, by the first task that writes the block
     unsigned* turns;             // a count for each tile of each block of C of each layer, zero before and after
-    int* flag;                   // becomes 1 where a number may have been too large, or none; null: nobody asks
+    int* flag;                   // becomes 1 where a number may be too large or too small, or none; null: nobody asks
     long long leading;           // of C: elements from row to row
     long long layer;             // and from one product of a batch to the next
     int down, across;  // tiles below each other and side by side
@@ -86,7 +101,7 @@ struct Summer {
 #pragma unroll
         for (int b = 1; b < TERMS; ++b)
 #pragma unroll
-            for (int e = 0; e < WIDE; ++e) v.lane[e] += factor[b] * held[b].lane[e];
+            for (int e = 0; e < WIDE; ++e) v.lane[e] = multiply_add(factor[b], held[b].lane[e], v.lane[e]);
         pack<Element, WIDE>(sum + (threadIdx.x + i * THREADS) * WIDE) = v;
     }
 };
@@ -151,7 +166,10 @@ __device__ __forceinline__ void write_pack(const Element* x, Element* to, Elemen
     Pack<Element, PACK> v, old;
     if constexpr (OLD == Old::SCALED) old = pack<Element, PACK>(to);
 #pragma unroll
-    for (int e = 0; e < PACK; ++e) v.lane[e] = OLD == Old::SCALED ? keep * old.lane[e] + factor * x[e] : factor * x[e];
+    for (int e = 0; e < PACK; ++e) {
+        const Element term = times(factor, x[e]);
+        v.lane[e] = OLD == Old::SCALED ? multiply_add(keep, old.lane[e], term) : term;
+    }
     if constexpr (OLD == Old::ADDED)
         add_there(to, v.lane);
     else
@@ -179,19 +197,23 @@ __device__ __forceinline__ void write(const Element (&x)[ROWS][COLS], Element* q
     }
 }
 
-// Numbers of this size may overflow when some of them are added, which nobody sees where the cache adds.
-constexpr float LARGE = 0x1p122f;
+// The cache adds what several tasks write, unseen: some numbers of this size might overflow, and small ones it takes for
+// zero. (Bits of a positive float are in its order; inf and NaN come last.)
+constexpr unsigned LARGE = 0x7c800000, SMALL = 0x0d800000;  // 2^122, 2^-100
 
-template <class Task, class Element, int ROWS, int COLS>
-__device__ __forceinline__ void watch(int* flag, const Task& task, const Element (&x)[ROWS][COLS]) {
-    Element factor = Element(0);
+template <class Task, int ROWS, int COLS>
+__device__ __forceinline__ void watch(int* flag, const Task& task, const float (&x)[ROWS][COLS]) {
+    float factor = 0;
     for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
-    bool large = false;
+    bool beyond = false;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-        for (int j = 0; j < COLS; ++j) large |= !(abs(factor * x[i][j]) < Element(LARGE));
-    if (large) *flag = 1;
+        for (int j = 0; j < COLS; ++j) {
+            const unsigned size = bits(times(factor, x[i][j])) & 0x7fffffff;
+            beyond |= size && size - SMALL >= LARGE - SMALL;
+        }
+    if (beyond) *flag = 1;
 }
 
 // This thread's part of the product to every block that the task writes.
@@ -211,7 +233,7 @@ __device__ __forceinline__ void write_all(const Params& p, const Task& task, con
             if (threadIdx.x == 0) wait_for_turn(count, task.turn[d]);
             meet<THREADS>();
         }
-        if (ORDER == Order::ATOMIC || task.turn[d])
+        if (task.turn[d])
             write<Left, Right, Old::ADDED>(x, q, p.leading, rows, cols, factor, keep, whole);
         else if (keep != Element(0))
             write<Left, Right, Old::SCALED>(x, q, p.leading, rows, cols, factor, keep, whole);
@@ -331,7 +353,7 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
 #pragma unroll
                 for (int z = 0; z < S::COLS; ++z) {
                     const int j = i % 2 ? S::COLS - 1 - z : z;
-                    sum[i][j] += a.get(i, k) * b.get(j, k);
+                    sum[i][j] = multiply_add(a.get(i, k), b.get(j, k), sum[i][j]);
                 }
             }
             a.read_ahead(left, i, next);

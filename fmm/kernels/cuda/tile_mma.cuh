@@ -83,8 +83,8 @@ template <class Product, class Element, class S, int DEEP, Along LEFT, Along RIG
 __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memory, int number) {
     using LeftLines = Lines<Element, LEFT, ACCESS, S::HEIGHT, S::DEPTH, S::THREADS, true>;
     using RightLines = Lines<Element, RIGHT, ACCESS, S::WIDTH, S::DEPTH, S::THREADS, true>;
-    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, false, true>;
-    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, false, false>;
+    using LeftTiles = Operand<Element, LeftLines, Product::LEFT, S::STAGES, false, Product::LEFT_PATH, true>;
+    using RightTiles = Operand<Element, RightLines, Product::RIGHT, S::STAGES, false, Product::RIGHT_PATH, false>;
     using LeftLanes = Lanes<LeftLines>;
     using RightLanes = Lanes<RightLines>;
     using Piece = typename LeftTiles::Piece;
@@ -139,6 +139,8 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     for (int t = 0; t < S::STAGES; ++t) {
         if constexpr (!LeftTiles::SUMMED) left.copy(t);
         if constexpr (!RightTiles::SUMMED) right.copy(t);
+        left.store(t);
+        right.store(t);
         commit();
     }
     wait<SUMS ? 0 : S::STAGES - 1>();
@@ -204,6 +206,10 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
                     if (copies && i == (ROWS > 2)) right.copy(here);
             }
             if (adds) copy_terms();
+            if (copies) {  // what came through registers
+                left.store(here);
+                right.store(here);
+            }
             if (next == 0) commit();
         }
     }
@@ -215,7 +221,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
 #pragma unroll
         for (int j = 0; j < 2 * COLS; ++j) out[i][j] = sum[i / 2][j / 2][i % 2 * 2 + j % 2];
     Watch<Element, Product::WATCHES> watch;
-    put_all<Product, Down, Across, ACCESS>(product, tile.layer * p.layer[2], p.leading[2], row + down + Down::first(lane),
+    put_all<Product, Down, Across, ACCESS>(p, product.dest, tile, row + down + Down::first(lane),
                                            col + across + Across::first(lane), out, watch);
     watch.tell(p.flag);
 }

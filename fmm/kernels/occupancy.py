@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmm.perfmodel.devices import Capability
+from fmm.kernels.capability import Capability
 
 WARP = 32
 
