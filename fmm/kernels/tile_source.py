@@ -136,7 +136,7 @@ class TileKernel:
         s = self.strategy
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % ROWS or s.n_r * s.warp_n % COLS:
             return 0
-        return min(s.deep, STEPS) if self.sums else s.deep  # sums want registers too
+        return min(s.deep, STEPS) if self.sums or self.paths != ASYNC else s.deep  # these want registers too
 
     @property
     def sums(self) -> bool:
