@@ -1,11 +1,12 @@
-"""The tiled product's kernel against cuBLAS: `python -m benchmarks.tile [--rounds 15] [--out FILE] [STRATEGY ...]`.
+"""The tiled product's kernel against cuBLAS: `python -m benchmarks.tile [--dtype float64] [--out FILE] [STRATEGY ...]`.
 
-First every strategy is checked against float64 on odd sizes, unaligned operands and poisoned results. Then it is timed,
-interleaved with cuBLAS in shuffled rounds on random data; a row is the median of the paired ratios and its quartiles.
-A strategy is a preset's name or its sizes: m_S x n_S x k_S : m_R x n_R : threads of a warp : stages : blocks, as in
-128x128x8:8x16:8x4:3:2. `--schemes` instead times Huang, Yu and van de Geijn's ways through a fused level's products:
-one after the other, in turns within a launch (`tile`), on two streams, atomically, batched by variant; two levels at
-once, and one below another. `--li` times Li, Ranka and Sahni's codes, with and without what texture memory became.
+First every strategy is checked against float64 (float64 against twice its precision) on odd sizes, unaligned operands
+and poisoned results. Then it is timed, interleaved with cuBLAS in shuffled rounds on random data; a row is the median
+of the paired ratios and its quartiles. A strategy is a preset's name or its sizes: m_S x n_S x k_S : m_R x n_R :
+threads of a warp : stages : blocks (: steps of an instruction, in float64), as in 128x128x8:8x16:8x4:3:2. `--schemes`
+instead times Huang, Yu and van de Geijn's ways through a fused level's products: one after the other, in turns within a
+launch (`tile`), on two streams, atomically, batched by variant; two levels at once, and one below another. `--li` times
+Li, Ranka and Sahni's codes, with and without what texture memory became.
 """
 
 from __future__ import annotations
@@ -28,23 +29,29 @@ import numpy as np
 from cupy_backends.cuda.api import driver
 
 from benchmarks.clock import elapsed
+from benchmarks.gpu import environment
 from fmm.kernels.cupy_backend import CupyBackend
 from fmm.kernels.plan import Plan
-from fmm.kernels.strategy import PRESETS, STRATEGIES, Strategy
+from fmm.kernels.strategy import DOUBLE, PRESETS, STRATEGIES, Strategy
 from fmm.kernels.tape import Problem, record
 from fmm.kernels.tile import Lines, Piece, Several, TileOp, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
+ACCESSES: tuple[Access, ...] = ("scalar", "vector")
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
-USUAL = (
-    "tile",
-    "tile.deep",
-    *(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile")),
-    "strassen.fused > tile.half",
-    "strassen.fused > tile",
-    "strassen > strassen.fused > tile",
-    "strassen.batched.pad16 > strassen.fused > tile",
-)
+BATCHED = tuple(f"strassen{level}.batched.pad16 > {leaf}" for level in ("", "^2") for leaf in ("vendor", "tile"))
+USUAL = {
+    "float32": (
+        "tile",
+        "tile.deep",
+        *BATCHED,
+        "strassen.fused > tile.half",
+        "strassen.fused > tile",
+        "strassen > strassen.fused > tile",
+        "strassen.batched.pad16 > strassen.fused > tile",
+    ),
+    "float64": ("tile", *BATCHED[:2], "strassen.fused > tile"),
+}
 TASKS = ("", ".streams", ".atomic", ".variants", ".atomic.variants")
 OUTER = ("strassen", "strassen.sequential", "strassen.batched.pad16")
 SCHEMES = (
@@ -65,8 +72,10 @@ LI = (
     "li-fig23 > li-fig13 > tile",
 )
 SHORTEST = 2e-3  # seconds of one sample at least
-SAMPLED = 64  # rows that are compared with float64
+SAMPLED = 64  # rows that are compared with more precise ones
 RIGHT = 1e-4  # relative errors are smaller
+PROCESSES = 16  # that compile
+MUCH = 100  # roundoffs: of how many is wrong
 
 
 class Case(NamedTuple):
@@ -88,7 +97,11 @@ class Case(NamedTuple):
 
 CASES = (Case(512, 512, 512, 49), *(Case(n, n, n) for n in (1536, 2048, 2560, 4096, 8192)))
 SCHEME_CASES = tuple(Case(n, n, n) for n in (1536, 2560, 4096, 8192))
-SUITES = {"usual": (CASES, USUAL), "schemes": (SCHEME_CASES, SCHEMES), "li": (SCHEME_CASES, LI)}
+SUITES = {
+    (suite, dtype): (cases, plans)
+    for dtype, usual in USUAL.items()
+    for suite, cases, plans in (("usual", CASES, usual), ("schemes", SCHEME_CASES, SCHEMES), ("li", SCHEME_CASES, LI))
+}
 
 
 def strategy(text: str) -> Strategy:
@@ -96,9 +109,21 @@ def strategy(text: str) -> Strategy:
     for preset in PRESETS:
         if preset.name.casefold() == text.casefold():
             return preset
-    block, thread, warp, stages, blocks = text.split(":")
+    block, thread, warp, *rest = text.split(":")
+    stages, blocks, deep = (*map(int, rest), 8)[:3]
     (m_s, n_s, k_s), (m_r, n_r), (down, across) = (map(int, part.split("x")) for part in (block, thread, warp))
-    return Strategy(text, m_s, n_s, k_s, m_r, n_r, down, across, int(stages), int(blocks))
+    return Strategy(text, m_s, n_s, k_s, m_r, n_r, down, across, stages, blocks, deep=deep)
+
+
+DOUBLES = (  # as Solo: other instructions, more stages, longer tiles, larger ones, and small ones
+    "128x128x16:8x8:8x4:3:1:4",
+    "128x128x16:8x8:8x4:3:1:16",
+    "128x128x16:8x8:8x4:4:1:8",
+    "128x128x32:8x8:8x4:2:1:8",
+    "160x128x16:10x8:8x4:3:1:4",
+    "64x64x16:4x8:8x4:3:3:8",
+)
+CANDIDATES = {"float32": STRATEGIES, "float64": (*DOUBLE, *map(strategy, DOUBLES))}  # timed if none is named
 
 
 @lru_cache(maxsize=256)
@@ -108,15 +133,16 @@ def compiled(kernel: TileKernel, access: Access) -> Any:
     return function
 
 
-def compile_ahead(kernels: Sequence[TileKernel]) -> None:
+def compile_ahead(kernels: Iterable[TileKernel], accesses: Sequence[Access] = ("vector",)) -> None:
     """Side by side into CuPy's cache on disk; as processes, for the compiler takes turns in one."""
-    count = min(len(kernels), os.cpu_count() or 1)
+    jobs = list(dict.fromkeys(product(kernels, accesses)))
+    count = min(len(jobs), os.cpu_count() or 1, PROCESSES)
     with ProcessPoolExecutor(count, get_context("spawn")) as pool:
-        list(pool.map(partial(_compile, access="vector"), kernels))
+        list(pool.map(_compile, jobs))
 
 
-def _compile(kernel: TileKernel, access: Access) -> None:
-    compiled(kernel, access)
+def _compile(job: tuple[TileKernel, Access]) -> None:
+    compiled(*job)
 
 
 def launcher(op: TileOp, access: Access, bases: dict[str, int]) -> Callable[[], None]:
@@ -137,67 +163,123 @@ def launcher(op: TileOp, access: Access, bases: dict[str, int]) -> Callable[[], 
     return launch
 
 
-def plain(s: Strategy, case: Case, alpha: float = 1, beta: float = 0, gap: int = 0, shift: int = 0) -> TileOp:
-    """C = alpha A B + beta C, row by row; `gap` numbers behind every row, `shift` before the first."""
-    m, k, n, count = case
+class Scale(NamedTuple):
+    """C = alpha A B + beta C."""
+
+    alpha: float = 1
+    beta: float = 0
+
+
+class Spread(NamedTuple):
+    """So many numbers behind every row, and before the first."""
+
+    gap: int = 0
+    shift: int = 0
+
+
+PLAIN, DENSE = Scale(), Spread()
+
+
+def plain(s: Strategy, case: Case, scale: Scale = PLAIN, spread: Spread = DENSE, dtype: str = "float32") -> TileOp:
+    """C = alpha A B + beta C, row by row."""
+    (m, k, n, count), (gap, shift) = case, spread
+    first = shift * np.dtype(dtype).itemsize
     lines = tuple(Lines(cols + gap, rows * (cols + gap)) for rows, cols in ((m, k), (k, n), (m, n)))
-    a, b = (Piece(x, 4 * shift, rows, cols) for x, rows, cols in (("A", m, k), ("B", k, n)))
-    c = Piece("C", 4 * shift, m, n, alpha, beta)
-    return TileOp(TileKernel(s, "float32"), (a,), (b,), (c,), lines, m, n, k, count)
+    a, b = (Piece(x, first, rows, cols) for x, rows, cols in (("A", m, k), ("B", k, n)))
+    c = Piece("C", first, m, n, *scale)
+    return TileOp(TileKernel(s, dtype), (a,), (b,), (c,), lines, m, n, k, count)
 
 
 # ---- right?
 
 
-def error(s: Strategy, case: Case, access: Access, gap: int, shift: int) -> float:
-    """Relative to the product of the absolute values, in units of float32's roundoff; infinite if a gap was touched."""
-    op = plain(s, case, 0.5, 2.0, gap, shift)
+@lru_cache(maxsize=1)
+def _dot() -> Any:
+    """Dot products of float64 as if in twice its precision (Ogita, Rump, Oishi 2005: Dot2), rounded at the end."""
+    return cupy.RawKernel(
+        r"""
+extern "C" __global__ void dot(const double* a, const double* b, double* c, int k, int n) {
+    const int col = blockIdx.x * blockDim.x + threadIdx.x;
+    if (col >= n) return;
+    a += (long long)blockIdx.y * k;
+    double sum = 0, lost = 0;  // what rounding took from the products and from their sum
+    for (int i = 0; i < k; ++i) {
+        const double x = a[i], y = b[(long long)i * n + col];
+        const double product = __dmul_rn(x, y), next = __dadd_rn(sum, product), part = __dsub_rn(next, sum);
+        lost = __dadd_rn(lost, __dadd_rn(__dsub_rn(sum, __dsub_rn(next, part)), __dsub_rn(product, part)));
+        lost = __dadd_rn(lost, __fma_rn(x, y, -product));
+        sum = next;
+    }
+    c[(long long)blockIdx.y * n + col] = sum + lost;
+}
+""",
+        "dot",
+    )
+
+
+def exact(a: Any, b: Any) -> Any:
+    """The product of two matrices, or of each pair, more precise than their type."""
+    if a.dtype != np.float64:
+        return a.astype(np.float64) @ b.astype(np.float64)
+    if a.ndim > 2:
+        return cupy.stack([exact(x, y) for x, y in zip(a, b, strict=True)])
+    (m, k), n = a.shape, b.shape[1]
+    a, b, c = cupy.ascontiguousarray(a), cupy.ascontiguousarray(b), cupy.empty((m, n))
+    _dot()((-(-n // 128), m), (128,), (a, b, c, np.int32(k), np.int32(n)))
+    return c
+
+
+def error(s: Strategy, case: Case, access: Access, spread: Spread, dtype: str) -> float:
+    """Relative to the product of absolute values, in units of the type's roundoff; infinite if a gap was touched."""
+    op, shift = plain(s, case, Scale(0.5, 2.0), spread, dtype), spread.shift
     rng = cupy.random.default_rng(7)
     sizes = [rows * x.leading + shift for rows, x in zip((case.m, case.k, case.m), op.lines, strict=True)]
-    memory = {name: cupy.full(size + 64, cupy.nan, np.float32) for name, size in zip("ABC", sizes, strict=True)}
+    memory = {name: cupy.full(size + 64, cupy.nan, dtype) for name, size in zip("ABC", sizes, strict=True)}
     whole = {}
     for (name, x), lines, piece in zip(memory.items(), op.lines, op.pieces, strict=True):
         rows = x[shift : shift + piece.rows * lines.leading].reshape(piece.rows, lines.leading)
         whole[name] = rows[:, : piece.cols]
-        whole[name][...] = rng.standard_normal(whole[name].shape, np.float32)
-    a, b, c = (x.astype(np.float64) for x in whole.values())
+        whole[name][...] = rng.standard_normal(whole[name].shape, np.dtype(dtype).type)
+    a, b, c = (x.copy() for x in whole.values())
     beside = int(cupy.isnan(memory["C"]).sum())
     launcher(op, access, {name: x.data.ptr for name, x in memory.items()})()
-    expected, scale = 0.5 * (a @ b) + 2 * c, 0.5 * (abs(a) @ abs(b)) + 2 * abs(c)
-    worst = float((abs(whole["C"] - expected) / scale).max()) / 2.0**-24
+    wide = c.astype(np.float64)
+    expected, scale = 0.5 * exact(a, b) + 2 * wide, 0.5 * exact(abs(a), abs(b)) + 2 * abs(wide)
+    worst = float((abs(whole["C"] - expected) / scale).max() / (np.finfo(dtype).eps / 2))
     return worst if int(cupy.isnan(memory["C"]).sum()) == beside else float("inf")
 
 
-def checked(s: Strategy) -> float:
+def checked(s: Strategy, dtype: str) -> float:
     """The worst error over odd sizes, gaps and shifts, both kinds of access."""
     worst = 0.0
     for m, k, n in ODD:
-        worst = max(worst, *(error(s, Case(m, k, n), "scalar", gap, shift) for gap, shift in product((0, 3), (0, 1))))
+        spreads = [Spread(*x) for x in product((0, 3), (0, 1))]
+        worst = max(worst, *(error(s, Case(m, k, n), "scalar", spread, dtype) for spread in spreads))
         fours = Case(m, -(-k // 4) * 4, -(-n // 4) * 4)
-        worst = max(worst, *(error(s, fours, "vector", gap, 4) for gap in (0, 4)))
+        worst = max(worst, *(error(s, fours, "vector", Spread(gap, 4), dtype) for gap in (0, 4)))
     return worst
 
 
 # ---- fast?
 
 
-def operands(case: Case) -> tuple[Any, Any, Any]:
+def operands(case: Case, dtype: str = "float32") -> tuple[Any, Any, Any]:
     rng = cupy.random.default_rng(1)
     shapes = ((case.m, case.k), (case.k, case.n), (case.m, case.n))
-    a, b, c = (rng.standard_normal((case.times, *shape), np.float32) for shape in shapes)
+    a, b, c = (rng.standard_normal((case.times, *shape), np.dtype(dtype).type) for shape in shapes)
     return a, b, c
 
 
 def off(a: Any, b: Any, c: Any) -> float:
-    """Relative Frobenius error of some rows from the first to the last, against float64."""
+    """Relative Frobenius error of some rows from the first to the last."""
     rows = cupy.linspace(0, a.shape[-2] - 1, SAMPLED).astype(np.int64)
-    exact = a[..., rows, :].astype(np.float64) @ b.astype(np.float64)
-    return float(cupy.linalg.norm((c[..., rows, :] - exact).ravel()) / cupy.linalg.norm(exact.ravel()))
+    expected = exact(a[..., rows, :], b)
+    return float(cupy.linalg.norm((c[..., rows, :] - expected).ravel()) / cupy.linalg.norm(expected.ravel()))
 
 
-def replayed(plan: str, case: Case, bases: dict[str, int]) -> Callable[[], None]:
+def replayed(plan: str, case: Case, bases: dict[str, int], dtype: str) -> Callable[[], None]:
     """A plan as a CUDA graph, so that launches cost what the device takes."""
-    tape = record(Plan.parse(plan), Problem.contiguous(case.m, case.k, case.n, "float32"))
+    tape = record(Plan.parse(plan), Problem.contiguous(case.m, case.k, case.n, dtype))
     workspace = cupy.empty(tape.workspace, cupy.uint8)
     graph = CupyBackend().graph(tape, bases["A"], bases["B"], bases["C"], workspace.data.ptr)
 
@@ -207,40 +289,48 @@ def replayed(plan: str, case: Case, bases: dict[str, int]) -> Callable[[], None]
     return launch
 
 
-def scheme_kernels() -> list[TileKernel]:
+def scheme_kernels(dtype: str) -> list[TileKernel]:
     """What the plans of `--schemes` launch; the same for every size, since all are multiples of a wide access.
 
     Left out: the kernel that does products in turns, which depends on the device and the size.
     """
     case = SCHEME_CASES[0]
-    tapes = (record(Plan.parse(x), Problem.contiguous(case.m, case.k, case.n, "float32")) for x in SCHEMES)
+    tapes = (record(Plan.parse(x), Problem.contiguous(case.m, case.k, case.n, dtype)) for x in SCHEMES)
     ops = (op for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several))
     launched = (x for op in ops for x in (op.ops if isinstance(op, Several) and not op.at_once else (op,)))
     return list({op.kernel: 0 for op in launched})
 
 
-def measured(case: Case, strategies: Iterable[Strategy], rounds: int, plans: Sequence[str]) -> dict[str, list[float]]:
-    """Seconds of every round, by name; `cuBLAS` and, for the noise, `cuBLAS again` among them."""
-    a, b, c = operands(case)
+class Found(NamedTuple):
+    """Seconds of every round and relative error, by name; `cuBLAS` and, for the noise, `cuBLAS again` among them."""
+
+    seconds: dict[str, list[float]]
+    errors: dict[str, float]
+
+
+def measured(case: Case, strategies: Iterable[Strategy], rounds: int, dtype: str, plans: Sequence[str]) -> Found:
+    a, b, c = operands(case, dtype)
     bases = {"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr}
     a, b, c = (a, b, c) if case.times > 1 else (a[0], b[0], c[0])
     vendor = partial(cupy.matmul, a, b, out=c)
     calls: dict[str, Callable[[], object]] = {"cuBLAS": vendor, "cuBLAS again": vendor}
-    calls |= {s.name: launcher(plain(s, case), "vector", bases) for s in strategies}
-    calls |= {plan: replayed(plan, case, bases) for plan in (plans if case.times == 1 else ())}
+    calls |= {s.name: launcher(plain(s, case, dtype=dtype), "vector", bases) for s in strategies}
+    calls |= {plan: replayed(plan, case, bases, dtype) for plan in (plans if case.times == 1 else ())}
     samples: dict[str, list[float]] = {name: [] for name in calls}
+    errors: dict[str, float] = {}
     for name, call in calls.items():
         c[...] = cupy.nan
         call()
-        if (worst := off(a, b, c)) > RIGHT:
-            print(f"{case} {name}: WRONG, relative error {worst:.1e}")
+        errors[name] = off(a, b, c)
+        if not errors[name] < RIGHT * np.finfo(dtype).eps / np.finfo(np.float32).eps:
+            print(f"{case} {name}: WRONG, relative error {errors[name]:.1e}")
     once = elapsed(calls["cuBLAS"], 3)
     order = list(calls)
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
             samples[name].append(elapsed(calls[name], max(1, round(SHORTEST / once))))
-    return samples
+    return Found(samples, errors)
 
 
 def row(case: Case, name: str, samples: Sequence[float], vendor: Sequence[float]) -> str:
@@ -252,7 +342,13 @@ def row(case: Case, name: str, samples: Sequence[float], vendor: Sequence[float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("strategies", nargs="*", type=strategy, help="with the usual plans: the paper's six")
+    parser.add_argument(
+        "strategies",
+        nargs="*",
+        type=strategy,
+        help="with the usual plans, if none is named: the paper's six, or float64's",
+    )
+    parser.add_argument("--dtype", choices=tuple(CANDIDATES), default="float32")
     parser.add_argument("--sizes", nargs="+", metavar="CASE", help="such as 4096: not all that are usual")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="where the samples go, as JSON")
@@ -260,23 +356,27 @@ def main() -> None:
         parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name, help=f"time {what}")
     parser.set_defaults(suite="usual")
     options = parser.parse_args()
-    cases, plans = SUITES[options.suite]
+    dtype, suite = options.dtype, options.suite
+    cases, plans = SUITES[suite, dtype]
+    chosen = options.strategies or (CANDIDATES[dtype] if suite == "usual" else ())
+    if suite == "schemes":
+        compile_ahead(scheme_kernels(dtype))
+    if chosen:
+        compile_ahead([TileKernel(s, dtype) for s in chosen], ACCESSES)
     good: list[Strategy] = []
-    if options.suite == "schemes":
-        compile_ahead(scheme_kernels())
-    for s in options.strategies or (STRATEGIES if options.suite == "usual" else ()):
-        worst = checked(s)
-        print(
-            f"{s.name}: {compiled(plain(s, CASES[0]).kernel, 'vector').num_regs} registers, error {worst:.1f} roundoffs"
-        )
-        good += [s] if worst < 100 else []
-    found = {}
+    for s in chosen:
+        worst, made = checked(s, dtype), compiled(TileKernel(s, dtype), "vector")
+        local = f", {made.local_size_bytes} bytes of local memory" if made.local_size_bytes else ""
+        print(f"{s.name}: {made.num_regs} registers{local}, error {worst:.1f} roundoffs", flush=True)
+        good += [s] if worst < MUCH else []
+    report: dict[str, Any] = {"environment": environment(), "dtype": dtype, "seconds": {}, "errors": {}}
     for case in (case for case in cases if str(case) in (options.sizes or map(str, cases))):
-        samples = found[str(case)] = measured(case, good, options.rounds, plans)
-        for name, times in samples.items():
-            print(row(case, name, times, samples["cuBLAS"]), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(found))
+        found = measured(case, good, options.rounds, dtype, plans)
+        report["seconds"][str(case)], report["errors"][str(case)] = found
+        for name, times in found.seconds.items():
+            print(row(case, name, times, found.seconds["cuBLAS"]) + f"  error {found.errors[name]:.1e}", flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

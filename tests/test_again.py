@@ -201,7 +201,7 @@ def test_rescues_stay_in_registers() -> None:
 
 def test_products_that_raise_the_flag_stay_in_registers() -> None:
     nvrtc()
-    kernel = TileKernel(replace(SUMMING, stages=2), "float32", 2, 2, added(2), flag="raises")
+    kernel = TileKernel(replace(SUMMING["float32"], stages=2), "float32", 2, 2, added(2), flag="raises")
     jobs = [(a, source(kernel, "vector"), a, OPTIONS) for a in ("sm_80", "sm_90")]
     assert [r for r in in_parallel(report, jobs) if r.local] == []
 

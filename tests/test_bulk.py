@@ -33,7 +33,7 @@ def launch_of(plan: str, problem: Problem, s: Strategy) -> BulkOp:
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
-    tiled = tile_op(op, H200) if isinstance(op, GemmOp) else op
+    tiled = tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | Several)
     assert aligned(tiled)
     made = bulk_op(tiled, s, SMS)
@@ -284,7 +284,8 @@ def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
 def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem.contiguous(70, 640, 36, "float32")
-    tiled = tile_op(next(op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp)), H200)
+    (gemm,) = (op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
+    tiled = tile_op(gemm, H200, "float32")
     from dataclasses import replace
 
     from fmm.kernels.tile import Lines
@@ -336,7 +337,7 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
         (found,) = record(Plan.parse(plan), Problem.contiguous(size, size, size + offset, "float32")).ops
         assert isinstance(found, Several | GemmOp)
-        return tile_op(found, H200) if isinstance(found, GemmOp) else found
+        return tile_op(found, H200, "float32") if isinstance(found, GemmOp) else found
 
     assert not aligned(op("tile", 257))
     assert not aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
@@ -350,7 +351,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     """Both times are in seconds: at 1536 two thirds of the last round would be idle."""
     (op,) = (x for x in record(Plan.parse("tile"), Problem.contiguous(side, side, side, "float32")).ops)
     assert isinstance(op, GemmOp)
-    tiled = tile_op(op, H200)
+    tiled = tile_op(op, H200, "float32")
     time, s = best_bulk(tiled, H200)
     assert s in BULK and tiled.open
     assert (time < seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster

@@ -244,7 +244,7 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
         memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
         memory["W"], before = _buffer(tape.workspace), c.astype(np.float64)
         order = tuple(range(tape.lanes_used))[::turn]
-        ops = [tile_op(op, H200) if isinstance(op, GemmOp) else op for op in in_lane_order(tape, order)]
+        ops = [tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op for op in in_lane_order(tape, order)]
         assert len(ops) == len(tape.ops)
         play(replace(tape, ops=tuple(ops)), memory)
         old: Any = problem.beta * before if problem.beta else 0

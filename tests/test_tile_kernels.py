@@ -67,7 +67,7 @@ def operation(kernel: Kernel, size: tuple[int, int, int], gap: int, way: tuple[W
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
     views = {f: View(f, 0, r, c, c + gap + 4 * i, 1) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
-    op = updating_op("tile", views[left], views[right], kernel.program, reads, writes)
+    op = updating_op("tile", "float32", views[left], views[right], kernel.program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open=False)
 
 
@@ -178,7 +178,7 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
     ):
         assert (strategy_of(leaf), paths_of(leaf)) == (s, paths)
         (gemm,) = record(Plan.parse(leaf), Problem.contiguous(32, 32, 32, "float32")).ops
-        assert isinstance(gemm, GemmOp) and tile_op(gemm, H200).kernel.paths == paths
+        assert isinstance(gemm, GemmOp) and tile_op(gemm, H200, "float32").kernel.paths == paths
         ops = record(Plan.parse(f"li-fig13 > {leaf}"), Problem.contiguous(32, 32, 32, "float32")).ops
         assert {op.kernel.paths for op in ops if isinstance(op, TileOp)} == {paths}
     with pytest.raises(PlanError, match="copied as usual"):

@@ -9,14 +9,14 @@ multiprocessors share the second-level cache, conflicts between banks of registe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
 from fmm.kernels.capability import Capability
 from fmm.kernels.occupancy import WARP, active_blocks, most_registers
-from fmm.kernels.strategy import STRATEGIES, TUNED, Strategy
+from fmm.kernels.strategy import DOUBLE, STRATEGIES, TUNED, Strategy
 from fmm.kernels.tile_source import Along
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
@@ -26,6 +26,7 @@ Shape = tuple[int, int, int]  # (m, k, n)
 GEMM: Operands = (1, 1, 1)
 ROWS: Alongs = ("inner", "outer")
 ITEM, WIDE = 4, 4  # bytes of a float32; numbers of the widest access
+ENOUGH = 256  # threads that keep a multiprocessor busy in float64
 
 # Counted in machine code for sm_90, not fitted: instructions of a wide copy and its address; of a tile besides;
 # registers beside those of (16).
@@ -260,6 +261,26 @@ def seconds(s: Strategy, w: Operands, shape: Shape, chip: Chip, count: int = 1, 
 def best_for(
     shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS, of: Sequence[Strategy] = (*TUNED, *STRATEGIES)
 ) -> Strategy:
-    """The fastest for `count` products: what the leaf `tile` takes."""
+    """The fastest for `count` products of float32: what the leaf `tile` takes."""
     fitting = [s for s in of if resident(s, GEMM, chip.limits)]
     return min(fitting, key=lambda s: seconds(s, GEMM, shape, chip, count, along))
+
+
+def rounds(s: Strategy, shape: Shape, count: int, multiprocessors: int) -> float:
+    """What the multiprocessor with the most tiles has to do, in numbers of C: all that is said of float64 yet.
+
+    Left out: what tiles cost before and after their multiply-adds, and all memory.
+    """
+    m, _, n = shape
+    tiles = -(-m // s.m_s) * -(-n // s.n_s) * count
+    whole, last = divmod(-(-tiles // multiprocessors), s.blocks)
+    alone = max(last, ENOUGH / s.threads) if last else 0  # a few thread blocks take as long as enough of them
+    return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
+
+
+def best_double(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS) -> Strategy:
+    """The one of those for float64 by which `count` products end first."""
+    return min(DOUBLE, key=lambda s: rounds(s, shape, count, chip.multiprocessors))
+
+
+BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs], Strategy]] = {"float32": best_for, "float64": best_double}

@@ -73,10 +73,11 @@ def _compiled(device: int, sums: set[Key], tiles: set[TileKey]) -> None:
 
 def prepare(tapes: Iterable[Tape]) -> None:
     """Compile what these tapes launch on aligned arrays of the current device, all at once."""
-    device, ops = cupy.cuda.runtime.getDevice(), [op for tape in tapes for op in tape.ops]
+    device = cupy.cuda.runtime.getDevice()
+    ops = [(op, tape.problem.dtype) for tape in tapes for op in tape.ops]
     aligned = dict(zip(BASES, ALIGNED, strict=True))
-    sums = {(op.kernel, op.access, False) for op in ops if isinstance(op, SumOp)}
-    tiles = (made for op in ops if (made := _tiled(op, device)))
+    sums = {(op.kernel, op.access, False) for op, _ in ops if isinstance(op, SumOp)}
+    tiles = (made for op, dtype in ops if (made := _tiled(op, device, dtype)))
     _compiled(device, sums, {key for op in tiles for key in tile_kernels(op, device, aligned, False)})
 
 
@@ -124,10 +125,10 @@ class _Buffer(threading.local):
         self.bases: tuple[int, ...] | None = None
 
 
-def _tiled(op: Op, device: int) -> TileOp | Several | None:
+def _tiled(op: Op, device: int, dtype: str) -> TileOp | Several | None:
     """The products of our own kernels that it is, if it is."""
     if isinstance(op, GemmOp) and is_tiled(op):
-        return tile_op(op, chip(device))
+        return tile_op(op, chip(device), dtype)
     if isinstance(op, TileOp):
         return settled(op, chip(device))
     return op if isinstance(op, Several) else None
@@ -205,7 +206,9 @@ class _Player:
 
     def _calls(self, grain: dict[str, int]) -> list[_Launch | _Product | Turn]:
         keys = {i: self._key(op, grain) for i, op in enumerate(self.tape.ops) if isinstance(op, SumOp)}
-        tiles = {i: made for i, op in enumerate(self.tape.ops) if (made := _tiled(op, self.device))}
+        tiles = {
+            i: made for i, op in enumerate(self.tape.ops) if (made := _tiled(op, self.device, self.tape.problem.dtype))
+        }
         told = self.device, grain, self.flagged
         _compiled(self.device, set(keys.values()), {key for op in tiles.values() for key in tile_kernels(op, *told)})
         calls: list[_Launch | _Product | Turn] = []

@@ -35,6 +35,8 @@ def chosen(op: TileOp | Several, device: int, grain: Mapping[str, int]) -> BulkO
     """The launch by which these products are faster, if there is one."""
     ops, on = op.ops if isinstance(op, Several) else (op,), chip(device)
     bases = {x.base for o in ops for x in (*o.left, *o.right)}
+    if op.kernel.element != "float32":
+        return None
     if not (has_engine(device) and aligned(op) and all(grain[base] % WIDE == 0 for base in bases)):
         return None
     if own := engine_strategy(op.kernel.strategy.name):

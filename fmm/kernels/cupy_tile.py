@@ -22,12 +22,23 @@ from fmm.kernels.cublas import Gemm, Lane
 from fmm.kernels.cupy_bulk import BulkCall, chosen
 from fmm.kernels.cupy_chip import chip
 from fmm.kernels.tape import BASES
-from fmm.kernels.tile import WIDE, Several, TileOp, pointers
+from fmm.kernels.tile import WIDE, Several, TileOp, fitted, pointers
 from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-OVERLAPPING = 90  # compute capability
+OVERLAPPING, MULTIPLYING = 90, 80  # compute capability from which on launches overlap, warps multiply float64
 FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
+
+
+@lru_cache(maxsize=64)
+def most_shared(device: int) -> int:
+    """Bytes of shared memory of a thread block that asks for them."""
+    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+
+
+@lru_cache(maxsize=64)
+def capability(device: int) -> int:
+    return int(cupy.cuda.Device(device).compute_capability)
 
 
 @lru_cache(maxsize=1024)
@@ -53,7 +64,7 @@ class TileCall:
         self.made = function(device, kernel, access)
         shape = *op.grid, op.kernel.strategy.threads, 1, 1, op.kernel.shared
         full = prod(op.grid) >= FULL * chip(device).multiprocessors
-        overlaps = op.follows and full and int(cupy.cuda.Device(device).compute_capability) >= OVERLAPPING
+        overlaps = op.follows and full and capability(device) >= OVERLAPPING
         launch = _overlapping if overlaps else _plain
         self.launch: Callable[[int, int], None] = partial(launch, self.made.kernel.ptr, shape)
         self.words = np.frombuffer(op.parameters, np.int64)
@@ -73,17 +84,18 @@ def tile_kernels(
     op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool
 ) -> set[tuple[TileKernel, Access]]:
     """The kernels that `tile_calls` wants compiled."""
-    return set() if chosen(op, device, grain) else {_wanted(x, grain, flagged) for x in _launches(op)}
+    return set() if chosen(op, device, grain) else {_wanted(x, grain, flagged) for x in _launches(op, device)}
 
 
 def tile_calls(op: TileOp | Several, device: int, grain: Mapping[str, int], flagged: bool) -> list[Gemm]:
     """One launch, or of products that the kernel cannot do at once, one after the other."""
     if bulk := chosen(op, device, grain):
         return [BulkCall(bulk, device, flagged and op.writes_result)]
-    return [TileCall(x, device, grain, flagged) for x in _launches(op)]
+    return [TileCall(x, device, grain, flagged) for x in _launches(op, device)]
 
 
-def _launches(op: TileOp | Several) -> Sequence[TileOp | Several]:
+def _launches(op: TileOp | Several, device: int) -> Sequence[TileOp | Several]:
+    op = fitted(op, most_shared(device), capability(device) >= MULTIPLYING)
     return op.ops if isinstance(op, Several) and not op.at_once else (op,)
 
 

@@ -25,12 +25,14 @@ class Blocks(NamedTuple):
 class Fused:
     """A fused level at work. `begun`: the blocks of C that the launches made so far have written."""
 
-    def __init__(self, level: Level, strategy: Strategy | None, blocks: Blocks, alpha: float, beta: float) -> None:
+    def __init__(
+        self, level: Level, strategy: Strategy | None, dtype: str, blocks: Blocks, alpha: float, beta: float
+    ) -> None:
         """Without a strategy, or with one that wants the copy engine, one launch is to do all, if the device can."""
         assert level.scheme is not None
         self.together = strategy is None or engine_strategy(strategy.name) is not None
-        self.scheme, self.tasks, self.strategy, self.blocks = level.scheme, level.tasks, strategy or SUMMING, blocks
-        self.alpha, self.beta = alpha, beta
+        self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or SUMMING[dtype]
+        self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
         self.begun: set[int] = set()
 
     @property
@@ -66,7 +68,7 @@ class Fused:
             return None
         into = [(self.alpha * c, x) for _, c, x in dest]
         update: Update = "atomic" if self.atomic else "keep"
-        op = fused_op(self.strategy, [t[1:] for t in left], [t[1:] for t in right], into, update)
+        op = fused_op(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
         kept = [1.0 if i in self.begun else self.beta for i, *_ in dest]
         self.begun.update(i for i, *_ in dest)
         return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, kept, strict=True)))

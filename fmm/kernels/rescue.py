@@ -120,7 +120,7 @@ def again(problem: Problem) -> TileOp:
     whole = replace(problem, dtype=problem.stored, alpha=1, beta=0)
     (op,) = record(Plan.parse(f"tile.{AGAIN[whole.dtype].name.lower()}"), whole).ops
     assert isinstance(op, GemmOp)
-    made = tile_op(op, 1)
+    made = tile_op(op, None, whole.dtype)
     return replace(made, kernel=replace(made.kernel, flag="obeys"))
 
 

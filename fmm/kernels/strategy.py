@@ -1,11 +1,12 @@
 """Strategies: the sizes of a tiled product's kernel. Huang, Yu and van de Geijn's six, and what today's chips want.
 
-The one description of them: blocktime.py reasons about it and chooses, cuda/tile.cuh is compiled with it.
+The one description of them: blocktime.py reasons about it and chooses, cuda/tile.cuh is compiled with it and, for
+float64, cuda/tile_mma.cuh.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class Strategy:
     thread blocks on a multiprocessor (0: as it likes). `rate`: the part of the model's rate that is left by what the
     model leaves out, measured on an H200 in float32. `turned`: are sums of lines along the inner dimension turned?
     (Compiled both ways, the better is taken: which leaves the compiler fewer conflicts between banks of registers.)
+    `types`: whose numbers fit in the registers. In float64 a warp's numbers are multiplied together: `deep` steps of
+    the inner dimension are one instruction.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Strategy:
     blocks: int = 0
     rate: float = 1.0
     turned: bool = True
+    types: tuple[str, ...] = ("float32", "float64")
+    deep: int = 8
 
     @property
     def threads_m(self) -> int:
@@ -55,25 +60,42 @@ STRATEGIES = (  # Figure 3: CUTLASS 0.1's presets
 
 
 # What an H200 wants: accumulators that fill the registers, so that few reads of shared memory feed many multiply-adds.
-TUNED = (
-    Strategy("Square", m_s=128, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, blocks=2),
-    Strategy(
-        "Half", m_s=64, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=4, rate=0.99, turned=False
-    ),
-    Strategy("Third", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3, rate=0.94, turned=False),
-    Strategy("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
+TUNED = tuple(
+    replace(s, types=("float32",))
+    for s in (
+        Strategy("Square", m_s=128, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, blocks=2),
+        Strategy("Half", 64, 128, 8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=4, rate=0.99, turned=False),
+        Strategy("Third", 96, 64, 16, m_r=6, n_r=8, warp_m=8, warp_n=4, blocks=3, rate=0.94, turned=False),
+        Strategy("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
+    )
 )
 # Where the copy engine brings the operands. Sums want several stages of few steps; lone blocks, few stages of many.
 # Their `rate` is in units of what the model says of Square, 5 % less than was measured for large products.
-BULK = (
-    Strategy("Long", m_s=256, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=6, blocks=1, rate=1.08),
-    Strategy("Deep", m_s=128, n_s=256, k_s=16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=4, blocks=1, rate=1.11),
+BULK = tuple(
+    replace(s, types=("float32",))
+    for s in (
+        Strategy("Long", m_s=256, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=6, blocks=1, rate=1.08),
+        Strategy("Deep", m_s=128, n_s=256, k_s=16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=4, blocks=1, rate=1.11),
+    )
 )
 # GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, of which each makes a column of 16 x 128 numbers. Their
 # A comes 64 columns at a time; here 32, because B goes through shared memory too and both must fit on every chip: what
 # is read of device memory, and in which pieces, is the same.
 GPU8 = Strategy("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
-PRESETS = (*STRATEGIES, *TUNED, *BULK, GPU8)
+# In float64, by the tensor cores: a warp has eight times four lanes, so 64 x 32 or 48 x 32 numbers. What a thread block
+# reads must not be more than the second-level cache gives, so its tile is no smaller than it has to be. (The rates, in
+# units of the best one's, are what that says, not measured yet.)
+DOUBLE = tuple(
+    replace(s, types=("float64",))
+    for s in (
+        Strategy("Solo", m_s=128, n_s=128, k_s=16, m_r=8, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=1),
+        Strategy("Duo", m_s=128, n_s=64, k_s=16, m_r=8, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=2, rate=0.95),
+        Strategy(
+            "Trio", m_s=96, n_s=64, k_s=16, m_r=6, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=3, rate=0.9, deep=4
+        ),
+    )
+)
+PRESETS = (*STRATEGIES, *TUNED, *BULK, GPU8, *DOUBLE)
 
 
 def strategy(name: str) -> Strategy:
@@ -90,5 +112,5 @@ def engine_strategy(name: str) -> Strategy | None:
     return next((s for s in BULK if s.name == name), None)
 
 
-SUMMING = strategy("Half")  # where sums are inside
+SUMMING = {"float32": strategy("Half"), "float64": strategy("Solo")}  # where sums are inside
 SUMMING_BULK = strategy("Long")

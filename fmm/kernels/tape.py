@@ -22,11 +22,12 @@ from fmm.kernels.needs import LT_SCRATCH, leading, temporary_bytes, workspace
 from fmm.kernels.plan import Level, Plan, PlanError, leaf_parts
 from fmm.kernels.program import Program
 from fmm.kernels.recipe import Batch, Place, Product, Recipe, Sum, Updating
+from fmm.kernels.strategy import SUMMING
 from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, strategy_of, updating_op
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
 ARRAY_BYTES = 56  # of struct Array in cuda/sum.cuh
-TILED = ("float32",)  # types that the leaves `tile` multiply
+TILED = tuple(SUMMING)  # types that the leaf `tile` multiplies
 GRID = 65535  # thread blocks along the second and third axis of a grid
 
 
@@ -259,11 +260,17 @@ class Tape:
 @lru_cache(maxsize=1024)
 def record(plan: Plan, problem: Problem) -> Tape:
     """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel, or the leaf is not for the type."""
-    if plan.leaf.startswith("tile") and problem.dtype not in TILED:
-        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(TILED)}, not {problem.dtype}")
+    if plan.leaf.startswith("tile") and problem.dtype not in (types := _tiled(plan.leaf)):
+        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(types)}, not {problem.dtype}")
     recorder = _Recorder(problem.stored)
     recorder.execute(plan, problem.views, problem.alpha, problem.beta)
     return Tape(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
+
+
+def _tiled(leaf: str) -> tuple[str, ...]:
+    """The types that a leaf `tile` multiplies."""
+    named = strategy_of(leaf_parts(leaf)[0])
+    return named.types if named else TILED
 
 
 class _Recorder:
@@ -351,7 +358,7 @@ class _Recorder:
         )
         if any(x.rows and x.cols for x in writes):
             leaf = leaf_parts(step.product.plan.leaf)[0]
-            self._emit(updating_op(leaf, factors[0], factors[1], step.update.program, reads, writes))
+            self._emit(updating_op(leaf, self.dtype, factors[0], factors[1], step.update.program, reads, writes))
 
     def _gemms(
         self, leaf: str, products: Sequence[tuple[View, View, View]], alpha: complex = 1, beta: complex = 0
@@ -380,7 +387,7 @@ class _Recorder:
         parts = (m, k), (k, n), (m, n)
         grids = [grid(x, arrays[x].rows, arrays[x].cols, p, level) for x, p in zip("ABC", parts, strict=True)]
         views = [self._blocks(places, arrays) for places in grids]
-        fused = Fused(level, strategy, Blocks(*views), complex(alpha).real, complex(beta).real)
+        fused = Fused(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
             self._scale(c, beta)
         for lanes in fused.stages() if alpha else ():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
-from fmm.kernels.blocktime import Chip, best_for
+from fmm.kernels.blocktime import BEST, Chip
 from fmm.kernels.program import Program
 from fmm.kernels.strategy import SUMMING, Strategy, strategy
 from fmm.kernels.tile_source import ELEMENTS, Access, Along, Epilogue, Path, TileKernel, Update, added, short
@@ -163,7 +163,7 @@ def settled(op: TileOp, chip: Chip) -> TileOp:
     """The launch with the tuned strategy that this device wants, if any will do."""
     if not op.open:
         return op
-    best = best_for((op.m, op.k, op.n), chip, op.count, op.kernel.along)
+    best = BEST[op.kernel.element]((op.m, op.k, op.n), chip, op.count, op.kernel.along)
     return replace(op, kernel=replace(op.kernel, strategy=best))
 
 
@@ -171,6 +171,20 @@ def pointers(op: TileOp | Several) -> range:
     """Which of the parameters' words of 8 bytes are the pieces' pointers."""
     words = struct.calcsize(BLOCK[ELEMENTS[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
+
+
+def fitted(op: TileOp | Several, shared: int, warps: bool) -> TileOp | Several:
+    """With another strategy where its own does not do on a device.
+
+    `shared`: the bytes of shared memory that a thread block may have; `warps`: are there instructions by which a warp
+    multiplies float64? Threads alone have registers for small tiles.
+    """
+    if isinstance(op, Several):
+        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted(y, shared, warps), TileOp)))
+    names = ("Medium",) if op.kernel.deep and not warps else ("", "Huge", "Medium")
+    kernels = [replace(op.kernel, strategy=strategy(name)) if name else op.kernel for name in names]
+    fits = next((kernel for kernel in kernels if kernel.shared <= shared), kernels[-1])
+    return op if fits is op.kernel else replace(op, kernel=fits)
 
 
 # ---- what a plan wants of the kernel
@@ -210,9 +224,9 @@ def paths_of(leaf: str) -> tuple[Path, Path]:
     return PATHS.get(leaf.rpartition(".")[2], ("async", "async"))
 
 
-def fused_op(s: Strategy, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
-    """One product of float32 numbers with its sums, added to its destinations. Of a C that lies column by column, the
-    transpose is computed."""
+def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
+    """One product with its sums, added to its destinations. Of a C that lies column by column, the transpose is
+    computed."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
     turned = dest[0][1].right != 1
@@ -221,7 +235,7 @@ def fused_op(s: Strategy, left: Terms, right: Terms, dest: Terms, update: Update
     along: tuple[Along, Along] = _along(left, 0, turned), _along(right, 1, turned)
     # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
     epilogue = added(len(dest), update)
-    kernel = TileKernel(replace(s, stages=2), "float32", len(left), len(right), epilogue, along)
+    kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
     # The first block of a sum is taken as it is: its coefficient is the product's.
     own = left[0][0] * right[0][0]
     a, b = (tuple(_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))
@@ -231,9 +245,9 @@ def fused_op(s: Strategy, left: Terms, right: Terms, dest: Terms, update: Update
 
 
 def updating_op(
-    leaf: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
+    leaf: str, dtype: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
 ) -> TileOp:
-    """One product of float32 numbers and what a step table's kernel makes of it: `update` over it and the reads."""
+    """One product and what a step table's kernel makes of it: `update` over it and the reads."""
     s, turned, k = strategy_of(leaf), writes[0].right != 1, min(left.cols, right.rows)
     m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
     if turned:
@@ -242,7 +256,7 @@ def updating_op(
     read, written = (tuple(places.index(x) for x in side) for side in (reads, writes))
     epilogue, coefficients = short(Epilogue(update, read, written))
     along: tuple[Along, Along] = _along([(1, left)], 0, turned), _along([(1, right)], 1, turned)
-    kernel = TileKernel(s or SUMMING, "float32", epilogue=epilogue, along=along, paths=paths_of(leaf))
+    kernel = TileKernel(s or SUMMING[dtype], dtype, epilogue=epilogue, along=along, paths=paths_of(leaf))
     a, b = (_piece(x, turned, 1) for x in (left, right))
     dests = tuple(_piece(x, turned, *pair) for x, pair in zip(places, coefficients, strict=True))
     lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))

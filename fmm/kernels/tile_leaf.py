@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fmm.kernels.blocktime import Chip, best_for
+from fmm.kernels.blocktime import BEST, Chip
 from fmm.kernels.tape import Factor, GemmOp
 from fmm.kernels.tile import Lines, Piece, TileOp, paths_of, strategy_of
 from fmm.kernels.tile_source import Along, TileKernel
@@ -15,13 +15,18 @@ def is_tiled(op: GemmOp) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def tile_op(op: GemmOp, chip: Chip) -> TileOp:
-    """BLAS has columns where the kernel has rows: C^T = B^T A^T is the same memory with the operands swapped."""
-    wanted = strategy_of(op.leaf)
+def tile_op(op: GemmOp, chip: Chip | None, dtype: str) -> TileOp:
+    """BLAS has columns where the kernel has rows: C^T = B^T A^T is the same memory with the operands swapped.
+
+    The chip matters where the leaf leaves the strategy open.
+    """
     left, right = op.right, op.left
     along = _along(left), _along(right, True)
-    s = wanted or best_for((op.n, op.k, op.m), chip, op.count, along)
-    kernel = TileKernel(s, "float32", along=along, paths=paths_of(op.leaf))
+    wanted = s = strategy_of(op.leaf)
+    if s is None:
+        assert chip is not None
+        s = BEST[dtype]((op.n, op.k, op.m), chip, op.count, along)
+    kernel = TileKernel(s, dtype, along=along, paths=paths_of(op.leaf))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = Piece(left.base, left.offset, op.n, op.k)
     b = Piece(right.base, right.offset, op.k, op.m)

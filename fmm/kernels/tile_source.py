@@ -1,4 +1,4 @@
-"""CUDA source of a product with sums in it: a short stub for the one kernel in cuda/tile.cuh.
+"""CUDA source of a product with sums in it: a short stub for the kernel in cuda/tile.cuh or cuda/tile_mma.cuh.
 
 The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, and what becomes of each
 number of C. Which blocks, and their coefficients, come with the launch: a variant of Huang, Yu, van de Geijn's Figure 6
@@ -29,6 +29,7 @@ ENTRY = "fmm_tile"
 # can read their operands without waiting: a third of a cycle is lost for each of them.
 OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
 WIDE = 16  # bytes of the widest access
+ROWS, COLS, STEPS = 16, 8, 4  # of an instruction of a warp: 4 steps, or 8 or 16
 
 
 class Element(NamedTuple):
@@ -130,14 +131,34 @@ class TileKernel:
         return self.left, self.right, self.epilogue.destinations
 
     @property
+    def deep(self) -> int:
+        """Steps of the inner dimension in an instruction of a warp; 0 where threads multiply alone."""
+        s = self.strategy
+        if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % ROWS or s.n_r * s.warp_n % COLS:
+            return 0
+        return min(s.deep, STEPS) if self.sums else s.deep  # sums want registers too
+
+    @property
+    def sums(self) -> bool:
+        return self.left + self.right > 2
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks on a multiprocessor for which the compiler leaves registers; 0: as it likes."""
+        return 1 if self.sums and self.deep else self.strategy.blocks  # no shared memory for more
+
+    @property
     def shared(self) -> int:
         """Bytes of shared memory: tiles that are used, and beside them copies of what is added up."""
         s, item = self.strategy, ELEMENTS[self.element].itemsize
-        spaced = s.k_s + WIDE // item  # lines along the inner dimension, in other banks
+        wide = WIDE // item
         numbers = 0
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
-            copied = out * (spaced if along == "inner" else s.k_s)
-            summed = (out + WIDE // item) * s.k_s if along == "inner" and s.turned else copied
+            lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
+            spaced = 2 * wide if self.deep else wide if along == "inner" else 0  # so lines are in other banks
+            copied = lines * (length + spaced)
+            turned = along == "inner" and s.turned and not self.deep
+            summed = (out + wide) * s.k_s if turned else copied
             numbers += s.stages * copied if blocks == 1 else s.stages * summed + blocks * copied
         return item * numbers
 
@@ -159,8 +180,9 @@ def source(kernel: TileKernel, access: Access) -> str:
     told, number, call, tile = f"fmm::Parameters<Number, {_commas(counts)}>", element, "multiply", ", blockIdx.x"
     if obeys:
         told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
+    files = "tile.cuh", *(("tile_mma.cuh",) if kernel.deep else ()), *(("slot.cuh", "again.cuh") if obeys else ())
     lines = [
-        *(_text(name) for name in ("tile.cuh", *(("slot.cuh", "again.cuh") if obeys else ()))),
+        *(_text(name) for name in files),
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
@@ -169,15 +191,24 @@ def source(kernel: TileKernel, access: Access) -> str:
         "};",
         f"using Number = {number};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {s.blocks}" if s.blocks else ""})',
+        f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {kernel.blocks}" if kernel.blocks else ""})',
         f"{ENTRY}(const __grid_constant__ {told} p) {{",
         f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
         "    extern __shared__ float4 memory[];",
-        f"    fmm::{call}<Product, Number, Sizes, {left}, {right}, fmm::Access::{access.upper()}>(",
-        f"        p, reinterpret_cast<Number*>(memory){tile});",
+        *_call(kernel, call, f"{left}, {right}, fmm::Access::{access.upper()}", tile),
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
+    """By warps where the device has instructions for them; else threads alone, with no more shared memory."""
+    given = f"        p, reinterpret_cast<Number*>(memory){tile});"
+    alone = [f"    fmm::{name}<Product, Number, Sizes, {access}>(", given]
+    if not kernel.deep:
+        return alone
+    together = [f"    fmm::multiply_by_warps<Product, Number, Sizes, {kernel.deep}, {access}>(", given]
+    return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800", *alone, "#else", *together, "#endif"]
 
 
 def _epilogue(e: Epilogue) -> Iterator[str]:

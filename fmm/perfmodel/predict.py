@@ -14,7 +14,7 @@ from fmm.kernels.lowering import lower, side
 from fmm.kernels.needs import ALIGN
 from fmm.kernels.plan import VENDOR, Balanced, Level, Plan, leaf_parts
 from fmm.kernels.recipe import Recipe, Sum
-from fmm.kernels.strategy import SUMMING, TUNED
+from fmm.kernels.strategy import DOUBLE, SUMMING, TUNED
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.problem import Problem
@@ -213,7 +213,7 @@ def _together(plan: Plan) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _tiles(plan: Plan) -> Tiles | None:
+def _tiles(plan: Plan, dtype: str) -> Tiles | None:
     """None where the vendor multiplies."""
     if not plan.tiled:
         return None
@@ -221,7 +221,8 @@ def _tiles(plan: Plan) -> Tiles | None:
 
     last = plan.levels[-1] if plan.levels else None
     found = last.scheme if isinstance(last, Level) and last.fused else None
-    chosen = strategy_of(leaf_parts(plan.leaf)[0]) or (SUMMING if found else TUNED[0])
+    usual = DOUBLE[0] if dtype == "float64" else SUMMING["float32"] if found else TUNED[0]
+    chosen = strategy_of(leaf_parts(plan.leaf)[0]) or usual
     if found is None:
         return Tiles(chosen.m_s, chosen.n_s)
     left, right, dest = (sum(c != 0 for row in x for c in row) / found.rank for x in (found.u, found.v, found.w))
@@ -338,7 +339,7 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         direct * odd,
         (1 - direct) * unaligned,
         vectors[1] and not vectors[0],
-        _tiles(plan),
+        _tiles(plan, problem.dtype),
     )
 
 

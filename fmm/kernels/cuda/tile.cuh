@@ -169,14 +169,15 @@ __device__ __forceinline__ void wait_for_previous() {
 // ---- from global to shared memory
 
 // One operand's way into shared memory. A tile is kept as it lies in global memory: line by line, where a line runs along
-// what is contiguous there. Lines along the inner dimension are spaced, so that neighbouring lines lie in other banks.
-template <class Element, Along ALONG, Access ACCESS, int OUT, int K_S, int THREADS>
+// what is contiguous there. Lines along the inner dimension are spaced, so that neighbouring lines lie in other banks;
+// SPACED: all lines, by 32 bytes (as tile_mma.cuh reads them).
+template <class Element, Along ALONG, Access ACCESS, int OUT, int K_S, int THREADS, bool SPACED = false>
 struct Lines {
     static constexpr bool INNER = ALONG == Along::INNER;
     static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
     static constexpr int OUTER = OUT, DEPTH = K_S;
     static constexpr int COUNT = INNER ? OUT : K_S, LENGTH = INNER ? K_S : OUT;
-    static constexpr int PITCH = INNER ? LENGTH + WIDE : LENGTH, SIZE = COUNT * PITCH;
+    static constexpr int PITCH = LENGTH + (SPACED ? 2 * WIDE : INNER ? WIDE : 0), SIZE = COUNT * PITCH;
     static constexpr int COPY = ACCESS == Access::VECTOR ? WIDE : 1;  // numbers moved in one access
     static constexpr int ACROSS = LENGTH / COPY, COPIES = COUNT * ACROSS, EACH = (COPIES + THREADS - 1) / THREADS;
     static constexpr bool EVEN = COPIES % THREADS == 0;
@@ -491,7 +492,7 @@ template <class Product, class Left, class Right, Access ACCESS, class Params, c
 __device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&dest)[Product::DEST], const Tile& tile,
                                         int row, int col, const Element (&x)[ROWS][COLS], Watch& watch) {
     constexpr int DEST = Product::DEST, PACK = Right::INNER ? 1 : Right::PACK, ACROSS = COLS / PACK, RUNS = ROWS * ACROSS;
-    constexpr int HELD = 32, AT_ONCE = max_of(HELD / (PACK * DEST), 1);
+    constexpr int HELD = 128 / sizeof(Element), AT_ONCE = max_of(HELD / (PACK * DEST), 1);
     Element* first[DEST];
 #pragma unroll
     for (int d = 0; d < DEST; ++d) first[d] = dest[d].data + tile.layer * p.layer[2 + d] + row * p.leading[2 + d] + col;
