@@ -21,7 +21,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-v", "-m", "gpu")  # names as they en
 # Tests that measure: they have the device to themselves.
 TIMED = "tests/test_gpu_tuner.py"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
-FEW = (*PYTEST, "-k", "few_launches", "tests/test_gpu_kernels.py")
+FEW = (*PYTEST, "-k", "few_launches", *(f"tests/test_gpu_{name}.py" for name in ("kernels", "tile", "bulk")))
 SANITIZER = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck")
 WORKERS = 14  # processes that test at the same time, each with a context on the device

@@ -1,5 +1,7 @@
 """Never slower, on a GPU: `python -m benchmarks.gpu_random` times fmm.matmul on random shapes against the vendor.
 
+With `--workspace 0` it may take no memory besides C; `--sizes 3072 4096x8192x4096` names the shapes (m, or m x k x n).
+
 Whole calls as a user makes them, allocation and choice included, on whatever stands in the configs: CuPy's arrays, and
 torch's tensors for bfloat16. Sides are spread evenly by logarithm; half of the shapes have odd sides.
 """
@@ -54,9 +56,15 @@ def operands(size: tuple[int, int, int], dtype: str) -> tuple[Any, Any, Callable
     return (a.astype(cupy.float16), b.astype(cupy.float16), cupy.matmul) if dtype == "float16" else (a, b, cupy.matmul)
 
 
-def measured(size: tuple[int, int, int], dtype: str) -> dict[str, Any]:
+def named(text: str) -> tuple[int, int, int]:
+    sides = [int(x) for x in text.split("x")]
+    m, k, n = sides * 3 if len(sides) == 1 else sides
+    return m, k, n
+
+
+def measured(size: tuple[int, int, int], dtype: str, limits: dict[str, Any]) -> dict[str, Any]:
     a, b, vendor = operands(size, dtype)
-    calls = {"vendor": partial(vendor, a, b), "fmm": partial(fmm.matmul, a, b)}
+    calls = {"vendor": partial(vendor, a, b), "fmm": partial(fmm.matmul, a, b, **limits)}
     for call in calls.values():
         elapsed(call, 2)
     single = max(1e3 * elapsed(calls["vendor"], 1), 1e-3)
@@ -67,7 +75,7 @@ def measured(size: tuple[int, int, int], dtype: str) -> dict[str, Any]:
         for name in random.sample(list(calls), 2):
             samples[name].append(1e3 * elapsed(calls[name], repeats))
     ratio = median(v / f for v, f in zip(samples["vendor"], samples["fmm"], strict=True))
-    decision = fmm.explain(a, b)
+    decision = fmm.explain(a, b, **limits)
     return {"dtype": dtype, "size": size, "ratio": ratio, "plan": str(decision.plan), "step": decision.step, **samples}
 
 
@@ -75,29 +83,33 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="shapes of each type")
     parser.add_argument("--dtype", choices=TYPES, action="append", help="only this type (may be repeated)")
+    parser.add_argument("--sizes", nargs="+", type=named, help="these shapes instead of random ones")
+    parser.add_argument("--workspace", type=int, help="bytes that fmm.matmul may take (no limit unless given)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--time-limit", type=float, default=100, help="seconds after which no shape is begun")
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     env = {**environment(), "command": " ".join(["python -m benchmarks.gpu_random", *arguments])}
     began, rows = time.perf_counter(), []
-    for size in shapes(options.count, options.seed):
+    limits = {} if options.workspace is None else {"workspace": options.workspace}
+    for size in options.sizes or shapes(options.count, options.seed):
         for dtype in options.dtype or TYPES:
             if time.perf_counter() - began > options.time_limit:
                 break
             if dtype == "tf32":
                 cupy._core.set_compute_type(cupy.float32, 7)
             try:
-                rows.append(measured(size, dtype))
+                rows.append(measured(size, dtype, limits))
             finally:
                 cupy._core.set_compute_type(cupy.float32, 1)
         cupy.get_default_memory_pool().free_all_blocks()
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "random.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
+    name = "workspace.json" if limits else "random.json"
+    (folder / name).write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
     for row in sorted(rows, key=lambda r: r["ratio"])[:30]:
-        name, took = " x ".join(map(str, row["size"])), f"{median(row['vendor']):9.4f} ms"
-        print(f"{row['dtype']:9}{name:24}{row['ratio']:7.3f} {took}  {row['plan']}  ({row['step']})")
+        shape, took = " x ".join(map(str, row["size"])), f"{median(row['vendor']):9.4f} ms"
+        print(f"{row['dtype']:9}{shape:24}{row['ratio']:7.3f} {took}  {row['plan']}  ({row['step']})")
     for dtype in options.dtype or TYPES:
         found = sorted(r["ratio"] for r in rows if r["dtype"] == dtype)
         fast = sum(r["plan"] != "vendor" for r in rows if r["dtype"] == dtype)

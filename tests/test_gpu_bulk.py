@@ -130,3 +130,10 @@ def test_a_problem_that_is_not_aligned_is_done_by_the_other_kernel() -> None:
     a, b = rng.standard_normal((130, 257), cupy.float32), rng.standard_normal((257, 301), cupy.float32)
     found = CupyBackend().multiply("tile.deep", a, b)
     assert float(abs(found - a.astype(cupy.float64) @ b.astype(cupy.float64)).max()) < 1e-3
+
+
+@pytest.mark.parametrize("plan", ["tile.deep", FUSED])
+def test_few_launches_of_the_engine(plan: str) -> None:
+    """For the sanitizers: edges of tiles, parts in turns."""
+    check(plan, (264, 72, 136), "CCC", 0.5, 2.0)
+    check(plan, (130, 2000, 100), "FCC", 1.0, 0.0)

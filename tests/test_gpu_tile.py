@@ -193,3 +193,10 @@ def test_lanes_in_a_graph(tasks: str) -> None:
 def test_batches(plan: str, dtype: Any) -> None:
     for size in ((256, 192, 320), (255, 131, 77)):
         check(plan, size, "CCC", 0, 1.0, 0.0, dtype)
+
+
+@pytest.mark.parametrize("plan", ["tile.half", "tile.third", "strassen.fused > tile.half", "li-fig13 > tile.square"])
+def test_few_launches_of_the_tiled_kernel(plan: str) -> None:
+    """For the sanitizers: edges of tiles, sums, updates of several blocks."""
+    check(plan, (130, 70, 90), "CCC", 1, 0.5, 2.0)
+    check(plan, (132, 40, 96), "FCF", 0, 1.0, 0.0)

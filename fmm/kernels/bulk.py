@@ -24,7 +24,7 @@ ENGINE = 90  # the first compute capability whose copy engine brings tiles
 SHARED = 227 << 10  # bytes of shared memory that a thread block may have there
 LEAST = 16  # steps of a part: shorter ones cost more than they fill
 ROOMS = (1, 8, 24)  # tasks for which kernels are compiled: a launch has as many as it wants of them
-EDGE = 8 * 8  # inner dimension's numbers in whose time a task begins and ends
+EDGE = 6 * 8  # inner dimension's numbers in whose time a task begins and ends
 PARAMETER_BYTES = 4096
 
 

@@ -197,21 +197,22 @@ __device__ __forceinline__ void write(const Element (&x)[ROWS][COLS], Element* q
     }
 }
 
-// The cache adds what several tasks write, unseen: some numbers of this size might overflow, and small ones it takes for
-// zero. (Bits of a positive float are in its order; inf and NaN come last.)
-constexpr unsigned LARGE = 0x7c800000, SMALL = 0x0d800000;  // 2^122, 2^-100
+// The cache adds what several tasks write, unseen: some numbers of the size of LARGE might overflow, and those below SMALL
+// it may take for zero. (Bits of positive floats are in their order; inf and NaN come last.)
+constexpr float LARGE = 0x1p122f, SMALL = 0x1p-100f;
 
 template <class Task, int ROWS, int COLS>
 __device__ __forceinline__ void watch(int* flag, const Task& task, const float (&x)[ROWS][COLS]) {
     float factor = 0;
     for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
+    const unsigned least = bits(SMALL / factor), most = bits(LARGE / factor);
     bool beyond = false;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
         for (int j = 0; j < COLS; ++j) {
-            const unsigned size = bits(times(factor, x[i][j])) & 0x7fffffff;
-            beyond |= size && size - SMALL >= LARGE - SMALL;
+            const unsigned size = bits(x[i][j]) & 0x7fffffff;
+            beyond |= size && size - least >= most - least;
         }
     if (beyond) *flag = 1;
 }
@@ -423,8 +424,8 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
         parity = next_parity;
     }
     half(ENTIRE, true, false, left_of(stage), right_of(stage));
-    if (p.flag) watch(p.flag, task, sum);
     write_all<Left, Right, ORDER, S::THREADS>(p, task, tile, number, row + down, col + across, sum);
+    if (p.flag) watch(p.flag, task, sum);  // last: others may be waiting for their turn
 }
 
 // ---- the kernel
