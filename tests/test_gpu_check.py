@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_check import FEW, TIMED, Step, outcome, side_by_side, steps
+from benchmarks.gpu_check import FEW, GATED, TIMED, Step, outcome, side_by_side, steps
 
 
 def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> None:
     found = list(steps(["--quick"], "/opt/compute-sanitizer"))
     assert [step.name for step in found] == ["tests", "timed tests", "memcheck", "racecheck", "benchmark"]
-    assert found[2].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW)
+    assert found[2].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW, *GATED)
+    assert found[3].command[-len(FEW) :] == FEW
     assert found[4].command[1:] == ("-m", "benchmarks.gpu", "--quick")
     assert not any(step.missing for step in found)
 
