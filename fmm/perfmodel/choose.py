@@ -136,9 +136,9 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
 
 def told(problem: Problem, calibration: Calibration) -> bool:
     """May a plan rely on the tiled kernel: was it measured on this device, on rows that it reads 16 bytes at a time?"""
-    from fmm.kernels.tape import TILED  # which a CPU has no need of
+    from fmm.kernels.tape import PAYING  # which a CPU has no need of
 
-    return problem.dtype in TILED and calibration.rate(problem.dtype).tiled > 0 and aligned(problem)
+    return problem.dtype in PAYING and calibration.rate(problem.dtype).tiled > 0 and aligned(problem)
 
 
 def splits(plan: Plan) -> bool:
