@@ -243,7 +243,12 @@ def main() -> int:
     except ValueError as error:
         print(f"{text}\n{error}", file=sys.stderr)
     if options.out:
-        found = {"command": " ".join(["python -m benchmarks.counters", *sys.argv[1:]]), "size": options.size, "rows": [x._asdict() for x in rows], "csv": text}
+        found = {
+            "command": " ".join(["python -m benchmarks.counters", *sys.argv[1:]]),
+            "size": options.size,
+            "rows": [x._asdict() for x in rows],
+            "csv": text,
+        }
         options.out.write_text(json.dumps(found))
     return 0 if rows else 1
 
