@@ -202,7 +202,7 @@ def test_loading_and_deciding_take_no_time(path: Path) -> None:
             decision.decide(problem, ROOM, 2)
         cached.append((time.perf_counter() - start) / 300)
     assert min(loads) < 5e-3
-    assert min(cached) < 5e-6  # a look into a dictionary: 2 to 3.5 microseconds, by the processor
+    assert min(cached) < 1e-5  # a look into a dictionary: 2 to 6 microseconds, by the processor
 
 
 # ---- online
