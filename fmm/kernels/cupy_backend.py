@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -27,9 +27,10 @@ from fmm.kernels.cuda_source import ENTRY, OPTIONS, THREADS, Access, SumKernel
 from fmm.kernels.cupy_chip import chip
 from fmm.kernels.cupy_tile import function as tile_function
 from fmm.kernels.cupy_tile import tile_calls, tile_kernels
+from fmm.kernels.cupy_warpgroups import group_call
 from fmm.kernels.needs import GRAPH_SCRATCH
 from fmm.kernels.plan import Plan
-from fmm.kernels.tape import BASES, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
+from fmm.kernels.tape import BASES, TILED, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
 from fmm.kernels.tile import Several, TileOp, settled
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 from fmm.kernels.tile_source import TileKernel
@@ -127,7 +128,7 @@ class _Buffer(threading.local):
 
 def _tiled(op: Op, device: int, dtype: str) -> TileOp | Several | None:
     """The products of our own kernels that it is, if it is."""
-    if isinstance(op, GemmOp) and is_tiled(op):
+    if isinstance(op, GemmOp) and is_tiled(op) and dtype in TILED:
         return tile_op(op, chip(device), dtype)
     if isinstance(op, TileOp):
         return settled(op, chip(device))
@@ -220,10 +221,16 @@ class _Player:
             elif i in tiles:
                 calls += [_Product(lane, call) for call in tile_calls(tiles[i], *told)]
             elif isinstance(op, GemmOp):
-                calls.append(_Product(lane, gemm(op, self.tape.problem, self.math, grain)))
+                calls.append(_Product(lane, self._gemm(op, grain)))
             elif isinstance(op, Turn):
                 calls.append(op)
         return calls
+
+    def _gemm(self, op: GemmOp, grain: dict[str, int]) -> Gemm:
+        """The vendor's; also of what is not so aligned that warpgroups can read it, or where there are none."""
+        grouped = group_call(op, self.tape.problem.dtype, self.device, grain) if is_tiled(op) else None
+        op = replace(op, leaf="vendor") if is_tiled(op) else op
+        return grouped or gemm(op, self.tape.problem, self.math, grain)
 
     def _key(self, op: SumOp, grain: dict[str, int]) -> tuple[SumKernel, Access, bool]:
         size, bases = op.alignment

@@ -16,9 +16,10 @@ by one row or column, sums are as if padded), `pad` (equal blocks, zeros beyond 
 multiples of 16) or `peel` (the core that divides, then thin strips).
 
 Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
-product) and, for float32 and float64, `tile` (this package's own kernel; `tile.huge` and the like: by another of its
-strategies; with `.plain` behind it, tiles come to shared memory through registers, with `.texture` those of the left
-operand by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd).
+product) and `tile` (this package's own kernel: of float32 and float64, and of 16-bit numbers and TF32, without sums
+inside, by Hopper's warpgroups; what these cannot read is the vendor's. `tile.huge` and the like: of float32 and float64
+by another of its strategies; with `.plain` behind it, tiles come to shared memory through registers, with `.texture`
+those of the left operand by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd).
 With `.inner` after it, the sums of the last level are written so that both operands of a leaf product are contiguous
 along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B lie in
 memory, for all leaves.)

@@ -16,7 +16,7 @@ from typing import Any
 from fmm.kernels.cuda_source import ELEMENTS
 from fmm.kernels.plan import Level, Plan
 from fmm.kernels.strategy import strategy
-from fmm.kernels.tape import GemmOp, Layout, Op, Problem, Tape, record
+from fmm.kernels.tape import TILED, GemmOp, Layout, Op, Problem, Tape, record
 from fmm.kernels.tile import Several, TileOp, pointers
 from fmm.kernels.tile_leaf import is_tiled, tile_op
 
@@ -64,12 +64,12 @@ def needed(tape: Tape) -> bool:
 def unseen(tape: Tape) -> bool:
     """Is C written by what raises no flag: products of the vendor's, or such as are added atomically? (A plan that is
     one GEMM is the vendor's own.)"""
-    return len(tape.ops) > 1 and any(_silent(op) for op in tape.ops)
+    return len(tape.ops) > 1 and any(_silent(op, tape.problem.dtype) for op in tape.ops)
 
 
-def _silent(op: Op) -> bool:
+def _silent(op: Op, dtype: str) -> bool:
     if isinstance(op, GemmOp):
-        return op.writes_result and not is_tiled(op)
+        return op.writes_result and not (is_tiled(op) and dtype in TILED)
     return isinstance(op, TileOp | Several) and op.writes_result and op.kernel.epilogue.atomic
 
 

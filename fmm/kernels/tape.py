@@ -27,10 +27,11 @@ from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp, strategy_of, upda
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
 ARRAY_BYTES = 56  # of struct Array in cuda/sum.cuh
-TILED = tuple(SUMMING)  # types that the leaf `tile` multiplies
-# Those of them that it multiplies faster than the vendor: no other is considered unasked. (On an H200 float64 has 0.95
-# of cuBLAS's speed, and 0.78 with its sums inside.)
-PAYING = ("float32",)
+TILED = tuple(SUMMING)  # types that the leaf `tile` multiplies, with sums inside if there are any
+GROUPED = ("float16", "bfloat16", "tf32")  # and those that it multiplies as they are, by Hopper's warpgroups
+# Those that it multiplies faster than the vendor: no other is considered unasked. (On an H200 float64 has 0.95 of
+# cuBLAS's speed, and 0.78 with its sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)
+PAYING = ("float32", "float16", "bfloat16")
 GRID = 65535  # thread blocks along the second and third axis of a grid
 
 
@@ -263,17 +264,24 @@ class Tape:
 @lru_cache(maxsize=1024)
 def record(plan: Plan, problem: Problem) -> Tape:
     """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel, or the leaf is not for the type."""
-    if plan.leaf.startswith("tile") and problem.dtype not in (types := _tiled(plan.leaf)):
-        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(types)}, not {problem.dtype}")
+    if plan.tiled and problem.dtype not in (types := tiled_types(plan)):
+        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(types)} there, not {problem.dtype}")
     recorder = _Recorder(problem.stored)
     recorder.execute(plan, problem.views, problem.alpha, problem.beta)
     return Tape(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 
-def _tiled(leaf: str) -> tuple[str, ...]:
-    """The types that a leaf `tile` multiplies."""
-    named = strategy_of(leaf_parts(leaf)[0])
-    return named.types if named else TILED
+def pays(plan: Plan, dtype: str) -> bool:
+    """Is a plan's leaf `tile` considered unasked for this type?"""
+    return dtype in PAYING and dtype in tiled_types(plan)
+
+
+def tiled_types(plan: Plan) -> tuple[str, ...]:
+    """The types that a plan's leaf `tile` multiplies."""
+    leaf, last = leaf_parts(plan.leaf)[0], plan.levels[-1] if plan.levels else None
+    inside = isinstance(last, Level) and (last.fused or last.table is not None)
+    named = strategy_of(leaf)
+    return named.types if named else TILED if inside or leaf != "tile" else (*TILED, *GROUPED)
 
 
 class _Recorder:

@@ -20,8 +20,7 @@ def tile_op(op: GemmOp, chip: Chip | None, dtype: str) -> TileOp:
 
     The chip matters where the leaf leaves the strategy open.
     """
-    left, right = op.right, op.left
-    along = _along(left), _along(right, True)
+    left, right, along = sides(op)
     wanted = s = strategy_of(op.leaf)
     if s is None:
         assert chip is not None
@@ -33,6 +32,11 @@ def tile_op(op: GemmOp, chip: Chip | None, dtype: str) -> TileOp:
     c = Piece(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
     u, v, w = (Lines(x.leading, x.stride) for x in (left, right, op.dest))
     return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=wanted is None)
+
+
+def sides(op: GemmOp) -> tuple[Factor, Factor, tuple[Along, Along]]:
+    """The kernel's operands, and how they are contiguous."""
+    return op.right, op.left, (_along(op.right), _along(op.left, True))
 
 
 def _along(x: Factor, second: bool = False) -> Along:

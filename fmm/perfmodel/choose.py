@@ -121,7 +121,7 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
     base = vendor(problem, calibration).seconds
     found = []
     for plan in among or candidates(calibration.batches):
-        if plan.tiled and not told(problem, calibration):
+        if plan.tiled and not told(plan, problem, calibration):
             continue
         work = estimated(plan, problem)
         if splits(plan) and work.smallest < calibration.least:
@@ -134,11 +134,11 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
     return tuple(sorted(found, key=lambda c: c.time))
 
 
-def told(problem: Problem, calibration: Calibration) -> bool:
+def told(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
     """May a plan rely on the tiled kernel: was it measured on this device, on rows that it reads 16 bytes at a time?"""
-    from fmm.kernels.tape import PAYING  # which a CPU has no need of
+    from fmm.kernels.tape import pays  # which a CPU has no need of
 
-    return problem.dtype in PAYING and calibration.rate(problem.dtype).tiled > 0 and aligned(problem)
+    return pays(plan, problem.dtype) and calibration.rate(problem.dtype).tiled > 0 and aligned(problem)
 
 
 def splits(plan: Plan) -> bool:

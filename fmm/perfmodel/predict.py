@@ -214,10 +214,14 @@ def _together(plan: Plan) -> float:
 
 @lru_cache(maxsize=1024)
 def _tiles(plan: Plan, dtype: str) -> Tiles | None:
-    """None where the vendor multiplies."""
+    """None where the vendor multiplies, or our own kernel about as fast."""
     if not plan.tiled:
         return None
-    from fmm.kernels.tile import strategy_of  # which a CPU has no need of
+    from fmm.kernels.tape import GROUPED  # which a CPU has no need of
+    from fmm.kernels.tile import strategy_of
+
+    if dtype in GROUPED:
+        return None
 
     last = plan.levels[-1] if plan.levels else None
     found = last.scheme if isinstance(last, Level) and last.fused else None

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fmm.kernels.plan import Level, Plan
-from fmm.kernels.tape import PAYING
+from fmm.kernels.tape import pays
 
 MOST = 16  # processes
 # One of each kind: sides that every level divides, sides that are aligned to vectors but must be padded, odd sides.
@@ -37,7 +37,7 @@ def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     covering = _covering(plans)
     for dtype in dtypes:
         for plan in covering:
-            for size in SIZES if not plan.tiled or dtype in PAYING else ():
+            for size in SIZES if not plan.tiled or pays(plan, dtype) else ():
                 for label in LABELS if weight(plan) >= HEAVY else ("",):
                     yield dtype, str(plan), size, label
 

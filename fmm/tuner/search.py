@@ -12,7 +12,7 @@ from typing import Any
 from fmm import certify
 from fmm.kernels.needs import workspace
 from fmm.kernels.plan import VENDOR, Plan, PlanError
-from fmm.kernels.tape import PAYING
+from fmm.kernels.tape import pays
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked, usual_growth
 from fmm.perfmodel.problem import Problem
@@ -117,7 +117,7 @@ def lean(plan: Plan, problem: Problem) -> bool:
 
 def fits(device: Device, plan: Plan, problem: Problem) -> bool:
     """Is the plan for this type, does it keep the usual limit of error, and operands and workspace the memory?"""
-    if plan.tiled and problem.dtype not in PAYING:
+    if plan.tiled and not pays(plan, problem.dtype):
         return False
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize
