@@ -22,8 +22,8 @@ PYTEST = (sys.executable, "-m", "pytest", "-v", "-m", "gpu")  # names as they en
 TIMED = "tests/test_gpu_tuner.py"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
 FEW = (*PYTEST, "-k", "few_launches", "tests/test_gpu_kernels.py", "tests/test_gpu_tile.py")
-# Racecheck does not follow gates (mbarriers): it calls every sum that the copy engine's kernel reads behind one a race.
-GATED = ("tests/test_gpu_bulk.py",)
+# Racecheck does not follow gates (mbarriers): it calls every sum that such a kernel reads behind one a race.
+GATED = ("tests/test_gpu_bulk.py", "tests/test_gpu_warpgroups.py")
 SANITIZER = "compute-sanitizer"
 TOOLS = {"memcheck": (*FEW, *GATED), "racecheck": FEW}
 WORKERS = 14  # processes that test at the same time, each with a context on the device
