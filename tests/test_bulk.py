@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fmm.kernels.blocktime import GEMM, seconds
-from fmm.kernels.bulk import PARAMETER_BYTES, SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
+from fmm.kernels.bulk import SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
 from fmm.kernels.bulk_source import BulkKernel, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import BULK, SUMMING_BULK, Strategy
 from fmm.kernels.tape import GemmOp, Layout, Problem, record
-from fmm.kernels.tile import Several, TileOp
+from fmm.kernels.tile import PARAMETER_BYTES, Several, TileOp
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS
 from fmm.perfmodel.blocks import chip
