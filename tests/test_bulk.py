@@ -87,16 +87,13 @@ static Dim blockIdx;
 static thread_local Dim threadIdx;
 static std::barrier<>* everyone;
 static std::vector<std::unique_ptr<std::barrier<>>> warps;
+static unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 static void __syncthreads() { everyone->arrive_and_wait(); }
 static void __syncwarp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
 """
 # In the place of cuda/bulk.cuh: a gate's phase ends when all have arrived and all bytes have come.
 ENGINE = r"""
-#define FMM_ARITHMETIC
 namespace fmm {
-static float multiply_add(float x, float y, float z) { return x * y + z; }
-static float times(float x, float y) { return x * y; }
-static unsigned bits(float x) { return std::bit_cast<unsigned>(x); }
 struct alignas(64) Map { long long address, length, lines, layers, leading, layer, across, down, exchange, rest[7]; };
 struct Gate { int arrivals, waiting, due; unsigned phase; };
 static std::mutex one_at_a_time;

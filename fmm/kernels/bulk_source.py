@@ -9,7 +9,7 @@ from fmm.kernels.cuda_files import text
 from fmm.kernels.strategy import Strategy
 from fmm.kernels.tile_source import ELEMENTS, ENTRY, Along, commas, sizes
 
-FILES = ("tile.cuh", "bulk.cuh", "tile_bulk.cuh")
+FILES = ("number.cuh", "tile.cuh", "bulk.cuh", "tile_bulk.cuh")
 Counts = tuple[int, int, int]  # of A, B, C
 
 

@@ -17,6 +17,7 @@ from fmm.kernels.cuda_files import text
 from fmm.kernels.program import Coefficient, Program, by_demand
 
 OPTIONS = ("--std=c++17",)  # of the compiler
+FILES = ("number.cuh", "sum.cuh")
 Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in cuda/sum.cuh
 SECTOR = 32  # bytes that memory reads or writes at least
@@ -335,7 +336,7 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
     lines = [
-        text("sum.cuh"),
+        *map(text, FILES),
         "struct Step {",
         f"    static constexpr bool LONG = {str(kernel.long).lower()};",
         f"    static constexpr bool APART = {str(kernel.apart).lower()};",

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from fmm.kernels.cuda_files import text
-from fmm.kernels.cuda_source import ELEMENTS
+from fmm.kernels.cuda_source import ELEMENTS, FILES
 from fmm.kernels.plan import Level, Plan
 from fmm.kernels.strategy import strategy
 from fmm.kernels.tape import GemmOp, Layout, Op, Problem, Tape, record
@@ -139,7 +139,7 @@ def source(dtype: str) -> str:
     each = 8 if element.registers == 1 else 4
     parameter = "(const __grid_constant__ fmm::classical::Rescue p)"
     lines = [
-        *map(text, ("sum.cuh", "slot.cuh", "rescue.cuh")),
+        *map(text, (*FILES, "slot.cuh", "rescue.cuh")),
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
         f"{RESCUE}{parameter} {{ fmm::classical::rescue<{element.name}, {each}>(p); }}",
         "",

@@ -14,22 +14,6 @@
 
 namespace fmm {
 
-// ---- arithmetic: CuPy compiles with -ftz=true, by which plain operations take subnormal numbers for zero; not these
-
-#ifndef FMM_ARITHMETIC
-#define FMM_ARITHMETIC
-__device__ __forceinline__ float multiply_add(float x, float y, float z) {
-    asm("fma.rn.f32 %0, %1, %2, %0;" : "+f"(z) : "f"(x), "f"(y));
-    return z;
-}
-__device__ __forceinline__ float times(float x, float y) {
-    float z;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-    return z;
-}
-__device__ __forceinline__ unsigned bits(float x) { return __float_as_uint(x); }
-#endif
-
 // ---- what a launch is told
 
 // One product, or the part of it that `steps` tiles of the inner dimension make, from number `from` on: numbers of the
@@ -167,7 +151,7 @@ __device__ __forceinline__ void write_pack(const Element* x, Element* to, Elemen
     if constexpr (OLD == Old::SCALED) old = pack<Element, PACK>(to);
 #pragma unroll
     for (int e = 0; e < PACK; ++e) {
-        const Element term = times(factor, x[e]);
+        const Element term = mul(factor, x[e]);
         v.lane[e] = OLD == Old::SCALED ? multiply_add(keep, old.lane[e], term) : term;
     }
     if constexpr (OLD == Old::ADDED)
@@ -205,13 +189,13 @@ template <class Task, int ROWS, int COLS>
 __device__ __forceinline__ void watch(int* flag, const Task& task, const float (&x)[ROWS][COLS]) {
     float factor = 0;
     for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
-    const unsigned least = bits(SMALL / factor), most = bits(LARGE / factor);
+    const unsigned least = __float_as_uint(SMALL / factor), most = __float_as_uint(LARGE / factor);
     bool beyond = false;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
         for (int j = 0; j < COLS; ++j) {
-            const unsigned size = bits(x[i][j]) & 0x7fffffff;
+            const unsigned size = __float_as_uint(x[i][j]) & 0x7fffffff;
             beyond |= size && size - least >= most - least;
         }
     if (beyond) *flag = 1;
