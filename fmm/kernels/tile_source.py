@@ -174,7 +174,8 @@ def source(kernel: TileKernel, access: Access) -> str:
     told, number, call, tile = f"fmm::Parameters<Number, {commas(counts)}>", element, "multiply", ", blockIdx.x"
     if obeys:
         told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
-    files = "tile.cuh", *(("tile_mma.cuh",) if kernel.deep else ()), *(("slot.cuh", "again.cuh") if obeys else ())
+    files = "tile.cuh", *(("tile_mma.cuh",) if kernel.deep else ())
+    files += ("number.cuh", "slot.cuh", "again.cuh") if obeys else ()
     lines = [
         *map(text, files),
         "struct Product {",

@@ -1,4 +1,4 @@
-// Arithmetic that keeps subnormal numbers, first in every source.
+// Arithmetic that keeps subnormal numbers, for all kernels but those of tile.cuh.
 //
 // CuPy compiles with -ftz=true, by which plain operations on floats take them for zero: sums of tiny numbers would lose
 // what the vendor's product keeps, and an inf times one of them would be NaN. These instructions do not, whatever the
