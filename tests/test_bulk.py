@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -11,20 +12,18 @@ import numpy as np
 import pytest
 
 from fmm.kernels.blocktime import GEMM, seconds
-from fmm.kernels.bulk import PARAMETER_BYTES, SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
+from fmm.kernels.bulk import SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
 from fmm.kernels.bulk_source import BulkKernel, source
 from fmm.kernels.plan import Plan
 from fmm.kernels.strategy import BULK, SUMMING_BULK, Strategy
 from fmm.kernels.tape import GemmOp, Layout, Problem, record
-from fmm.kernels.tile import Several, TileOp
+from fmm.kernels.tile import PARAMETER_BYTES, Lines, Several, TileOp
 from fmm.kernels.tile_leaf import tile_op
 from fmm.kernels.tile_source import ENTRY, OPTIONS
-from fmm.perfmodel.blocks import chip
-from fmm.perfmodel.devices import device
 from tests.test_cuda_source import in_parallel, nvrtc, report
+from tests.test_tile import COMPILER, FLAGS, H200
 
 SMS = 132
-H200 = chip(device("H200"))
 SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp_n=4, stages=6, blocks=1)
 DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
 
@@ -87,16 +86,13 @@ static Dim blockIdx;
 static thread_local Dim threadIdx;
 static std::barrier<>* everyone;
 static std::vector<std::unique_ptr<std::barrier<>>> warps;
+static unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 static void __syncthreads() { everyone->arrive_and_wait(); }
 static void __syncwarp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
 """
 # In the place of cuda/bulk.cuh: a gate's phase ends when all have arrived and all bytes have come.
 ENGINE = r"""
-#define FMM_ARITHMETIC
 namespace fmm {
-static float multiply_add(float x, float y, float z) { return x * y + z; }
-static float times(float x, float y) { return x * y; }
-static unsigned bits(float x) { return std::bit_cast<unsigned>(x); }
 struct alignas(64) Map { long long address, length, lines, layers, leading, layer, across, down, exchange, rest[7]; };
 struct Gate { int arrivals, waiting, due; unsigned phase; };
 static std::mutex one_at_a_time;
@@ -160,8 +156,6 @@ extern "C" int launch(const void* parameters, int blocks) {{
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs a launch on the host; kernels are compiled once."""
-    from tests.test_tile import COMPILER, FLAGS
-
     if COMPILER is None:
         pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
     folder = tmp_path_factory.mktemp("bulk")
@@ -185,18 +179,18 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
         """The counts and the flag after it."""
         if op.kernel not in libraries:
             libraries[op.kernel] = compiled(op.kernel)
-        words = np.frombuffer(op.parameters, np.int64).copy()
-        room = np.zeros(len(words) + 8, np.int64)
-        words_ = room[-room.ctypes.data % 64 // 8 :][: len(words)]
-        words_[:] = words
+        told = np.frombuffer(op.parameters, np.int64)
+        room = np.zeros(len(told) + 8, np.int64)
+        words = room[-room.ctypes.data % 64 // 8 :][: len(told)]
+        words[:] = told
         counts, flag = np.zeros(max(op.turns, 1), np.uint32), np.zeros(1, np.int32)
         for word, x in zip(op.map_words, op.maps, strict=True):
-            words_[word : word + 9] = described(x, starts[x.piece.base])
+            words[word : word + 9] = described(x, starts[x.piece.base])
         for word, piece in zip(op.dest_words, op.dest, strict=True):
-            words_[word] = starts[piece.base] + piece.offset
-        words_[op.turns_word], words_[op.flag_word] = counts.ctypes.data, flag.ctypes.data
-        size = libraries[op.kernel].launch(words_.ctypes.data_as(ctypes.c_void_p), op.grid[0])
-        assert size == words_.nbytes
+            words[word] = starts[piece.base] + piece.offset
+        words[op.turns_word], words[op.flag_word] = counts.ctypes.data, flag.ctypes.data
+        size = libraries[op.kernel].launch(words.ctypes.data_as(ctypes.c_void_p), op.grid[0])
+        assert size == words.nbytes
         return counts, int(flag[0])
 
     return launch
@@ -286,10 +280,6 @@ def test_batches_on_the_host(host: Any) -> None:
     problem = Problem.contiguous(70, 640, 36, "float32")
     (gemm,) = (op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
     tiled = tile_op(gemm, H200, "float32")
-    from dataclasses import replace
-
-    from fmm.kernels.tile import Lines
-
     sizes = (70, 640), (640, 36), (70, 36)
     lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
     op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)

@@ -188,21 +188,26 @@ def test_a_config_that_was_named_must_be_there(path: Path, said: Callable[[], li
 def test_loading_and_deciding_take_no_time(path: Path) -> None:
     entries = [tuned.entry((64 + i, 65 + j, 66)) for i in range(10) for j in range(10)]
     tuned.write(path, HERE.key, found=tuned.section(*entries))
-    loads, cached = [], []
+    loads = []
     for _ in range(9):
         forget()
         start = time.perf_counter()
         assert config.configs().tuned(HERE, "float64")
         loads.append(time.perf_counter() - start)
-    problem = Problem(70, 70, 66)
-    decision.decide(problem, ROOM, 2)
-    for _ in range(30):
-        start = time.perf_counter()
-        for _ in range(300):
-            decision.decide(problem, ROOM, 2)
-        cached.append((time.perf_counter() - start) / 300)
     assert min(loads) < 5e-3
-    assert min(cached) < 1e-5  # a look into a dictionary: 2 to 6 microseconds, by the processor
+    problem, cached, looks = Problem(70, 70, 66), [], []
+    for _ in range(60):  # by turns: both meet the processor at its best
+        cached.append(seconds(lambda: decision.decide(problem, ROOM, 2)))
+        looks.append(seconds(lambda: [os.environ.get("FMM_NEVER_SET") for _ in range(4)]))
+    assert min(cached) < min(looks)  # under 3 microseconds where processors are fast
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Of one call; a hundred are timed."""
+    start = time.perf_counter()
+    for _ in range(100):
+        call()
+    return (time.perf_counter() - start) / 100
 
 
 # ---- online

@@ -45,10 +45,6 @@ static void atomicOr(int* p, int v) { *p |= v; }
 #define FMM_IF_INSIDE(TYPE, SUFFIX, REGISTER)                                                            \
     inline TYPE load_if(const TYPE* q, bool inside) { return inside ? *q : static_cast<TYPE>(0); }       \
     inline void store_if(TYPE* q, TYPE x, bool inside) { if (inside) *q = x; }
-static float host_add(float x, float y) { return x + y; }
-static float host_sub(float x, float y) { return x - y; }
-static float host_mul(float x, float y) { return x * y; }
-#define FMM_FLOAT(NAME, INSTRUCTION) static float NAME(float x, float y) { return host_##NAME(x, y); }
 """
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int across, int down, int deep) {{
@@ -95,9 +91,8 @@ def _compiler() -> str:
 
 def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
     text = source(kernel, access, flag).replace("#pragma once", "")
-    for macro in ("FMM_IF_INSIDE", "FMM_FLOAT"):
-        text, changed = re.subn(rf"#define {macro}\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
-        assert changed, f"the host's version of {macro} no longer fits cuda/sum.cuh"
+    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
+    assert changed, "the host's version of FMM_IF_INSIDE no longer fits cuda/sum.cuh"
     return HOST + text
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fmm.kernels.blocktime import Chip, full
 from fmm.kernels.bulk_source import BulkKernel
 from fmm.kernels.strategy import BULK, Strategy, strategy
-from fmm.kernels.tile import BLOCK, GROUP, WIDE, Lines, Piece, Several, TileOp
+from fmm.kernels.tile import BLOCK, GROUP, PARAMETER_BYTES, WIDE, Lines, Piece, Several, TileOp
 from fmm.kernels.tile_source import ASYNC, ELEMENTS, added
 
 MAP_BYTES = 128  # of a CUtensorMap
@@ -25,7 +25,6 @@ SHARED = 227 << 10  # bytes of shared memory that a thread block may have there
 LEAST = 16  # steps of a part: shorter ones cost more than they fill
 ROOMS = (1, 8, 24)  # tasks for which kernels are compiled: a launch has as many as it wants of them
 EDGE = 6 * 8  # inner dimension's numbers in whose time a task begins and ends
-PARAMETER_BYTES = 4096
 
 
 class Map(NamedTuple):

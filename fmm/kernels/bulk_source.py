@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 
+from fmm.kernels.cuda_files import text
 from fmm.kernels.strategy import Strategy
-from fmm.kernels.tile_source import ELEMENTS, ENTRY, Along
+from fmm.kernels.tile_source import ELEMENTS, ENTRY, Along, commas, sizes
 
-FILES = ("tile.cuh", "bulk.cuh", "tile_bulk.cuh")
+FILES = ("number.cuh", "tile.cuh", "bulk.cuh", "tile_bulk.cuh")
 Counts = tuple[int, int, int]  # of A, B, C
 
 
@@ -37,33 +37,23 @@ class BulkKernel:
         return s.stages * (s.k_s * (s.m_s * left + s.n_s * right) * ELEMENTS[self.element].itemsize + 16)
 
 
-@lru_cache(maxsize=len(FILES))
-def _file(name: str) -> str:
-    return (resources.files("fmm.kernels") / "cuda" / name).read_text(encoding="utf-8")
-
-
 @lru_cache(maxsize=256)
 def source(kernel: BulkKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, ELEMENTS[kernel.element].name
-    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
     lines = [
-        *map(_file, FILES),
-        f"using Task = fmm::Task<{element}, {_commas(kernel.terms)}>;",
-        f"using Launch = fmm::Launch<{element}, Task, {_commas((*kernel.blocks, kernel.tasks))}>;",
+        *map(text, FILES),
+        f"using Task = fmm::Task<{element}, {commas(kernel.terms)}>;",
+        f"using Launch = fmm::Launch<{element}, Task, {commas((*kernel.blocks, kernel.tasks))}>;",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.blocks})',
         f"{ENTRY}(const __grid_constant__ Launch p) {{",
-        f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
+        f"    using Sizes = {sizes(s)};",
         f"    extern __shared__ __align__(1024) {element} memory[];",
-        f"    fmm::multiply_all<{element}, Sizes, {left}, {right}, {_commas(kernel.terms[:2])}, {shapes},",
+        f"    fmm::multiply_all<{element}, Sizes, {left}, {right}, {commas(kernel.terms[:2])}, {shapes},",
         f"                      fmm::Order::{kernel.order.upper()}>(p, memory);",
         "}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _commas(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values))

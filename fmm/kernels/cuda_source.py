@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from importlib import resources
 from itertools import combinations
 from typing import Literal, NamedTuple
 
+from fmm.kernels.cuda_files import text
 from fmm.kernels.program import Coefficient, Program, by_demand
 
 OPTIONS = ("--std=c++17",)  # of the compiler
+FILES = ("number.cuh", "sum.cuh")
 Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in cuda/sum.cuh
 SECTOR = 32  # bytes that memory reads or writes at least
@@ -329,18 +330,13 @@ class _HandingOn:
 # ---- text
 
 
-@lru_cache(maxsize=1)
-def _template() -> str:
-    return (resources.files("fmm.kernels") / "cuda" / "sum.cuh").read_text(encoding="utf-8")
-
-
 @lru_cache(maxsize=512)
 def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
     lines = [
-        _template(),
+        *map(text, FILES),
         "struct Step {",
         f"    static constexpr bool LONG = {str(kernel.long).lower()};",
         f"    static constexpr bool APART = {str(kernel.apart).lower()};",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import resources
 from math import prod
 from typing import Any
 
-from fmm.kernels.cuda_source import ELEMENTS
+from fmm.kernels.cuda_files import text
+from fmm.kernels.cuda_source import ELEMENTS, FILES
 from fmm.kernels.plan import Level, Plan
 from fmm.kernels.strategy import strategy
 from fmm.kernels.tape import TILED, GemmOp, Layout, Op, Problem, Tape, record
@@ -139,7 +139,7 @@ def source(dtype: str) -> str:
     each = 8 if element.registers == 1 else 4
     parameter = "(const __grid_constant__ fmm::classical::Rescue p)"
     lines = [
-        *(_text(name) for name in ("sum.cuh", "slot.cuh", "rescue.cuh")),
+        *map(text, (*FILES, "slot.cuh", "rescue.cuh")),
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
         f"{RESCUE}{parameter} {{ fmm::classical::rescue<{element.name}, {each}>(p); }}",
         "",
@@ -152,7 +152,3 @@ def source(dtype: str) -> str:
 def sources() -> dict[str, str]:
     """Every source there is, by element type: what a compiler without a device can check."""
     return {dtype: source(dtype) for dtype in ELEMENTS}
-
-
-def _text(name: str) -> str:
-    return (resources.files("fmm.kernels") / "cuda" / name).read_text(encoding="utf-8")

@@ -7,12 +7,12 @@ is one kernel. What a step table's kernel makes of a product stands in the stub.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from typing import Literal, NamedTuple
 
+from fmm.kernels.cuda_files import text
 from fmm.kernels.program import Program, Terms
 from fmm.kernels.strategy import Strategy
 
@@ -163,26 +163,21 @@ class TileKernel:
         return item * numbers
 
 
-@lru_cache(maxsize=8)
-def _text(name: str) -> str:
-    return (resources.files("fmm.kernels") / "cuda" / name).read_text(encoding="utf-8")
-
-
 @lru_cache(maxsize=512)
 def source(kernel: TileKernel, access: Access) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, ELEMENTS[kernel.element].name
-    sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)
     counts = *kernel.operands, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     obeys = kernel.flag == "obeys"
-    told, number, call, tile = f"fmm::Parameters<Number, {_commas(counts)}>", element, "multiply", ", blockIdx.x"
+    told, number, call, tile = f"fmm::Parameters<Number, {commas(counts)}>", element, "multiply", ", blockIdx.x"
     if obeys:
         told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
-    files = "tile.cuh", *(("tile_mma.cuh",) if kernel.deep else ()), *(("slot.cuh", "again.cuh") if obeys else ())
+    files = "tile.cuh", *(("tile_mma.cuh",) if kernel.deep else ())
+    files += ("number.cuh", "slot.cuh", "again.cuh") if obeys else ()
     lines = [
-        *(_text(name) for name in files),
+        *map(text, files),
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
@@ -193,7 +188,7 @@ def source(kernel: TileKernel, access: Access) -> str:
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {kernel.blocks}" if kernel.blocks else ""})',
         f"{ENTRY}(const __grid_constant__ {told} p) {{",
-        f"    using Sizes = fmm::Strategy<{_commas(sizes)}>;",
+        f"    using Sizes = {sizes(s)};",
         "    extern __shared__ float4 memory[];",
         *_call(kernel, call, f"{left}, {right}, fmm::Access::{access.upper()}", tile),
         "}",
@@ -262,5 +257,10 @@ def _choice(name: str, values: Sequence[str]) -> str:
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last
 
 
-def _commas(values: tuple[int, ...]) -> str:
+def sizes(s: Strategy) -> str:
+    """The strategy as a C++ type."""
+    return f"fmm::Strategy<{commas((s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)))}>"
+
+
+def commas(values: Iterable[int]) -> str:
     return ", ".join(map(str, values))

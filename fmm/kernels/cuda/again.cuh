@@ -3,7 +3,7 @@
 // Its thread blocks are as many as run at a time, and take tiles in turns: if the flag is down, and it mostly is, all of
 // them look at it at once and leave, which takes no longer than any small launch.
 //
-// Comes after tile.cuh and slot.cuh.
+// Comes after number.cuh, tile.cuh and slot.cuh.
 #pragma once
 
 namespace fmm {
@@ -17,11 +17,7 @@ struct Whole {
         float x, y;
         __device__ __forceinline__ operator Whole() const {
             Whole z;
-#ifdef __CUDA_ARCH__
-            asm("mul.rn.f32 %0, %1, %2;" : "=f"(z.x) : "f"(x), "f"(y));
-#else
-            z.x = x * y;
-#endif
+            z.x = mul(x, y);
             return z;
         }
     };
@@ -30,11 +26,7 @@ struct Whole {
     __device__ __forceinline__ explicit Whole(double value) : x(static_cast<float>(value)) {}
 
     __device__ __forceinline__ Whole& operator+=(Times t) {
-#ifdef __CUDA_ARCH__
-        asm("fma.rn.f32 %0, %1, %2, %0;" : "+f"(x) : "f"(t.x), "f"(t.y));
-#else
-        x += t.x * t.y;
-#endif
+        x = multiply_add(t.x, t.y, x);
         return *this;
     }
 };

@@ -24,11 +24,7 @@ struct Rescue {
     unsigned* count;  // the slot's rescues once more, in the host's memory
 };
 
-__device__ __forceinline__ float multiply_add(float x, float y, float z) {
-    asm("fma.rn.f32 %0, %1, %2, %0;" : "+f"(z) : "f"(x), "f"(y));
-    return z;
-}
-__device__ __forceinline__ double multiply_add(double x, double y, double z) { return fma(x, y, z); }
+using fmm::multiply_add;
 template <class Real>
 __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<Real> y, Complex<Real> z) {
     return {multiply_add(mul(Real(-1), x.im), y.im, multiply_add(x.re, y.re, z.re)),

@@ -5,7 +5,8 @@
 // touched, so operands of any size look padded. Which block is which is known when the kernel is compiled (the generated
 // `Step` says it); where the blocks lie, and how large they are, comes with the launch.
 //
-// No header is needed: conversions of the 16-bit types are a few lines of PTX, so that NVRTC alone compiles this.
+// No header of CUDA's is needed: conversions of the 16-bit types are a few lines of PTX, so that NVRTC alone compiles this.
+// Comes after number.cuh.
 #pragma once
 
 namespace fmm {
@@ -74,22 +75,7 @@ struct Convert<bfloat16> {
     }
 };
 
-// ---- arithmetic: CuPy compiles with -ftz=true, by which a plain float `+` takes every subnormal number for zero, and sums
-// of tiny numbers would lose what the vendor's product keeps. These instructions keep it, whatever the option says.
-
-#define FMM_FLOAT(NAME, INSTRUCTION)                                                      \
-    __device__ __forceinline__ float NAME(float x, float y) {                             \
-        float z;                                                                          \
-        asm(INSTRUCTION ".f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));                   \
-        return z;                                                                         \
-    }
-
-FMM_FLOAT(add, "add.rn")
-FMM_FLOAT(sub, "sub.rn")
-FMM_FLOAT(mul, "mul.rn")
-__device__ __forceinline__ double add(double x, double y) { return x + y; }
-__device__ __forceinline__ double sub(double x, double y) { return x - y; }
-__device__ __forceinline__ double mul(double x, double y) { return x * y; }
+// ---- arithmetic
 
 template <class Real>
 __device__ __forceinline__ Complex<Real> add(Complex<Real> x, Complex<Real> y) {

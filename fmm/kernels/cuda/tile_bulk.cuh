@@ -4,31 +4,17 @@
 //   Launch    blocks of A, B, C, and tasks: which blocks a product adds up, which it writes
 //   Slab      how a tile lies in shared memory
 //   Stage     the tiles of one step of the inner dimension: copied, added up in place, read
-//   Reader    from shared memory to a thread's registers
+//   Reader    tile.cuh's Fragment: from shared memory to a thread's registers
 //   write     from registers to C, in turns where several products write one block
 //
 // Gates of each stage: `full` (its copies have come) and `summed` (all have formed their part of its sums; without sums it
 // keeps the warps together all the same). Who arrives does not wait: only a later use asks whether a gate is open. Whoever
 // passes `summed` of a tile knows that all have come to the end of the tile AHEAD before it, so have read those before.
+//
+// Comes after number.cuh, tile.cuh and bulk.cuh.
 #pragma once
 
 namespace fmm {
-
-// ---- arithmetic: CuPy compiles with -ftz=true, by which plain operations take subnormal numbers for zero; not these
-
-#ifndef FMM_ARITHMETIC
-#define FMM_ARITHMETIC
-__device__ __forceinline__ float multiply_add(float x, float y, float z) {
-    asm("fma.rn.f32 %0, %1, %2, %0;" : "+f"(z) : "f"(x), "f"(y));
-    return z;
-}
-__device__ __forceinline__ float times(float x, float y) {
-    float z;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-    return z;
-}
-__device__ __forceinline__ unsigned bits(float x) { return __float_as_uint(x); }
-#endif
 
 // ---- what a launch is told
 
@@ -108,41 +94,19 @@ struct Summer {
 
 // ---- from shared memory to registers
 
-// What a thread has of one operand at a step: REGS numbers, LANES threads side by side. Along the inner dimension 16 bytes
-// are several steps of one line; along the outer one they are neighbours, read a step ahead.
+// A thread's numbers of a slab, whose lines along the inner dimension have their chunks exchanged.
 template <class Element, class Slab_, int REGS, int LANES>
-struct Reader {
-    static constexpr bool INNER = Slab_::INNER;
-    static constexpr int WIDE = Slab_::WIDE;
-    static constexpr int PACK = INNER ? WIDE : REGS % WIDE == 0 ? WIDE : REGS % 2 == 0 ? 2 : 1;
-    Element x[INNER ? REGS : 2][INNER ? PACK : REGS];
+struct Reader : Fragment<Element, Slab_, REGS, LANES> {
+    using Numbers = Fragment<Element, Slab_, REGS, LANES>;
+    using Numbers::INNER, Numbers::PACK, Numbers::place, Numbers::x;
     const int exchanged;  // of this thread's first line
 
     __device__ __forceinline__ explicit Reader(int lane) : exchanged(INNER ? Slab_::exchange(lane) : 0) {}
-    __device__ static __forceinline__ constexpr int place(int i) {
-        return INNER ? i * LANES : i / PACK * PACK * LANES + i % PACK;
-    }
-    __device__ static __forceinline__ int first(int lane) { return INNER ? lane : lane * PACK; }
-    __device__ static __forceinline__ int offset(int place) { return INNER ? place * Slab_::PITCH : place; }
-    __device__ __forceinline__ Element get(int i, int k) const { return INNER ? x[i][k % PACK] : x[k % 2][i]; }
-
-    // Read step k, along the outer dimension: before the step that precedes it.
-    __device__ __forceinline__ void read_step(const Element* tile, int k) {
-        if constexpr (!INNER) {
-#pragma unroll
-            for (int i = 0; i < REGS; i += PACK) {
-                const auto v = pack<Element, PACK>(tile + k * Slab_::PITCH + place(i));
-#pragma unroll
-                for (int e = 0; e < PACK; ++e) x[k % 2][i + e] = v.lane[e];
-            }
-        }
-    }
-    // Read number i of step k and those behind it, along the inner dimension: when its last step is done.
     __device__ __forceinline__ void read_ahead(const Element* tile, int i, int k) {
         if constexpr (INNER) {
             if (k % PACK == 0) {
                 const int chunk = (k / PACK ^ Slab_::exchange(i * LANES)) ^ exchanged;
-                const auto v = pack<Element, PACK>(tile + place(i) * Slab_::PITCH + chunk * WIDE);
+                const auto v = pack<Element, PACK>(tile + place(i) * Slab_::PITCH + chunk * PACK);
 #pragma unroll
                 for (int e = 0; e < PACK; ++e) x[i][e] = v.lane[e];
             }
@@ -167,7 +131,7 @@ __device__ __forceinline__ void write_pack(const Element* x, Element* to, Elemen
     if constexpr (OLD == Old::SCALED) old = pack<Element, PACK>(to);
 #pragma unroll
     for (int e = 0; e < PACK; ++e) {
-        const Element term = times(factor, x[e]);
+        const Element term = mul(factor, x[e]);
         v.lane[e] = OLD == Old::SCALED ? multiply_add(keep, old.lane[e], term) : term;
     }
     if constexpr (OLD == Old::ADDED)
@@ -205,13 +169,13 @@ template <class Task, int ROWS, int COLS>
 __device__ __forceinline__ void watch(int* flag, const Task& task, const float (&x)[ROWS][COLS]) {
     float factor = 0;
     for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
-    const unsigned least = bits(SMALL / factor), most = bits(LARGE / factor);
+    const unsigned least = __float_as_uint(SMALL / factor), most = __float_as_uint(LARGE / factor);
     bool beyond = false;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
         for (int j = 0; j < COLS; ++j) {
-            const unsigned size = bits(x[i][j]) & 0x7fffffff;
+            const unsigned size = __float_as_uint(x[i][j]) & 0x7fffffff;
             beyond |= size && size - least >= most - least;
         }
     if (beyond) *flag = 1;
