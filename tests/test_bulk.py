@@ -59,7 +59,7 @@ def test_no_number_leaves_the_registers(plan: str, s: Strategy) -> None:
 
 # ---- on the host: the threads of a block are threads, and the copy engine is a loop
 
-HOST = r"""
+LANGUAGE = r"""
 #include <atomic>
 #include <barrier>
 #include <bit>
@@ -80,20 +80,38 @@ using std::min;
 #define __grid_constant__
 #define __shared__
 #define __align__(x)
-alignas(1024) float memory[1 << 16];
 struct Dim { unsigned x, y, z; };
-static Dim blockIdx;
 static thread_local Dim threadIdx;
+static unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+"""
+HOST = r"""
+alignas(1024) float memory[1 << 16];
+static Dim blockIdx;
 static std::barrier<>* everyone;
 static std::vector<std::unique_ptr<std::barrier<>>> warps;
-static unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 static void __syncthreads() { everyone->arrive_and_wait(); }
 static void __syncwarp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
 """
-# In the place of cuda/bulk.cuh: a gate's phase ends when all have arrived and all bytes have come.
-ENGINE = r"""
+# In the place of cuda/bulk.cuh, the first part: what one copy brings.
+COPIES = r"""
 namespace fmm {
 struct alignas(64) Map { long long address, length, lines, layers, leading, layer, across, down, exchange, rest[7]; };
+static void copy(void* to, const Map* m, int x, int y, int z) {
+    for (int j = 0; j < m->down; ++j)
+        for (int i = 0; i < m->across; ++i) {
+            const bool there = x + i >= 0 && x + i < m->length && y + j >= 0 && y + j < m->lines && z < m->layers;
+            const char* line = reinterpret_cast<const char*>(m->address) + z * m->layer + (y + j) * m->leading;
+            int place = 4 * (j * m->across + i);
+            if (m->exchange) place ^= place / 128 % (m->exchange / 16) * 16;
+            *reinterpret_cast<float*>(static_cast<char*>(to) + place) =
+                there ? *reinterpret_cast<const float*>(line + 4 * (x + i)) : 0.0f;
+        }
+}
+}
+"""
+# The second: a gate's phase ends when all have arrived and all bytes have come.
+GATES = r"""
+namespace fmm {
 struct Gate { int arrivals, waiting, due; unsigned phase; };
 static std::mutex one_at_a_time;
 static std::condition_variable changed;
@@ -112,15 +130,7 @@ static void pass(Gate* g, unsigned parity) {
     changed.wait(lock, [=] { return (g->phase & 1) != parity; });
 }
 static void bring(void* to, const Map* m, int x, int y, int z, Gate* g) {
-    for (int j = 0; j < m->down; ++j)
-        for (int i = 0; i < m->across; ++i) {
-            const bool there = x + i >= 0 && x + i < m->length && y + j >= 0 && y + j < m->lines && z < m->layers;
-            const char* line = reinterpret_cast<const char*>(m->address) + z * m->layer + (y + j) * m->leading;
-            int place = 4 * (j * m->across + i);
-            if (m->exchange) place ^= place / 128 % (m->exchange / 16) * 16;
-            *reinterpret_cast<float*>(static_cast<char*>(to) + place) =
-                there ? *reinterpret_cast<const float*>(line + 4 * (x + i)) : 0.0f;
-        }
+    copy(to, m, x, y, z);
     std::lock_guard lock(one_at_a_time);
     g->due -= 4 * m->across * m->down; settle(g);
 }
@@ -163,20 +173,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def compiled(kernel: BulkKernel) -> Any:
         path = folder / str(len(libraries))
-        files, stub = source(kernel).split("using Task =", 1)
-        head, _, engine_and_body = files.partition("// What Hopper's copy engine")
-        body = engine_and_body[engine_and_body.index("// Products with sums in them") :]
-        text = HOST + head + ENGINE + body + "using Task =" + stub
         driver = DRIVER.format(threads=kernel.strategy.threads, entry=ENTRY)
-        path.with_suffix(".cpp").write_text(text.replace("#pragma once", "") + driver, encoding="utf-8")
+        path.with_suffix(".cpp").write_text(for_the_host(kernel, HOST, GATES) + driver, encoding="utf-8")
         assert kernel.shared <= 4 * (1 << 16)
         flags = [flag.replace("-O0", "-O1") for flag in FLAGS]
         command = [str(COMPILER), *flags, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
         subprocess.run(command, check=True)
         return ctypes.CDLL(f"{path}.so")
 
-    def launch(op: BulkOp, starts: dict[str, int]) -> tuple[np.ndarray[Any, Any], int]:
+    def launch(op: BulkOp, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], int]:
         """The counts and the flag after it."""
+        starts = {name: x.ctypes.data for name, x in arrays.items()}
         if op.kernel not in libraries:
             libraries[op.kernel] = compiled(op.kernel)
         told = np.frombuffer(op.parameters, np.int64)
@@ -196,8 +203,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return launch
 
 
+def for_the_host(kernel: BulkKernel, host: str, gates: str) -> str:
+    """The kernel's source, with functions in the place of what a GPU has."""
+    files, stub = source(kernel).split("using Task =", 1)
+    head, _, engine_and_body = files.partition("// What Hopper's copy engine")
+    body = engine_and_body[engine_and_body.index("// Products with sums in them") :]
+    text = LANGUAGE + host + head + COPIES + gates + body + "using Task =" + stub
+    return text.replace("#pragma once", "")
+
+
 def described(x: Map, start: int) -> list[int]:
-    """Map, as ENGINE has it."""
+    """Map, as COPIES has it."""
     lines = x.leading * 4, x.layer * 4
     return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.exchange]
 
@@ -230,7 +246,7 @@ def check(
     if not scalars[1]:
         views[2][...] = np.inf
     beside = np.isnan(whole[2])
-    counts, flag = host(op, {name: x.ctypes.data for name, x in zip("ABC", whole, strict=True)})
+    counts, flag = host(op, dict(zip("ABC", whole, strict=True)))
     np.testing.assert_array_equal(views[2], scalars[0] * (a @ b) + (scalars[1] * c if scalars[1] else 0))
     assert (np.isnan(whole[2]) == beside).all()
     assert not counts.any()
@@ -271,7 +287,7 @@ def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
     a, b, c = (np.full((16, 16), all_, np.float32) for _ in "ABC")
     a[3, 5] = one * all_
     with np.errstate(all="ignore"):
-        _, flag = host(op, {name: x.ctypes.data for name, x in zip("ABC", (a, b, c), strict=True)})
+        _, flag = host(op, {"A": a, "B": b, "C": c})
     assert flag == (all_ < 1 or one not in (0, 1))
 
 
@@ -288,7 +304,7 @@ def test_batches_on_the_host(host: Any) -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-3, 4, (3, *shape)).astype(np.float32) for shape in sizes[:2])
     c = np.full((3, *sizes[2]), np.nan, np.float32)
-    host(op, {name: x.ctypes.data for name, x in zip("ABC", (a, b, c), strict=True)})
+    host(op, {"A": a, "B": b, "C": c})
     np.testing.assert_array_equal(c, a.astype(np.float64) @ b)
 
 

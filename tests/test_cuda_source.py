@@ -197,6 +197,7 @@ def nvrtc() -> Any:
     return module
 
 
+@cache
 def compiled(text: str, architecture: str, options: tuple[str, ...] = ("--std=c++17",)) -> str:
     """The log of a compilation down to machine code."""
     return _compiled(text, architecture, "--ptxas-options=-v", *options)[0]

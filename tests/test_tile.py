@@ -30,6 +30,7 @@ from fmm.kernels.variants import FIGURE_6
 from fmm.perfmodel.blocks import chip
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.devices import device
+from tests.test_cuda_host import SANITIZER
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 
 FLOAT32 = (*STRATEGIES, *TUNED)
@@ -259,7 +260,7 @@ extern "C" int launch(const void* parameters, int blocks, int products) {{
 """
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 # A wide access that is not aligned works on this machine and fails on a GPU: the sanitizer makes it fail here too.
-FLAGS = ("-std=c++20", "-O0", "-w", "-fsanitize=alignment", "-fno-sanitize-recover=alignment")
+FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
 GUARD = 64  # NaN before and behind every operand
 Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple of 64 bytes on
 

@@ -99,6 +99,14 @@ class Parameter:
         return coordinate if self.linear else exp(coordinate)
 
 
+def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
+    """All at once: a fit asks for thousands of calibrations, and most of its time would be spent making copies."""
+    own = {name: value for name, value in values.items() if not name.startswith("rate.")}
+    rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
+    rate = replace(calibration.rate(dtype), **rates)
+    return replace(calibration, rates=MappingProxyType({**calibration.rates, dtype: rate}), **own)  # type: ignore[arg-type]
+
+
 PRODUCTS, SUMS = frozenset({"vendor", "products", "plan"}), frozenset({"sums", "plan"})
 # A new term of the formula is a new row here.
 PARAMETERS = (
@@ -200,10 +208,8 @@ def _fitted(
     origin = np.clip([p.coordinate(max(p.get(start, dtype), p.low)) for p in free], low, high)
 
     def calibrated(x: Any) -> Calibration:
-        found = start
-        for parameter, coordinate in zip(free, x, strict=True):
-            found = parameter.put(found, dtype, parameter.value(float(coordinate)))
-        return found
+        values = {p.name: p.value(float(coordinate)) for p, coordinate in zip(free, x, strict=True)}
+        return put_all(start, dtype, values)
 
     def residuals(x: Any) -> Any:
         c = calibrated(x)
