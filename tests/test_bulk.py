@@ -28,14 +28,14 @@ SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp
 DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
 
 
-def launch_of(plan: str, problem: Problem, s: Strategy) -> BulkOp:
+def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = SMS) -> BulkOp:
     tape = record(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
     tiled = tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | Several)
     assert aligned(tiled)
-    made = bulk_op(tiled, s, SMS)
+    made = bulk_op(tiled, s, multiprocessors)
     assert made is not None
     return made
 
@@ -226,7 +226,13 @@ def memory(lines: int, leading: int) -> np.ndarray[Any, Any]:
 
 
 def check(
-    plan: str, size: tuple[int, int, int], orders: str, scalars: tuple[float, float], s: Strategy, host: Any
+    plan: str,
+    size: tuple[int, int, int],
+    orders: str,
+    scalars: tuple[float, float],
+    s: Strategy,
+    host: Any,
+    multiprocessors: int = SMS,
 ) -> BulkOp:
     """Small integers: exact. Nothing beside C is touched, counts are as before."""
     m, k, n = size
@@ -234,7 +240,8 @@ def check(
     lines = [shape if order == "C" else shape[::-1] for order, shape in zip(orders, shapes, strict=True)]
     leading = [-(-x // 4) * 4 + 4 for _, x in lines]
     layouts = [Layout(order, x) for order, x in zip(orders, leading, strict=True)]  # type: ignore[arg-type]
-    op = launch_of(plan, Problem(m, k, n, "float32", tuple(layouts), *scalars), s)  # type: ignore[arg-type]
+    problem = Problem(m, k, n, "float32", tuple(layouts), *scalars)  # type: ignore[arg-type]
+    op = launch_of(plan, problem, s, multiprocessors)
     rng = np.random.default_rng(3)
     whole = [memory(count, step) for (count, _), step in zip(lines, leading, strict=True)]
     views = []
@@ -266,17 +273,35 @@ def test_a_level_in_one_launch_on_the_host(orders: str, host: Any) -> None:
     """Blocks of unequal sizes, tiles beyond their edges, an old value of C."""
     for size, scalars in (((144, 48, 80), (1.0, 0.0)), ((81, 33, 57), (2.0, -1.0))):
         op = check("strassen.fused.pad8 > tile", size, orders, scalars, SMALL, host)
-        assert op.tasks == 7
+        assert len(op.parts) == 7
         assert op.kernel.shapes == {(True, True), (True, False), (False, True)}
 
 
 def test_parts_of_products_on_the_host(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tiles, a long inner dimension: parts of it are tasks that write in turns."""
     op = check("tile", (60, 900, 30), "CCC", (1.0, 2.0), SMALL, host)
-    assert op.tasks > 1
+    assert len(op.parts) > 1
     assert op.kernel.order == "turns"
     op = check("strassen.fused.pad8 > tile", (64, 1100, 64), "CCC", (1.0, 0.0), SMALL, host)
-    assert op.tasks > 7
+    assert len(op.parts) > 7
+
+
+@pytest.mark.parametrize(
+    ("plan", "size", "multiprocessors"),
+    [
+        ("tile", (130, 800, 70), 8),
+        ("tile", (260, 500, 130), 24),
+        ("strassen.fused.pad8 > tile", (130, 800, 70), 25),
+        ("strassen.fused.pad8 > tile", (130, 1600, 70), 11),
+    ],
+)
+def test_parts_of_the_last_tiles_on_the_host(
+    plan: str, size: tuple[int, int, int], multiprocessors: int, host: Any
+) -> None:
+    """More tiles than fit: those left over are cut, wherever in a product that begins."""
+    for scalars in ((1.0, 2.0), (-1.0, 0.0)):
+        op = check(plan, size, "CCC", scalars, SMALL, host, multiprocessors)
+        assert len({x.tiles for x in op.parts}) > 1
 
 
 @pytest.mark.parametrize("all_", [1.0, 1e-18])
@@ -300,7 +325,7 @@ def test_batches_on_the_host(host: Any) -> None:
     lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
     op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
     assert op is not None
-    assert op.tasks > 1
+    assert len(op.parts) > 1
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-3, 4, (3, *shape)).astype(np.float32) for shape in sizes[:2])
     c = np.full((3, *sizes[2]), np.nan, np.float32)
@@ -311,16 +336,18 @@ def test_batches_on_the_host(host: Any) -> None:
 # ---- launches
 
 
-@pytest.mark.parametrize("n", [256, 1536, 2048, 2560, 3072, 4096, 8192, 16384])
+@pytest.mark.parametrize("n", [256, 1536, 2048, 2560, 3072, 3584, 4096, 8192, 16384])
 def test_parts_cover_every_product_and_end_sooner(n: int) -> None:
-    s, tiles, steps = SUMMING_BULK, -(-n // 512) * -(-n // 256), n // 16
-    parts = parts_of(7, tiles, steps, s, SMS)
-    for p in range(7):
-        own = [part for part in parts if part.product == p]
+    tiles, steps, edge = -(-n // 512) * -(-n // 256), n // 16, 13
+    parts = parts_of(7, tiles, 1, steps, SUMMING_BULK.k_s, 12 / 7, SMS)
+    for product_, tile in product(range(7), range(tiles)):
+        own = [x for x in parts if x.product == product_ and x.first <= tile < x.first + x.tiles]
         assert own[0].start == 0
         assert all(x.start + x.steps == y.start for x, y in pairwise(own))
         assert own[-1].start + own[-1].steps == steps
-    assert makespan([(tiles, part.steps + 8) for part in parts], SMS) <= makespan([(7 * tiles, steps + 8)], SMS)
+    taken = makespan([(part.tiles, part.steps + edge) for part in parts], SMS)
+    assert taken <= makespan([(7 * tiles, steps + edge)], SMS)
+    assert n != 3584 or taken < 5.3 * (steps + edge)  # 5.2 rounds of whole tiles; products in parts would take 5.4
 
 
 def test_jobs_go_to_whatever_machine_is_free() -> None:
@@ -336,7 +363,7 @@ def test_launches_fit_what_a_driver_passes_on() -> None:
             op = launch_of(plan, Problem.contiguous(n, n, n, "float32"), s)
             assert len(op.parameters) <= PARAMETER_BYTES
             assert op.kernel.shared <= SHARED
-            assert op.grid[0] == op.tiles[0] * op.tiles[1] * op.tasks
+            assert op.grid[0] == sum(part.tiles for part in op.parts)
 
 
 def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:

@@ -1,16 +1,18 @@
-"""Launches of the tiled product whose operands the copy engine brings: several products, each whole or in parts.
+"""Launches of the tiled product whose operands the copy engine brings: several products, whole or in parts.
 
-Where the last round of thread blocks would leave multiprocessors idle, some products are split along the inner
-dimension: parts are tasks like others, in turns with those that write the same blocks.
+Where the last round of thread blocks would leave multiprocessors idle, the last tiles are split along the inner
+dimension: parts are tasks like others, in turns with those that write the same tiles.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
+from math import prod
 from typing import NamedTuple
 
 from fmm.kernels.blocktime import Chip, full
@@ -24,7 +26,10 @@ ENGINE = 90  # the first compute capability whose copy engine brings tiles
 SHARED = 227 << 10  # bytes of shared memory that a thread block may have there
 LEAST = 16  # steps of a part: shorter ones cost more than they fill
 ROOMS = (1, 8, 24)  # tasks for which kernels are compiled: a launch has as many as it wants of them
-EDGE = 6 * 8  # inner dimension's numbers in whose time a task begins and ends
+MOST = 16  # parts of a tile
+# The inner dimension's numbers in whose time a thread block begins, and writes a tile of C alone or in turns: measured
+# on an H200, where all multiprocessors write at about the same time.
+BEGIN, ALONE, IN_TURN = 30, 18, 45
 
 
 class Map(NamedTuple):
@@ -41,9 +46,11 @@ class Map(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A product's tiles `start` to `start + steps` of the inner dimension."""
+    """A product's `tiles` from number `first` on, of the inner dimension's tiles `steps` from number `start` on."""
 
     product: int
+    first: int
+    tiles: int
     start: int
     steps: int
 
@@ -55,8 +62,8 @@ class BulkOp:
     kernel: BulkKernel
     maps: tuple[Map, ...]
     dest: tuple[Piece, ...]
-    described: bytes  # struct Task of every task
-    tasks: int
+    parts: tuple[Part, ...]
+    described: bytes  # struct Task of every one of them
     lines: Lines
     tiles: tuple[int, int]
     count: int
@@ -66,7 +73,12 @@ class BulkOp:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return self.tiles[0] * self.tiles[1] * self.tasks * self.count, 1, 1
+        return self.blocks * self.count, 1, 1
+
+    @property
+    def blocks(self) -> int:
+        """Of threads, for one layer."""
+        return sum(part.tiles for part in self.parts)
 
     @property
     def turns(self) -> int:
@@ -78,8 +90,8 @@ class BulkOp:
         item = ELEMENTS[self.kernel.element].itemsize
         blocks = b"".join(struct.pack(BLOCK[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
         wide = all(x * item % WIDE == 0 for x in self.lines) and all(x.offset % WIDE == 0 for x in self.dest)
-        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, GROUP, wide, self.tasks)
-        unused = bytes(len(self.described) // self.tasks * (self.kernel.tasks - self.tasks))
+        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, GROUP, wide, self.blocks)
+        unused = bytes(len(self.described) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
         whole = bytes(MAP_BYTES * len(self.maps)) + blocks + sizes + self.described + unused
         return whole + bytes(-len(whole) % 64)
 
@@ -116,7 +128,8 @@ def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp |
     lefts, rights, dests = (_distinct(x) for x in zip(*((o.left, o.right, o.dest) for o in ops), strict=True))
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
     steps = -(-largest.k // s.k_s)
-    parts = parts_of(len(ops), tiles[0] * tiles[1] * largest.count, steps, s, multiprocessors)
+    writes = sum(len(o.dest) for o in ops) / len(ops)
+    parts = parts_of(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
     room = next((x for x in ROOMS if x >= len(parts)), len(parts))
     terms = max(len(o.left) for o in ops), max(len(o.right) for o in ops), max(len(o.dest) for o in ops)
     order = "turns" if len(parts) > 1 else "free"
@@ -130,7 +143,7 @@ def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp |
     )
     tasks = b"".join(_tasks(ops, parts, kernel, (lefts, rights, dests)))
     into = tuple(_first(x, ops) for x in dests)
-    made = BulkOp(kernel, maps, into, tasks, len(parts), w, tiles, largest.count)
+    made = BulkOp(kernel, maps, into, parts, tasks, w, tiles, largest.count)
     return made if kernel.shared <= SHARED and len(made.parameters) <= PARAMETER_BYTES else None
 
 
@@ -181,24 +194,32 @@ def _tasks(
     ops: Sequence[TileOp], parts: Sequence[Part], kernel: BulkKernel, blocks: tuple[Sequence[Piece], ...]
 ) -> Iterator[bytes]:
     """struct Task of cuda/tile_bulk.cuh, one for each part."""
-    visits = [y for part in parts for y in map(_place, ops[part.product].dest)]
-    seen: dict[Piece, int] = {}
+    # Tiles behind those where the first part begins are written by other tasks than those before.
+    cut = max(part.first for part in parts)
+    written = [(_place(x), behind) for part in parts for behind in _ranges(part, cut) for x in ops[part.product].dest]
+    left = Counter(written)
+    whole = Counter(written)
     for part in parts:
-        op = ops[part.product]
+        op, ranges = ops[part.product], _ranges(part, cut)
         sides = [[known.index(_place(x)) for x in side] for known, side in zip(blocks, _sides(op), strict=True)]
-        turns = []
-        for place in map(_place, op.dest):
-            turns.append(seen.get(place, 0))
-            seen[place] = turns[-1] + 1
-        last = [int(turn + 1 == visits.count(_place(x))) for turn, x in zip(turns, op.dest, strict=True)]
+        spots = [(_place(x), ranges[0]) for x in op.dest]
+        turns = [whole[spot] - left[spot] for spot in spots]
+        left.subtract((_place(x), behind) for behind in ranges for x in op.dest)
+        last = [int(not left[spot]) for spot in spots]
         places = (*sides, turns, last)
         lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
-        whole = [x for values, length in zip(places, lengths, strict=True) for x in _filled(values, length)]
+        numbers = [x for values, length in zip(places, lengths, strict=True) for x in _filled(values, length)]
         factors = [
             x for side, n in zip(_sides(op), kernel.terms, strict=True) for x in _filled([y.factor for y in side], n)
         ]
-        head = *map(len, _sides(op)), part.start * kernel.strategy.k_s, part.steps
-        yield struct.pack(f"<{5 + len(whole)}i{len(factors)}f", *head, *whole, *factors)
+        counts = [len(side) for side in _sides(op)]
+        head = *counts, part.first, part.tiles, part.start * kernel.strategy.k_s, part.steps
+        yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
+
+
+def _ranges(part: Part, cut: int) -> list[bool]:
+    """Does the part have tiles before the cut (False), behind it (True)?"""
+    return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 
 def _sides(op: TileOp) -> tuple[tuple[Piece, ...], tuple[Piece, ...], tuple[Piece, ...]]:
@@ -213,27 +234,54 @@ def _filled(values: Sequence[float], length: int) -> list[float]:
 
 
 @lru_cache(maxsize=4096)
-def parts_of(products: int, tiles: int, steps: int, s: Strategy, multiprocessors: int) -> tuple[Part, ...]:
-    """The products, the last of them in parts where that makes the whole end sooner."""
-    edge = EDGE / s.k_s
-    choices = [(0, 1), *((split, each) for split in range(1, products + 1) for each in range(2, 9))]
-    choices = [c for c in choices if products + c[0] * (c[1] - 1) <= ROOMS[-1]]
-    choices = [c for c in choices if c[1] == 1 or steps // c[1] >= LEAST]
+def parts_of(
+    products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
+) -> tuple[Part, ...]:
+    """All tiles of the products, which write `writes` blocks each, the last of them in parts where so all end sooner.
 
-    def end(choice: tuple[int, int]) -> float:
-        split, each = choice
-        groups = ((products - split) * tiles, steps + edge), (split * each * tiles, -(-steps // each) + edge)
-        return makespan(groups, multiprocessors)
+    Of several layers, products are whole or in parts.
+    """
+    over = products * tiles % multiprocessors
+    some = {over, over + multiprocessors} - {0} if layers == 1 else set()
+    cuts = sorted({n for n in some if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
+    most = min(steps // LEAST, MOST)
+    found = [_cut(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
-    whole = end((0, 1))
-    best = min(choices, key=lambda c: (end(c), c), default=(0, 1))
-    split, each = best if end(best) < 0.995 * whole else (0, 1)
-    return tuple(
-        Part(p, start, min(size, steps - start))
-        for p in range(products)
-        for size in [-(-steps // (each if p >= products - split else 1))]
-        for start in range(0, steps, size)
-    )
+    def end(parts: tuple[Part, ...]) -> float:
+        edge = BEGIN + writes * (ALONE if len(parts) == 1 else IN_TURN)
+        return makespan(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
+
+    whole = _cut(products, tiles, steps, k_s, 0, 1)
+    best = min((parts for parts in found if len(parts) <= ROOMS[-1]), key=end, default=whole)
+    return best if end(best) < 0.995 * end(whole) else whole
+
+
+def _cut(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[Part, ...]:
+    """Whole tiles first, then the last `cut` of them in so many parts, in the order of products.
+
+    The first product of which some are cut says where: those of later ones before and behind it are other tasks.
+    """
+    first, before = divmod(products * tiles - cut, tiles)
+    lengths = _lengths(steps, each, round(IN_TURN / k_s))
+    ranges = [(start, length) for start, length in ((0, before), (before, tiles - before)) if length]
+    whole = [Part(p, 0, tiles, 0, steps) for p in range(first)]
+    whole += [Part(first, 0, before, 0, steps)] if before else []
+    split = [
+        Part(p, start, length, sum(lengths[:i]), lengths[i])
+        for p in range(first, products)
+        for start, length in (ranges[-1:] if p == first else ranges)
+        for i in range(each)
+    ]
+    return (*whole, *split)
+
+
+def _lengths(steps: int, each: int, later: int) -> list[int]:
+    """Steps of each part: every one ends so much later than the one before, which writes C meanwhile."""
+    if each > 1:
+        later = max(min(later, 2 * (steps // each - LEAST) // (each - 1)), 0)
+    least = (steps - later * (each * (each - 1) // 2)) // each
+    lengths = [least + i * later for i in range(each)]
+    return [*lengths[:-1], steps - sum(lengths[:-1])]
 
 
 def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
@@ -254,10 +302,10 @@ def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
 
 def time_of(op: TileOp, s: Strategy, chip: Chip) -> float:
     """Seconds of one product: its tiles at the strategy's share of the rate that Square has."""
-    tiles = -(-op.m // s.m_s) * -(-op.n // s.n_s) * op.count
-    steps = -(-op.k // s.k_s)
-    parts = parts_of(1, tiles, steps, s, chip.multiprocessors)
-    groups = [(tiles, part.steps + EDGE / s.k_s) for part in parts]
+    tiles, steps = -(-op.m // s.m_s) * -(-op.n // s.n_s), -(-op.k // s.k_s)
+    parts = parts_of(1, tiles, op.count, steps, s.k_s, 1, chip.multiprocessors)
+    edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s
+    groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
     adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
     rate = s.rate * full(strategy("Square"), (op.m, op.k, op.n), chip, op.count)
     return chip.fitted.launch + adds / rate / chip.clock

@@ -18,12 +18,12 @@ namespace fmm {
 
 // ---- what a launch is told
 
-// One product, or the part of it that `steps` tiles of the inner dimension make, from number `from` on: numbers of the
-// blocks, factors (a sum's relative to its first block's), and for each block of C how many tasks of this launch write it
+// `tiles` tiles of one product, from the tile with number `first` on, or the part of these that `steps` tiles of the inner
+// dimension make, from number `from` on: numbers of the blocks, factors (a sum's relative to its first block's), and for each block of C how many tasks of this launch write it
 // before this one and whether this one is the last.
 template <class Element, int LEFT, int RIGHT, int DEST>
 struct Task {
-    int lefts, rights, dests, from, steps;
+    int lefts, rights, dests, first, tiles, from, steps;
     int left[LEFT], right[RIGHT], dest[DEST], turn[DEST], last[DEST];
     Element left_factor[LEFT], right_factor[RIGHT], dest_factor[DEST];
 };
@@ -44,7 +44,7 @@ struct Launch {
     int down, across;  // tiles below each other and side by side
     int group;         // so many rows of tiles are done together
     int wide;          // may C be accessed 16 bytes at a time?
-    int tasks;         // how many of `task` there are
+    int blocks;        // thread blocks of all tasks, of one layer
     Task_ task[TASKS];
 };
 
@@ -410,10 +410,11 @@ __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
         show_gates();
     }
     __syncthreads();
-    const int tiles = p.down * p.across, which = blockIdx.x / tiles;
-    const auto& task = p.task[which % p.tasks];
-    Tile tile = tile_of(p, blockIdx.x % tiles);
-    tile.layer = which / p.tasks;
+    int which = 0, rest = blockIdx.x % p.blocks;
+    for (; rest >= p.task[which].tiles; ++which) rest -= p.task[which].tiles;
+    const auto& task = p.task[which];
+    Tile tile = tile_of(p, task.first + rest);
+    tile.layer = blockIdx.x / p.blocks;
     const int number = tile.row * p.across + tile.col;
     const bool sums_left = task.lefts > 1, sums_right = task.rights > 1;
     if constexpr (SHAPES & 1) {
