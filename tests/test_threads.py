@@ -227,16 +227,15 @@ def test_helpers_keep_off_the_callers_processor() -> None:
 
 def test_a_helper_that_is_late_is_not_waited_for() -> None:
     """While another call keeps the helper busy, the caller does everything itself."""
-    busy, release = threading.Event(), threading.Event()
+    busy, release = threading.Semaphore(0), threading.Event()
 
     def hold() -> None:
-        busy.set()
+        busy.release()
         assert release.wait(10)
 
     first = threading.Thread(target=Threads(2).run, args=([hold, hold],))
     first.start()
-    assert busy.wait(10)
-    time.sleep(0.1)  # both of the first call's threads hold a task now
+    assert all(busy.acquire(timeout=10) for _ in range(2))  # both of the first call's threads hold a task now
     done: list[int] = []
     Threads(2).run([partial(done.append, i) for i in range(5)])
     release.set()
