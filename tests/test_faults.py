@@ -411,6 +411,7 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
     assert printed_at_last.out == printed_at_last.err == ""
 
 
+@pytest.mark.timed
 def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Path) -> None:
     fake.pace = 0.2
     start = time.monotonic()
@@ -418,6 +419,7 @@ def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Pat
     assert time.monotonic() - start < 2.5
 
 
+@pytest.mark.timed
 def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, tmp_path: Path) -> None:
     fake.pace = 1.0
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]

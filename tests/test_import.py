@@ -88,6 +88,7 @@ def test_the_watch_sees_a_guarded_import_of_something_absent() -> None:
     assert "torch" in printed(WATCH + guarded)
 
 
+@pytest.mark.timed
 def test_import_costs_little_more_than_numpy() -> None:
     """The least of each, in alternating pairs, so that a busy machine slows both: more pairs if it is that busy."""
     pairs: list[list[float]] = []

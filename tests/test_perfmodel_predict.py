@@ -288,6 +288,7 @@ def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles_or_thin(
     assert found.margin == pytest.approx(0.02 + more)
 
 
+@pytest.mark.timed
 def test_choosing_is_deterministic_and_fast() -> None:
     calibration = datasheet("h200")
     choose(Problem(3000, 3000, 3000, "float32"), calibration, LARGE)  # reads the schemes
