@@ -14,7 +14,7 @@ READY_TUNE := $(VENV)/.ready-tune$(CUDA)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: test lint tune bench gpu-check clean check-style check-format check-types check-tests
+.PHONY: test lint tune bench gpu-check clean check-style check-format check-types check-tests check-shared check-timed
 
 # --keep-going: a line too long does not hide what the tests say; any failure still fails the target.
 test: $(READY_TEST)
@@ -43,8 +43,15 @@ check-format: $(READY_TEST)
 check-types: $(READY_TEST)
 	$(BIN)/mypy
 
+# Tests that measure time come last, alone on the machine; the others are shared out, one process for each processor.
 check-tests: $(READY_TEST)
-	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory --keep-going check-shared check-timed
+
+check-shared: $(READY_TEST)
+	$(BIN)/python -m pytest -m 'not timed' --numprocesses logical --maxprocesses 8 --dist worksteal
+
+check-timed: $(READY_TEST)
+	$(BIN)/python -m pytest -m timed
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -76,6 +76,7 @@ def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.Monke
     assert [t.failed for t in journal.recorded] == ["out of memory"]
 
 
+@pytest.mark.timed
 def test_the_parts_take_less_than_the_whole() -> None:
     journal = Journal("run", CpuDevice())
     runs = [Run(WINOGRAD), Run(WINOGRAD, "sums"), Run(WINOGRAD, "products")]
@@ -99,6 +100,7 @@ def test_one_run_tells_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runs) == 3
 
 
+@pytest.mark.timed
 def test_a_real_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

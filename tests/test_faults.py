@@ -75,10 +75,18 @@ def test_eight_tunings_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> None:
-    """A real signal in a real process."""
+    """A real signal in a real process, in the midst of a trial that takes until then."""
     code = (
-        "import sys; from fmm.tuner import cli, tuning; from fmm.tuner.fake_device import FakeDevice\n"
-        "tuning.chosen = lambda name: [FakeDevice(pace=0.1)]\n"
+        "import sys, time; from pathlib import Path; from types import SimpleNamespace\n"
+        "from fmm.tuner import cli, fake_device, tuning\n"
+        "trials, late = Path(sys.argv[-1]) / 'trials.jsonl', []\n"
+        "def sleep(seconds):\n"
+        "    if not late and trials.read_text().count('\\n') > 120:\n"
+        "        late.append(True)\n"
+        "        time.sleep(60)\n"
+        "    time.sleep(seconds)\n"
+        "fake_device.time = SimpleNamespace(sleep=sleep)\n"
+        "tuning.chosen = lambda name: [fake_device.FakeDevice(pace=0.001)]\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -403,6 +411,7 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
     assert printed_at_last.out == printed_at_last.err == ""
 
 
+@pytest.mark.timed
 def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Path) -> None:
     fake.pace = 0.2
     start = time.monotonic()
@@ -410,6 +419,7 @@ def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Pat
     assert time.monotonic() - start < 2.5
 
 
+@pytest.mark.timed
 def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, tmp_path: Path) -> None:
     fake.pace = 1.0
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]

@@ -143,6 +143,7 @@ def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monke
     assert seen == {(1, 2, "fmm")}
 
 
+@pytest.mark.timed
 def test_what_waits_for_its_processor_takes_no_time() -> None:
     flowing, x, y, z = Flow(), *np.zeros((3, 4, 4))
 
@@ -214,6 +215,7 @@ def test_the_window_is_bounded_and_in_order() -> None:
     assert done == [*range(flow.WINDOW), -1]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("share", "order"), [(8, ["sum", "check", "product"]), (64, ["sum", "product", "check"])])
 def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None:
     flowing, log = Flow(share * 128), list[str]()

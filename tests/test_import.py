@@ -2,7 +2,6 @@
 
 import ast
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,10 +88,15 @@ def test_the_watch_sees_a_guarded_import_of_something_absent() -> None:
     assert "torch" in printed(WATCH + guarded)
 
 
+@pytest.mark.timed
 def test_import_costs_little_more_than_numpy() -> None:
-    """In alternating pairs, so that a busy machine slows both; the first pair fills the caches."""
-    pairs = [[float(printed(CLOCK.format(name))) for name in ("numpy", "fmm")] for _ in range(8)][1:]
-    extra = statistics.median(fmm - numpy for numpy, fmm in pairs)
+    """The least of each, in alternating pairs, so that a busy machine slows both: more pairs if it is that busy."""
+    pairs: list[list[float]] = []
+    extra = MAX_EXTRA_SECONDS
+    while len(pairs) < 32 and extra >= MAX_EXTRA_SECONDS:
+        pairs += [[float(printed(CLOCK.format(name))) for name in ("numpy", "fmm")] for _ in range(8)]
+        numpy, fmm = map(min, zip(*pairs, strict=True))
+        extra = fmm - numpy
     assert extra < MAX_EXTRA_SECONDS, f"import fmm takes {extra * 1e3:.0f} ms more than import numpy: {pairs}"
 
 

@@ -370,6 +370,7 @@ def random_plan(draw: random.Random, depth: int = 3) -> Plan:
     return Plan(tuple(one() for _ in range(draw.randint(0, depth))))
 
 
+@pytest.mark.timed
 def test_ten_thousand_random_plans_in_ten_seconds() -> None:
     """Ten seconds of processor time are the goal on a quiet machine; a busy or slow one may take three times that."""
     draw = random.Random(1)
@@ -385,6 +386,7 @@ def test_ten_thousand_random_plans_in_ten_seconds() -> None:
     assert seconds < 30, f"{done} plans took {seconds:.1f} s"
 
 
+@pytest.mark.timed
 def test_a_plan_of_several_levels_is_counted_in_a_moment() -> None:
     """Sub-problems of one size are counted once: 7^10 leaf products need no 7^10 steps."""
     plan = Plan.parse(" > ".join(["winograd"] * 10 + ["vendor"]))

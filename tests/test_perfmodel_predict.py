@@ -288,17 +288,21 @@ def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles_or_thin(
     assert found.margin == pytest.approx(0.02 + more)
 
 
+@pytest.mark.timed
 def test_choosing_is_deterministic_and_fast() -> None:
     calibration = datasheet("h200")
     choose(Problem(3000, 3000, 3000, "float32"), calibration, LARGE)  # reads the schemes
     cold = []
     for i in range(41):
         problem = Problem(4000 + 97 * i, 3000 + 31 * i, 5000 + 13 * i, "float32")
-        start = time.perf_counter()
-        first = choose(problem, calibration, LARGE)
-        cold.append(time.perf_counter() - start)
-        choose.cache_clear()
-        assert choose(problem, calibration, LARGE) == first
+        found, seconds = [], []
+        for _ in range(3):
+            choose.cache_clear()
+            start = time.perf_counter()
+            found.append(choose(problem, calibration, LARGE))
+            seconds.append(time.perf_counter() - start)
+        assert found[0] == found[1] == found[2]
+        cold.append(min(seconds))
     assert sorted(cold)[len(cold) // 2] < 2e-3
     assert _cached(problem, calibration) < 3e-6
 

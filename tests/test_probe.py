@@ -39,6 +39,7 @@ def rates(flops: float, stream: float) -> Calibration:
     return Calibration("for tests", "for tests", both, stream)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
 def test_what_is_measured_is_plausible(dtype: str, fresh: None) -> None:
     start = time.perf_counter()
@@ -60,6 +61,7 @@ def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, m
     assert depths == ([1, 2] if at_a_time > 1 else [3, 3])
 
 
+@pytest.mark.timed
 def test_the_rate_is_that_of_products_of_this_machine(fresh: None) -> None:
     """At the side that was timed, the prediction is the time that a product takes (within what a busy machine does)."""
     rate = probe.measured(blas_threads(), "float64").rate("float64")

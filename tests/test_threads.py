@@ -139,6 +139,7 @@ def test_an_error_comes_out_wherever_it_happens(count: int, place: int) -> None:
     assert sorted(done) == [0, 1, 2, 3], "the pool still works"
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("place", range(3))
 def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
     """The caller may give the arrays away as soon as it has the error."""
@@ -227,16 +228,15 @@ def test_helpers_keep_off_the_callers_processor() -> None:
 
 def test_a_helper_that_is_late_is_not_waited_for() -> None:
     """While another call keeps the helper busy, the caller does everything itself."""
-    busy, release = threading.Event(), threading.Event()
+    busy, release = threading.Semaphore(0), threading.Event()
 
     def hold() -> None:
-        busy.set()
+        busy.release()
         assert release.wait(10)
 
     first = threading.Thread(target=Threads(2).run, args=([hold, hold],))
     first.start()
-    assert busy.wait(10)
-    time.sleep(0.1)  # both of the first call's threads hold a task now
+    assert all(busy.acquire(timeout=10) for _ in range(2))  # both of the first call's threads hold a task now
     done: list[int] = []
     Threads(2).run([partial(done.append, i) for i in range(5)])
     release.set()

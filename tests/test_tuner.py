@@ -480,6 +480,7 @@ def test_outliers_do_not_carry_the_fit_away() -> None:
     assert found.calibration.rate("float64").flops == pytest.approx(TRUTH.rate("float64").flops, rel=0.05)
 
 
+@pytest.mark.timed
 def test_a_fit_takes_part_of_a_second() -> None:
     import time
 
