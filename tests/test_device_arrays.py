@@ -935,6 +935,13 @@ def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: i
     assert call.workspace - call.tape.workspace == (GRAPH_SCRATCH if recurs else 0)
 
 
+def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
+    x = fresh((3072, 3072), "float32")
+    call = answer(Question(x, x, None, "float32", Setting(0), Limits(0), Plan.parse("strassen.fused > tile")))
+    assert call.recurs
+    assert call.workspace == 0
+
+
 def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
     for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
         x = fresh(shape, "float32")

@@ -160,7 +160,7 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     """As the cost says, too, which counts products in turns one by one; a fused level alone needs no workspace."""
     tape = recorded(text, 512, beta)
     assert Counter(map(type, tape.ops)) == kinds
-    assert (tape.lanes_used, tape.vendor_lanes) == (lanes, 1)
+    assert (tape.lanes_used, tape.vendor_lanes) == (lanes, 0)
     several = [op for op in tape.ops if isinstance(op, Several)]
     assert all(op.at_once == (op.order != "turns") for op in several)
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)

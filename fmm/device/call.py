@@ -88,8 +88,9 @@ def answer(asked: Question) -> Call:
     spans = _span(left), _span(right), _span(result)
     needed, recurs = 0, False
     if tape:
-        recurs = _recurs(tape, work) and scratch(tape) + GRAPH_SCRATCH <= limits.workspace
-        needed = scratch(tape) + GRAPH_SCRATCH if recurs else tape.workspace
+        vendors = GRAPH_SCRATCH * tape.vendor_lanes
+        recurs = _recurs(tape, work) and scratch(tape) + vendors <= limits.workspace
+        needed = scratch(tape) + vendors if recurs else tape.workspace
     return Call(
         decision,
         asked.setting,

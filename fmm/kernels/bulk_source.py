@@ -31,10 +31,12 @@ class BulkKernel:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: in every stage copies of all terms, their sum where there are several, two gates."""
+        """Bytes of shared memory: in every stage copies of all terms, their sum where there are several, or a tile of C
+        in their place; two gates a stage."""
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
-        return s.stages * (s.k_s * (s.m_s * left + s.n_s * right) * ELEMENTS[self.element].itemsize + 16)
+        numbers = max(s.stages * s.k_s * (s.m_s * left + s.n_s * right), s.m_s * s.n_s)
+        return numbers * ELEMENTS[self.element].itemsize + 16 * s.stages
 
 
 @lru_cache(maxsize=256)

@@ -255,7 +255,7 @@ class Tape:
     def vendor_lanes(self) -> int:
         """The first so many lanes call cuBLAS, or may."""
         pairs = zip(self.ops, self.lanes, strict=True)
-        return max((lane for op, lane in pairs if isinstance(op, GemmOp)), default=0) + 1
+        return max((lane for op, lane in pairs if isinstance(op, GemmOp)), default=-1) + 1
 
     def __hash__(self) -> int:
         return id(self)

@@ -5,7 +5,8 @@
 //   Slab      how a tile lies in shared memory
 //   Stage     the tiles of one step of the inner dimension: copied, added up in place, read
 //   Reader    tile.cuh's Fragment: from shared memory to a thread's registers
-//   write     from registers to C, in turns where several products write one block
+//   Stand     from registers to shared memory, row by row
+//   write     from there to C, in turns where several products write one block
 //
 // Gates of each stage: `full` (its copies have come) and `summed` (all have formed their part of its sums; without sums it
 // keeps the warps together all the same). Who arrives does not wait: only a later use asks whether a gate is open. Whoever
@@ -124,14 +125,54 @@ struct Reader : Fragment<Element, Slab_, REGS, LANES> {
 
 enum class Old { NONE, SCALED, ADDED };  // what becomes of a block's old value
 
+// A tile of C in shared memory, where those of A and B were: its rows, whose 16-byte chunks are exchanged so that threads
+// that put their numbers there at a time do so in different banks. From there rows go to C whole, in a short loop: a long
+// one that every thread block runs once would cost the time in which its instructions come.
+template <class Element, class S, class Left, class Right>
+struct Stand {
+    static constexpr int WIDE = 16 / static_cast<int>(sizeof(Element)), CHUNKS = S::WIDTH / WIDE;
+    static constexpr int EACH = S::HEIGHT * CHUNKS / S::THREADS;  // chunks of a thread
+    static_assert(S::HEIGHT * CHUNKS % S::THREADS == 0, "as many for all");
+
+    __device__ static __forceinline__ int chunk(int row, int number) {
+        return row * CHUNKS + (number ^ (Left::INNER ? row : row / WIDE) % (CHUNKS < 8 ? CHUNKS : 8));
+    }
+    // This thread's numbers, the first of which belongs to this row and column. They are multiplied by one, which the
+    // compiler does not know: else they would have to be in neighbouring registers, and the loop's reads of registers wait.
+    template <int ROWS, int COLS>
+    __device__ static __forceinline__ void put(const Element (&x)[ROWS][COLS], Element one, Element* stand, int row,
+                                               int col) {
+        constexpr int PACK = Right::INNER ? 1 : Right::PACK;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+            for (int j = 0; j < COLS; j += PACK) {
+                const int at = col + Right::place(j);
+                Pack<Element, PACK> v;
+#pragma unroll
+                for (int e = 0; e < PACK; ++e) v.lane[e] = mul(one, x[i][j + e]);
+                pack<Element, PACK>(stand + chunk(row + Left::place(i), at / WIDE) * WIDE + at % WIDE) = v;
+            }
+    }
+    // Each of this thread's chunks: where it stands, its row, its first column.
+    template <class Work>
+    __device__ static __forceinline__ void every_chunk(Element* stand, const Work& work) {
+#pragma unroll 4
+        for (int i = 0; i < EACH; ++i) {
+            const int n = threadIdx.x + i * S::THREADS, row = n / CHUNKS, number = n % CHUNKS;
+            work(stand + chunk(row, number) * WIDE, row, number * WIDE);
+        }
+    }
+};
+
 // PACK numbers next to each other, in one access.
 template <Old OLD, class Element, int PACK>
 __device__ __forceinline__ void write_pack(const Element* x, Element* to, Element factor, Element keep) {
-    Pack<Element, PACK> v, old;
+    Pack<Element, PACK> v = pack<Element, PACK>(x), old;
     if constexpr (OLD == Old::SCALED) old = pack<Element, PACK>(to);
 #pragma unroll
     for (int e = 0; e < PACK; ++e) {
-        const Element term = mul(factor, x[e]);
+        const Element term = mul(factor, v.lane[e]);
         v.lane[e] = OLD == Old::SCALED ? multiply_add(keep, old.lane[e], term) : term;
     }
     if constexpr (OLD == Old::ADDED)
@@ -140,51 +181,45 @@ __device__ __forceinline__ void write_pack(const Element* x, Element* to, Elemen
         pack<Element, PACK>(to) = v;
 }
 
-// `whole`: nothing of this thread's part is beyond an edge, and C is aligned.
-template <class Left, class Right, Old OLD, class Element, int ROWS, int COLS>
-__device__ __forceinline__ void write(const Element (&x)[ROWS][COLS], Element* q, long long leading, int rows, int cols,
-                                      Element factor, Element keep, bool whole) {
-    constexpr int PACK = Right::INNER ? 1 : Right::PACK;
-    if (whole) {
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i)
-#pragma unroll
-            for (int j = 0; j < COLS; j += PACK)
-                write_pack<OLD, Element, PACK>(&x[i][j], q + Left::place(i) * leading + Right::place(j), factor, keep);
-    } else {
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i)
-#pragma unroll
-            for (int j = 0; j < COLS; ++j)
-                if (Left::place(i) < rows && Right::place(j) < cols)
-                    write_pack<OLD, Element, 1>(&x[i][j], q + Left::place(i) * leading + Right::place(j), factor, keep);
-    }
+// What stands there to `q`, which has so many rows and columns left; `wide`: may it be accessed 16 bytes at a time?
+template <class Stand, Old OLD, class Element>
+__device__ __forceinline__ void write(Element* stand, Element* q, long long leading, int rows, int cols, Element factor,
+                                      Element keep, bool wide) {
+    Stand::every_chunk(stand, [&](const Element* x, int row, int col) {
+        Element* const to = q + row * leading + col;
+        if (row >= rows) return;
+        if (wide && col + Stand::WIDE <= cols)
+            write_pack<OLD, Element, Stand::WIDE>(x, to, factor, keep);
+        else
+            for (int e = 0; e < Stand::WIDE && col + e < cols; ++e) write_pack<OLD, Element, 1>(x + e, to + e, factor, keep);
+    });
 }
 
 // The cache adds what several tasks write, unseen: some numbers of the size of LARGE might overflow, and those below SMALL
 // it may take for zero. (Bits of positive floats are in their order; inf and NaN come last.)
 constexpr float LARGE = 0x1p122f, SMALL = 0x1p-100f;
 
-template <class Task, int ROWS, int COLS>
-__device__ __forceinline__ void watch(int* flag, const Task& task, const float (&x)[ROWS][COLS]) {
+template <class Stand, class Task>
+__device__ __forceinline__ void watch(int* flag, const Task& task, float* stand) {
     float factor = 0;
     for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
     const unsigned least = __float_as_uint(SMALL / factor), most = __float_as_uint(LARGE / factor);
     bool beyond = false;
+    Stand::every_chunk(stand, [&](const float* x, int, int) {
+        const auto v = pack<float, Stand::WIDE>(x);
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i)
-#pragma unroll
-        for (int j = 0; j < COLS; ++j) {
-            const unsigned size = __float_as_uint(x[i][j]) & 0x7fffffff;
+        for (int e = 0; e < Stand::WIDE; ++e) {
+            const unsigned size = __float_as_uint(v.lane[e]) & 0x7fffffff;
             beyond |= size && size - least >= most - least;
         }
+    });
     if (beyond) *flag = 1;
 }
 
-// This thread's part of the product to every block that the task writes.
-template <class Left, class Right, Order ORDER, int THREADS, class Params, class Task, class Element, int ROWS, int COLS>
-__device__ __forceinline__ void write_all(const Params& p, const Task& task, const Tile& tile, int number, int row, int col,
-                                          const Element (&x)[ROWS][COLS]) {
+// The tile that stands there to every block that the task writes.
+template <class Stand, class S, Order ORDER, class Params, class Task, class Element>
+__device__ __forceinline__ void write_all(const Params& p, const Task& task, const Tile& tile, int number, Element* stand) {
+    const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
 #pragma unroll 1
     for (int d = 0; d < task.dests; ++d) {
         const Block<Element>& c = p.dest[task.dest[d]];
@@ -193,19 +228,18 @@ __device__ __forceinline__ void write_all(const Params& p, const Task& task, con
         Element* const q = c.data + tile.layer * p.layer + row * p.leading + col;
         const Element factor = task.dest_factor[d], keep = c.keep;
         const int rows = c.rows - row, cols = c.cols - col;
-        const bool whole = p.wide && rows > Left::place(ROWS - 1) && cols > Right::place(COLS - 1);
         if (ORDER == Order::TURNS && task.turn[d]) {
             if (threadIdx.x == 0) wait_for_turn(count, task.turn[d]);
-            meet<THREADS>();
+            meet<S::THREADS>();
         }
         if (task.turn[d])
-            write<Left, Right, Old::ADDED>(x, q, p.leading, rows, cols, factor, keep, whole);
+            write<Stand, Old::ADDED>(stand, q, p.leading, rows, cols, factor, keep, p.wide);
         else if (keep != Element(0))
-            write<Left, Right, Old::SCALED>(x, q, p.leading, rows, cols, factor, keep, whole);
+            write<Stand, Old::SCALED>(stand, q, p.leading, rows, cols, factor, keep, p.wide);
         else
-            write<Left, Right, Old::NONE>(x, q, p.leading, rows, cols, factor, keep, whole);
+            write<Stand, Old::NONE>(stand, q, p.leading, rows, cols, factor, keep, p.wide);
         if (ORDER == Order::TURNS && !(task.last[d] && !task.turn[d])) {
-            meet<THREADS>();
+            meet<S::THREADS>();
             if (threadIdx.x == 0) pass_turn(count, task.last[d] ? 0 : task.turn[d] + 1);
         }
     }
@@ -388,18 +422,23 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
         parity = next_parity;
     }
     half(ENTIRE, true, false, left_of(stage), right_of(stage));
-    write_all<Left, Right, ORDER, S::THREADS>(p, task, tile, number, row + down, col + across, sum);
-    if (p.flag) watch(p.flag, task, sum);  // last: others may be waiting for their turn
+    using Stand = fmm::Stand<Element, S, Left, Right>;
+    meet<S::THREADS>();  // all have read the last tile
+    Stand::put(sum, p.blocks > 0 ? Element(1) : Element(0), memory, down, across);
+    meet<S::THREADS>();
+    write_all<Stand, S, ORDER>(p, task, tile, number, memory);
+    if (p.flag) watch<Stand>(p.flag, task, memory);  // last: others may be waiting for their turn
 }
 
 // ---- the kernel
 
 // The shapes of sums that tasks of a launch have: bit 2 * (A's is a sum) + (B's is a sum).
-// `memory`: for every stage the copies of all blocks and the sums of an operand, then two gates.
+// `memory`: for every stage the copies of all blocks and the sums of an operand, or a tile of C; then two gates a stage.
 template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, int SHAPES, Order ORDER, class Params>
 __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
     constexpr int LEFT_COPIES = LEFTS + (LEFTS > 1), RIGHT_COPIES = RIGHTS + (RIGHTS > 1);
-    constexpr int NUMBERS = S::STAGES * S::DEPTH * (S::HEIGHT * LEFT_COPIES + S::WIDTH * RIGHT_COPIES);
+    constexpr int STAGES = S::STAGES * S::DEPTH * (S::HEIGHT * LEFT_COPIES + S::WIDTH * RIGHT_COPIES);
+    constexpr int NUMBERS = max_of(STAGES, S::HEIGHT * S::WIDTH);
     Gate* const gates = reinterpret_cast<Gate*>(memory + NUMBERS);
     if (threadIdx.x == 0) {
 #pragma unroll
