@@ -27,8 +27,6 @@ from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
 
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 OVERLAPPING, MULTIPLYING = 90, 80  # compute capability from which on launches overlap, warps multiply float64
-# Percent of a multiprocessor's memory: as the copy engine's kernels have it, since dividing it anew takes 10 microseconds.
-ALL_SHARED = 100
 FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
 
 
@@ -48,7 +46,6 @@ def function(device: int, kernel: TileKernel, access: Access) -> Any:
     """The compiled kernel on the current device, allowed the shared memory that it wants."""
     made = cupy.RawModule(code=source(kernel, access), options=OPTIONS).get_function(ENTRY)
     made.max_dynamic_shared_size_bytes = kernel.shared
-    made.preferred_shared_memory_carveout = ALL_SHARED
     return made
 
 

@@ -238,6 +238,7 @@ __device__ __forceinline__ void write_all(const Params& p, const Task& task, con
             write<Stand, Old::SCALED>(stand, q, p.leading, rows, cols, factor, keep, p.wide);
         else
             write<Stand, Old::NONE>(stand, q, p.leading, rows, cols, factor, keep, p.wide);
+        if (p.flag && d + 1 == task.dests) watch<Stand>(p.flag, task, stand);  // while what was written is under way
         if (ORDER == Order::TURNS && !(task.last[d] && !task.turn[d])) {
             meet<S::THREADS>();
             if (threadIdx.x == 0) pass_turn(count, task.last[d] ? 0 : task.turn[d] + 1);
@@ -427,7 +428,6 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     Stand::put(sum, p.blocks > 0 ? Element(1) : Element(0), memory, down, across);
     meet<S::THREADS>();
     write_all<Stand, S, ORDER>(p, task, tile, number, memory);
-    if (p.flag) watch<Stand>(p.flag, task, memory);  // last: others may be waiting for their turn
 }
 
 // ---- the kernel
