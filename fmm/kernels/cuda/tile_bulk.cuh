@@ -203,17 +203,17 @@ template <class Stand, class Task>
 __device__ __forceinline__ void watch(int* flag, const Task& task, float* stand) {
     float factor = 0;
     for (int d = 0; d < task.dests; ++d) factor = max(factor, abs(task.dest_factor[d]));
-    const unsigned least = __float_as_uint(SMALL / factor), most = __float_as_uint(LARGE / factor);
-    bool beyond = false;
+    unsigned most = 0, least = ~0u;  // of the bits, and of those of all but zero less one
     Stand::every_chunk(stand, [&](const float* x, int, int) {
         const auto v = pack<float, Stand::WIDE>(x);
 #pragma unroll
         for (int e = 0; e < Stand::WIDE; ++e) {
             const unsigned size = __float_as_uint(v.lane[e]) & 0x7fffffff;
-            beyond |= size && size - least >= most - least;
+            most = max(most, size);
+            least = min(least, size - 1);
         }
     });
-    if (beyond) *flag = 1;
+    if (most >= __float_as_uint(LARGE / factor) || least < __float_as_uint(SMALL / factor) - 1) *flag = 1;
 }
 
 // The tile that stands there to every block that the task writes.
@@ -238,7 +238,6 @@ __device__ __forceinline__ void write_all(const Params& p, const Task& task, con
             write<Stand, Old::SCALED>(stand, q, p.leading, rows, cols, factor, keep, p.wide);
         else
             write<Stand, Old::NONE>(stand, q, p.leading, rows, cols, factor, keep, p.wide);
-        if (p.flag && d + 1 == task.dests) watch<Stand>(p.flag, task, stand);  // while what was written is under way
         if (ORDER == Order::TURNS && !(task.last[d] && !task.turn[d])) {
             meet<S::THREADS>();
             if (threadIdx.x == 0) pass_turn(count, task.last[d] ? 0 : task.turn[d] + 1);
@@ -428,6 +427,7 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     Stand::put(sum, p.blocks > 0 ? Element(1) : Element(0), memory, down, across);
     meet<S::THREADS>();
     write_all<Stand, S, ORDER>(p, task, tile, number, memory);
+    if (p.flag) watch<Stand>(p.flag, task, memory);  // last: others may be waiting for their turn
 }
 
 // ---- the kernel
