@@ -185,6 +185,7 @@ def test_a_config_that_was_named_must_be_there(path: Path, said: Callable[[], li
 # ---- how long it takes
 
 
+@pytest.mark.timed
 def test_loading_and_deciding_take_no_time(path: Path) -> None:
     entries = [tuned.entry((64 + i, 65 + j, 66)) for i in range(10) for j in range(10)]
     tuned.write(path, HERE.key, found=tuned.section(*entries))
@@ -246,6 +247,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     assert fmm.explain(a, b).step == "online entry"
 
 
+@pytest.mark.timed
 def test_online_makes_a_section_where_there_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:
@@ -254,6 +256,7 @@ def test_online_makes_a_section_where_there_is_none(path: Path, monkeypatch: pyt
     assert decided(64).step == "online entry"
 
 
+@pytest.mark.timed
 def test_online_decides_for_the_vendor_if_that_is_faster(path: Path) -> None:
     trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:

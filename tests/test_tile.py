@@ -502,10 +502,12 @@ def test_plans_that_cannot_be(text: str, message: str) -> None:
 def test_other_types_are_refused(dtype: str) -> None:
     plans = [("strassen.batched > tile.half.inner", "float32")]  # whose numbers would not fit in registers
     if dtype != "float64":
-        plans += [(text, "float32, float64") for text in ("tile", "tile.huge", "winograd.fused > tile")]
+        plans += [(text, "float32, float64") for text in ("tile.huge", "winograd.fused > tile", "tile.texture")]
         plans += [("tile.solo.outer", "float64")]
+    if dtype == "complex64":
+        plans += [("tile", "float32, float64, float16, bfloat16, tf32")]
     for text, types in plans:
-        with pytest.raises(PlanError, match=f"multiplies {types}, not {dtype}"):
+        with pytest.raises(PlanError, match=f"multiplies {types} there, not {dtype}"):
             record(Plan.parse(text), Problem.contiguous(64, 64, 64, dtype))
 
 

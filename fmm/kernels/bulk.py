@@ -27,9 +27,10 @@ SHARED = 227 << 10  # bytes of shared memory that a thread block may have there
 LEAST = 16  # steps of a part: shorter ones cost more than they fill
 ROOMS = (1, 8, 24)  # tasks for which kernels are compiled: a launch has as many as it wants of them
 MOST = 16  # parts of a tile
-# The inner dimension's numbers in whose time a thread block begins, and writes a tile of C alone or in turns: measured
-# on an H200, where all multiprocessors write at about the same time.
-BEGIN, ALONE, IN_TURN = 30, 18, 45
+# The inner dimension's numbers in whose time a thread block begins, and writes a tile of C alone or in turns. (On an
+# H200, where all write at about the same time, a turn was seen to take 45; with 30 the best of the cuts that were tried
+# are found, for parts write at other times than whole tiles.)
+BEGIN, ALONE, IN_TURN = 30, 18, 30
 
 
 class Map(NamedTuple):
@@ -122,7 +123,7 @@ class BulkOp:
 @lru_cache(maxsize=4096)
 def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp | None:
     """The launch of these products, whose operands are aligned; None where the kernel has no room or no way."""
-    ops, largest = (op.ops, op.largest) if isinstance(op, Several) else ((op,), op)
+    ops, largest = op.ops, op.largest
     if not _fits(ops):
         return None
     lefts, rights, dests = (_distinct(x) for x in zip(*((o.left, o.right, o.dest) for o in ops), strict=True))
@@ -149,8 +150,7 @@ def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp |
 
 def aligned(op: TileOp | Several) -> bool:
     """May the copy engine read A and B, if their bases are aligned?"""
-    ops = op.ops if isinstance(op, Several) else (op,)
-    item = ELEMENTS[op.kernel.element].itemsize
+    ops, item = op.ops, ELEMENTS[op.kernel.element].itemsize
     steps = (step for o in ops for lines in o.lines[:2] for step in lines)
     return all(step * item % WIDE == 0 for step in steps) and all(
         x.offset % WIDE == 0 for o in ops for x in (*o.left, *o.right)

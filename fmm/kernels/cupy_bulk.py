@@ -35,8 +35,8 @@ def has_engine(device: int) -> bool:
 
 def chosen(op: TileOp | Several, device: int, grain: Mapping[str, int]) -> BulkOp | None:
     """The launch by which these products are faster, if there is one."""
-    ops, on = op.ops if isinstance(op, Several) else (op,), chip(device)
-    bases = {x.base for o in ops for x in (*o.left, *o.right)}
+    on = chip(device)
+    bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
     if op.kernel.element != "float32":
         return None
     if not (has_engine(device) and aligned(op) and all(grain[base] % WIDE == 0 for base in bases)):
@@ -66,8 +66,10 @@ class BulkCall:
         self.device, self.turns, self.flagged = device, op.turns, flagged
         self.words = np.frombuffer(op.parameters, np.int64).copy()
         # Counts for the next capture: a graph has its own, since graphs may run beside each other.
-        self.spare: int | None = _zeros(op.turns, cupy.cuda.get_current_stream().ptr) if op.turns else None
-        cupy.cuda.get_current_stream().synchronize()
+        self.spare: int | None = None
+        if op.turns:
+            self.spare = _zeros(op.turns, cupy.cuda.get_current_stream().ptr)
+            cupy.cuda.get_current_stream().synchronize()
         for word, x in zip(op.map_words, op.maps, strict=True):
             self.words[word : word + MAP_BYTES // 8] = encoded(x, op.kernel.element)
         pieces = [

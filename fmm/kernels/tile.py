@@ -58,6 +58,15 @@ class TileOp:
         return id(self)
 
     @property
+    def ops(self) -> tuple[TileOp, ...]:
+        """As of several products."""
+        return (self,)
+
+    @property
+    def largest(self) -> TileOp:
+        return self
+
+    @property
     def pieces(self) -> tuple[Piece, ...]:
         """In the order of the launch's parameters."""
         return (*self.left, *self.right, *self.dest)
