@@ -48,7 +48,7 @@ check-tests: $(READY_TEST)
 	@$(MAKE) --no-print-directory --keep-going check-shared check-timed
 
 check-shared: $(READY_TEST)
-	$(BIN)/python -m pytest -m 'not timed' --numprocesses logical --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest -m 'not timed' --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 check-timed: $(READY_TEST)
 	$(BIN)/python -m pytest -m timed

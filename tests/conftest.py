@@ -35,6 +35,27 @@ def no_device() -> str | None:
     return None
 
 
+# The files that take longest, in that order: begun first, so that no process still works when the others are done.
+LONGEST = (
+    "cuda_source",
+    "faults",
+    "bulk",
+    "cuda_host",
+    "tile",
+    "tuner",
+    "memory",
+    "matmul",
+    "bulk_races",
+    "notebooks",
+    "wheel",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (reason := no_device()):
         pytest.skip(reason)
