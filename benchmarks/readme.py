@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -199,10 +200,13 @@ def _regret(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something would change")
+    options = parser.parse_args(arguments)
     path = ROOT / "README.md"
     old = path.read_text(encoding="utf-8")
     new = filled(old, ROOT / "results")
-    if "--check" in arguments:
+    if options.check:
         return int(old != new)
     path.write_text(new, encoding="utf-8")
     return 0

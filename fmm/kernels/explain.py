@@ -40,7 +40,10 @@ def _does(plan: Plan, recipe: Recipe) -> str:
     if not isinstance(first, Level):
         return "halves the longest side" if len(steps) > 1 else "almost square: passed on"
     if first.fringe == "peel" and not sums:
-        return f"core, then {len(steps) - 1} strips" if len(steps) > 1 else "too small: leaf"
+        if len(steps) == 1:
+            same = len(next(recipe.products).plan.levels) == len(plan.levels)
+            return "nothing to peel" if same else "too small: left out"
+        return f"core, then {len(steps) - 1} strip{'s' * (len(steps) > 2)}"
     grid = "x".join(map(str, first.size))
     inside = f", {updates} more inside the products" if updates else ""
     return f"{grid} blocks, " + ("sums inside the products" if plan.fused else f"{sums} passes of sums{inside}")

@@ -182,7 +182,7 @@ class Plan:
         fused = [level for level in self.levels if isinstance(level, Level) and level.traversal == "fused"]
         if fused and (fused[0] is not self.levels[-1] or leaf_parts(self.leaf)[0] not in FUSING):
             raise PlanError(
-                f"{fused[0]}: only the last level can be fused, into a leaf that is a tile, copied as usual"
+                f"{fused[0]}: only the last level can be fused, into the leaf tile (without .plain or .texture)"
             )
 
     @property

@@ -162,6 +162,7 @@ def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Cal
     if fastest.plan == best.plan or not fastest.wins:
         return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
     what = "more error" if fastest.error_growth > limits.error_growth else "more workspace"
-    return (
-        f"least predicted time within the limits; {fastest.plan} would need {what} than allowed ({calibration.source})"
+    best_of = (
+        "no plan within the limits wins clearly" if best.plan == VENDOR else "least predicted time within the limits"
     )
+    return f"{best_of}; {fastest.plan} would need {what} than allowed ({calibration.source})"
