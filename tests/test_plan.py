@@ -146,7 +146,7 @@ BAD = [
     ("hasa.batched > vendor", "the step table hasa is sequential, not batched"),
     ("hasa.stacked > vendor", "the step table hasa is sequential, not stacked"),
     ("strassen.overlapped > winograd.overlapped > vendor", "winograd.overlapped below strassen.overlapped: only one"),
-    ("strassen.fused > vendor", "strassen.fused: only the last level can be fused, into a leaf that is a tile"),
+    ("strassen.fused > vendor", "strassen.fused: only the last level can be fused, into the leaf tile"),
     ("strassen.fused > winograd > tile", "only the last level can be fused"),
     ("hasa.fused > tile", "the step table hasa is sequential, not fused"),
     ("strassen.streams > tile", "strassen: only a fused level can have streams"),

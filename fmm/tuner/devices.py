@@ -10,24 +10,37 @@ class UnknownDeviceError(ValueError):
     """A device that does not answer; the message lists those that do."""
 
 
-def gpus() -> tuple[int, str]:
-    """How many CUDA devices answer; why none does, without CuPy or a driver."""
+def gpus() -> int:
+    """How many CUDA devices answer; none without CuPy or a driver."""
     try:
-        import cupy
+        return _count()
+    except Exception:  # whatever the import or the driver raises, the answer is the same
+        return 0
 
-        return int(cupy.cuda.runtime.getDeviceCount()), ""
-    except Exception as error:  # whatever the import or the driver raises
-        return 0, f" (no GPU answers: {type(error).__name__}: {error})"
+
+def _count() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
+def _why_none() -> str:
+    try:
+        _count()
+    except Exception as error:
+        return f" (no GPU answers: {type(error).__name__}: {error})"
+    return ""
 
 
 def chosen(name: str | None) -> list[Device]:
     """The devices of that name; without one, GPU 0 if it answers, else the CPU."""
-    count, why = gpus()
+    count = gpus()
     valid = [*map(str, range(count)), "cpu", "all"]
     if name is None:
         name = "0" if count else "cpu"
     if name not in valid:
-        raise UnknownDeviceError(f"unknown device {name!r}; valid: {', '.join(valid)}{why if name.isdecimal() else ''}")
+        why = _why_none() if name.isdecimal() and not count else ""
+        raise UnknownDeviceError(f"unknown device {name!r}; valid: {', '.join(valid)}{why}")
     names = valid[:-1] if name == "all" else [name]
     return [_device(n) for n in names]
 
