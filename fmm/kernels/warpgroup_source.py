@@ -16,8 +16,7 @@ GATE = 8  # bytes
 
 
 class Element(NamedTuple):
-    """Numbers of one type: their C++ name, what instructions call them, bytes in memory, and what sums of them in
-    global memory are called by the copy engine."""
+    """Numbers of one type: their C++ name, what instructions call them, bytes in memory."""
 
     name: str
     kind: str
