@@ -190,7 +190,7 @@ def test_loading_and_deciding_take_no_time(path: Path) -> None:
     entries = [tuned.entry((64 + i, 65 + j, 66)) for i in range(10) for j in range(10)]
     tuned.write(path, HERE.key, found=tuned.section(*entries))
     loads = []
-    for _ in range(9):
+    for _ in range(60):  # the least: others may be busy for a while
         forget()
         start = time.perf_counter()
         assert config.configs().tuned(HERE, "float64")
