@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from typing import NamedTuple
 
+from fmm.kernels.cuda_files import text
 from fmm.kernels.tile_source import ENTRY, Along
 
 FILES = ("tile.cuh", "bulk.cuh", "tile_wgmma.cuh")
@@ -68,17 +68,12 @@ class GroupKernel:
         return s.stages * (s.m_s + s.n_s) * LINE + staged + 2 * GATE * (s.stages + s.groups)
 
 
-@lru_cache(maxsize=len(FILES))
-def _text(name: str) -> str:
-    return (resources.files("fmm.kernels") / "cuda" / name).read_text(encoding="utf-8")
-
-
 @lru_cache(maxsize=64)
 def source(kernel: GroupKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.sizes, ELEMENTS[kernel.element]
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
-    *before, last = map(_text, FILES)
+    *before, last = map(text, FILES)
     lines = [
         *before,
         *instruction(element, s.n_s),
