@@ -8,7 +8,7 @@ from typing import Any
 
 import cupy
 
-from fmm.tuner.cuda_device import milliseconds
+from fmm.tuner.devices.cuda import milliseconds
 
 CYCLES = 2e9  # of a second, about
 SPIN = r"""

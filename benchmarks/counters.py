@@ -22,10 +22,10 @@ from statistics import mean
 from typing import NamedTuple
 
 from benchmarks import ncu
-from fmm.kernels.plan import Level, Plan
-from fmm.kernels.steps import Kernel, kernel_table
-from fmm.kernels.strategy import GPU8, Strategy, strategy
-from fmm.perfmodel.counts import FUSED, LEAVES, Polynomial, kernel_cost
+from fmm.kernels.algorithms.step_table import Kernel, kernel_table
+from fmm.kernels.cuda.products.tile_sizes import GPU8, Strategy, strategy
+from fmm.kernels.plans.plan import Level, Plan
+from fmm.perfmodel.papers.li_counts import FUSED, LEAVES, Polynomial, kernel_cost
 
 SECTOR, SEGMENT = 32, 128  # bytes
 L1, L2 = "l1tex__t_sectors_pipe_lsu_mem_global_op_", "lts__t_sectors_op_"
@@ -208,7 +208,7 @@ def run(size: int) -> None:
     import cupy
     import numpy as np
 
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     driver, backend, rng = ctypes.CDLL("libcuda.so.1"), CupyBackend(), cupy.random.default_rng(1)
     a, b = (rng.standard_normal((size, size), np.float32) for _ in "AB")

@@ -29,11 +29,12 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fmm.kernels.cupy_backend import CupyBackend, prepare
-from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.tape import Problem, Tape, record
-from fmm.tuner.cuda_device import milliseconds
-from fmm.tuner.cuda_operands import Operands, normal
+from fmm.kernels.cuda.launch.player import CupyBackend, prepare
+from fmm.kernels.cuda.launch_list import Problem, Tape
+from fmm.kernels.cuda.record import record
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.tuner.devices.cuda import milliseconds
+from fmm.tuner.devices.cuda_operands import Operands, normal
 from fmm.tuner.environment import commit
 
 ROOT = Path(__file__).parents[1]

@@ -28,13 +28,13 @@ import torch
 import fmm
 from benchmarks.clock import elapsed, spin
 from benchmarks.gpu import environment, results_folder
-from fmm.decision import Decision
-from fmm.device import call as device_call
-from fmm.device import run as device_run
-from fmm.device.cupy_arrays import CUPY
-from fmm.device.torch_arrays import TORCH
-from fmm.kernels.plan import Plan
-from fmm.kernels.replays import REPEATS
+from fmm.arrays.cupy_library import CUPY
+from fmm.arrays.torch_library import TORCH
+from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.plans.plan import Plan
+from fmm.runtime import device_run
+from fmm.runtime import prepare as device_call
+from fmm.runtime.decide import Decision
 
 ONE_LEVEL = "strassen.batched.pad16 > vendor"
 SMALL = (1, 16, 127, 128, 256, 512, 1024)

@@ -20,10 +20,11 @@ import cupy
 import numpy as np
 
 from benchmarks.clock import elapsed
-from fmm.kernels.cupy_backend import CupyBackend
-from fmm.kernels.cupy_rescue import Rescue, slot
-from fmm.kernels.plan import Plan
-from fmm.kernels.tape import Problem, record
+from fmm.kernels.cuda.launch.player import CupyBackend
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.recompute.flags import Rescue, slot
+from fmm.kernels.cuda.record import record
+from fmm.kernels.plans.plan import Plan
 
 FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")

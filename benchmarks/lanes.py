@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from fmm.certify import interval, ratios
-from fmm.kernels import flow
-from fmm.kernels.arena import Arena, Array, block
-from fmm.kernels.executor import execute
-from fmm.kernels.needs import flops, workspace
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Plan
-from fmm.kernels.recipe import Sum
-from fmm.kernels.threads import Threads, blas_threads
+from fmm.config.certify import interval, ratios
+from fmm.kernels.cpu import side_by_side
+from fmm.kernels.cpu.arena import Arena, Array, block
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads
+from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.walk import execute
+from fmm.kernels.plans.workspace import flops, workspace
 from fmm.perfmodel.cost import cost
+from fmm.tuner.commands.measure import write
 from fmm.tuner.environment import command, device_folder, environment
-from fmm.tuner.measured import write
 
 RESULTS = Path(__file__).parents[1] / "results"
 CASES = (((4096,) * 3, "float64"), ((4096,) * 3, "float32"), ((5000, 7000, 6000), "float64"))
@@ -78,7 +78,7 @@ def row(size: tuple[int, int, int], dtype: str) -> dict[str, Any]:
         execute(PLAN, a, b, c, backend, Arena(memory, a.dtype))
 
     def two(products: bool, sums: bool) -> None:
-        with flow.backend(blas_threads(), 2 * m * k * n) as backend:
+        with side_by_side.backend(blas_threads(), 2 * m * k * n) as backend:
             execute(PLAN, a, b, c, Part(backend, products, sums), Arena(memory, a.dtype))
 
     calls: dict[str, Callable[[], object]] = {"numpy": partial(np.matmul, a, b, out=c)}

@@ -24,25 +24,26 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from fmm import certify, config
-from fmm.identity import Identity
-from fmm.kernels.plan import VENDOR, Plan
+from fmm.config import certify, files, locate, schema
+from fmm.config.identity import Identity
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, ranked, usual_growth
-from fmm.perfmodel.problem import Problem
+from fmm.problem import Problem
 from fmm.tuner import shapes
+from fmm.tuner.commands.tune import output_path
 from fmm.tuner.conclude import paired_samples
-from fmm.tuner.device import Device
-from fmm.tuner.devices import chosen
+from fmm.tuner.devices.choose import chosen
+from fmm.tuner.devices.device import Device
+from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import Effort
 from fmm.tuner.environment import command, commit, environment
-from fmm.tuner.fake_device import FakeDevice
 from fmm.tuner.journal import Journal, Pace
-from fmm.tuner.search import explored, fits, inverse
+from fmm.tuner.search import explored, fits
 from fmm.tuner.shapes import Size
+from fmm.tuner.space import inverse
+from fmm.tuner.stages import scale
 from fmm.tuner.trials import Header, Run, Trial, Trials
-from fmm.tuner.tune import scale
-from fmm.tuner.tuning import output_path
 
 ROOT = Path(__file__).parents[1]
 STAGE, SEED, CLOSE = "exhaustive", 29, 1.01
@@ -297,8 +298,8 @@ def _run(options: argparse.Namespace) -> Judged:
 
 
 def _judged(options: argparse.Namespace) -> Judged:
-    options.config = options.recorded / config.FILE
-    ((key, types),) = config.read(options.config).items()
+    options.config = options.recorded / locate.FILE
+    ((key, types),) = files.read(options.config).items()
     section = types[options.dtype]
     identity = Identity(key, section["conditions"]["device"], section["versions"])
     calibration = _calibration(options, identity)
@@ -316,8 +317,8 @@ def _said() -> dict[str, Any]:
 
 
 def _calibration(options: argparse.Namespace, identity: Identity) -> Calibration:
-    raw = config.read(output_path(options.config))[identity.key][options.dtype]
-    found = config.section(raw, options.dtype, identity, options.dtype).calibration
+    raw = files.read(output_path(options.config))[identity.key][options.dtype]
+    found = schema.section(raw, options.dtype, identity, options.dtype).calibration
     assert found is not None, "the config has no calibration"
     return found
 

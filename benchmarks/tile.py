@@ -30,12 +30,13 @@ from cupy_backends.cuda.api import driver
 
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment
-from fmm.kernels.cupy_backend import CupyBackend
-from fmm.kernels.plan import Plan
-from fmm.kernels.strategy import DOUBLE, PRESETS, STRATEGIES, Strategy
-from fmm.kernels.tape import Problem, record
-from fmm.kernels.tile import Lines, Piece, Several, TileOp, pointers
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, source
+from fmm.kernels.cuda.launch.player import CupyBackend
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, STRATEGIES, Strategy
+from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, pointers
+from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, source
+from fmm.kernels.cuda.record import record
+from fmm.kernels.plans.plan import Plan
 
 ACCESSES: tuple[Access, ...] = ("scalar", "vector")
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n

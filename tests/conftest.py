@@ -9,8 +9,8 @@ import hypothesis
 import numpy as np
 import pytest
 
-from fmm import decision, multiply
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
+from fmm.runtime import decide, host_call
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
 os.environ["FMM_TUNING_MODE"] = "off"
@@ -74,5 +74,5 @@ FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), strea
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, "calibration", lambda threads: FREE_SUMS)
-    monkeypatch.setattr(multiply, "SIDE", 1)
+    monkeypatch.setattr(decide, "calibration", lambda threads: FREE_SUMS)
+    monkeypatch.setattr(host_call, "SIDE", 1)

@@ -18,15 +18,16 @@ from pathlib import Path
 import scipy.optimize
 import scipy.stats
 
-from fmm import config
-from fmm.tuner import cli, tuning
-from fmm.tuner import tune as tune_module
-from fmm.tuner.config_commands import checked, sections
+from fmm.config import files
+from fmm.tuner import cli
+from fmm.tuner import stages as tune_module
+from fmm.tuner.commands import tune as commands_tune
+from fmm.tuner.commands.config import checked, sections
+from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.fake_device import FAKE, FakeDevice
 from fmm.tuner.journal import Journal
+from fmm.tuner.stages import tune
 from fmm.tuner.trials import Trials
-from fmm.tuner.tune import tune
 from tests.tuned import SMALL
 
 KILLS = 100
@@ -46,7 +47,7 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def tuned(arguments: Sequence[str], seed: int) -> int:
-    vars(tuning)["chosen"] = lambda name: [FakeDevice(seed=seed)]
+    vars(commands_tune)["chosen"] = lambda name: [FakeDevice(seed=seed)]
     return cli.main(["--effort", "quick", "--quiet", *arguments])
 
 
@@ -124,7 +125,7 @@ def together(folder: Path) -> None:
         os.waitpid(child, 0)
     whole(path)
     sizes = sorted(
-        [dtype, *entry["size"]] for dtype, raw in config.read(path)[FAKE.key].items() for entry in raw["entries"]
+        [dtype, *entry["size"]] for dtype, raw in files.read(path)[FAKE.key].items() for entry in raw["entries"]
     )
     print(json.dumps({"entries": sizes, "tunings": len(Trials(folder / "trials.jsonl").tunings())}))
 

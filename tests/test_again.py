@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.plan import Plan
-from fmm.kernels.rescue import AGAIN, Again, again, needed, unseen
-from fmm.kernels.strategy import SUMMING
-from fmm.kernels.tape import Layout, Problem, record
-from fmm.kernels.tile import TileOp, pointers
-from fmm.kernels.tile_source import OPTIONS, TileKernel, added, source
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.tile_sizes import SUMMING
+from fmm.kernels.cuda.products.tiled import TileOp, pointers
+from fmm.kernels.cuda.products.tiled_source import OPTIONS, TileKernel, added, source
+from fmm.kernels.cuda.recompute.recompute import AGAIN, Again, again, needed, unseen
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import Plan
 from tests.test_cuda_source import ARCHITECTURES, _compiled, in_parallel, nvrtc, report
 from tests.test_tile import COMPILER, compiled_for_the_host, floats
 
@@ -26,7 +28,7 @@ TINY = np.float32(1e-40)  # subnormal
 
 
 class Slot:
-    """struct Slot of cuda/slot.cuh, and the host's count."""
+    """struct Slot of nonfinite_flag.cuh, and the host's count."""
 
     def __init__(self, up: bool) -> None:
         self.words = np.array([up, 0, 0, 0], np.uint32)

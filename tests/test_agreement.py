@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fmm.kernels.plan import Plan
+from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import CPU_GROWTH
 from fmm.perfmodel.stability import expected_growth
-from fmm.tuner.agreement import SIDES
 from fmm.tuner.cli import main
+from fmm.tuner.commands.compare import SIDES
 from tests import tuned
 
 KEY = "cpu-test-2t"

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from fmm.kernels.cuda_source import source
-from fmm.kernels.plan import VENDOR, Level, Plan
-from fmm.kernels.tape import Problem, SumOp, record
-from fmm.kernels.tile import TileOp
-from fmm.kernels.tile_source import source as tiled
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.tiled import TileOp
+from fmm.kernels.cuda.products.tiled_source import source as tiled
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.sums.sum_source import source
+from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.perfmodel.choose import candidates
-from fmm.tuner import ahead_worker
-from fmm.tuner.ahead import Ahead, jobs
+from fmm.tuner.devices import compile_worker
+from fmm.tuner.devices.compile_ahead import Ahead, jobs
 
 WORKERS = {
     "done": "for line in sys.stdin: print('done', flush=True)",
@@ -83,7 +85,7 @@ def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
 
 
 def test_each_source_is_compiled_once(tmp_path: Path) -> None:
-    assert [ahead_worker.claimed(text, tmp_path) for text in ("x", "y", "x", "y")] == [True, True, False, False]
+    assert [compile_worker.claimed(text, tmp_path) for text in ("x", "y", "x", "y")] == [True, True, False, False]
 
 
 def test_a_job_that_fails_is_said_and_the_next_is_done(
@@ -94,10 +96,10 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     lines = ['["float32", "no plan", [4, 4, 4], ""]', '["float32", "strassen.batched > vendor", [64, 64, 64], "join"]']
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-    monkeypatch.setattr(ahead_worker, "compile_", lambda text, options, device: compiled.append(text))
+    monkeypatch.setattr(compile_worker, "compile_", lambda text, options, device: compiled.append(text))
     monkeypatch.setattr("os.nice", lambda more: 0)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
-    assert ahead_worker.main(["0", str(tmp_path)]) == 0
+    assert compile_worker.main(["0", str(tmp_path)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("PlanError") and second == "done" and len(compiled) == 1
 
@@ -105,7 +107,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
 def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
     plans = [p for p in candidates(True) if "^3" not in str(p)]
-    made = {text for job in jobs(["float32"], plans) for text, _ in ahead_worker.sources(*job)}
+    made = {text for job in jobs(["float32"], plans) for text, _ in compile_worker.sources(*job)}
     rng, met, missing = random.Random(1), 0, set()
     for i in range(8):
         step = 32 if i % 2 else 1

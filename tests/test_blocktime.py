@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fmm.kernels import blocktime
-from fmm.kernels.blocktime import GEMM, Fitted, Operands, Side, best_for, resident, seconds
-from fmm.kernels.capability import capabilities, capability, like
-from fmm.kernels.strategy import STRATEGIES, TUNED, Strategy, strategy
-from fmm.perfmodel.blocks import chip
-from fmm.perfmodel.devices import device, device_names
-from fmm.tuner import blocks as judge
+from fmm.hardware.capability import capabilities, capability, like
+from fmm.hardware.chip import Fitted
+from fmm.hardware.datasheets import device, device_names
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, Strategy, strategy
+from fmm.perfmodel import block_time
+from fmm.perfmodel.block_time import GEMM, Operands, Side, resident, seconds
+from fmm.perfmodel.papers.huang_blocks import chip
+from fmm.perfmodel.tile_choice import best_for
+from fmm.tuner import fit_blocks as judge
 
 FILE = Path(__file__).parents[1] / "results" / "nvidia-h200" / "blocks.json"
 H200 = chip(device("H200"))
@@ -31,34 +33,34 @@ def names(found: list[Strategy]) -> list[str]:
 @pytest.mark.parametrize("s", STRATEGIES, ids=lambda s: s.name)
 def test_what_nothing_is_added_to_is_the_papers(s: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     """(20) and (21), whole rounds: no waiting, no other instructions, lines as they lie, an unlimited memory."""
-    monkeypatch.setattr(blocktime, "COPY", 0)
-    monkeypatch.setattr(blocktime, "LOOP", 0)
+    monkeypatch.setattr(block_time, "COPY", 0)
+    monkeypatch.setattr(block_time, "LOOP", 0)
     monkeypatch.setattr(Side, "reads", lambda *_: 0)
     monkeypatch.setattr(Side, "bursts", False)
     monkeypatch.setattr(Side, "stored", property(lambda side: side.tile))
     on = replace(H200, fitted=IDEAL, bandwidth=1e30)
     per_sm = resident(s, GEMM, on.limits)
     tiles, k = 4 * on.multiprocessors * per_sm, 4096  # four rounds
-    flop = tiles * blocktime.flops(s, GEMM, k) / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
-    smop = tiles * 4 * blocktime.shared_elements(s, k) / (on.multiprocessors * 128 * on.clock)
+    flop = tiles * block_time.flops(s, GEMM, k) / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
+    smop = tiles * 4 * block_time.shared_elements(s, k) / (on.multiprocessors * 128 * on.clock)
     assert seconds(s, GEMM, (tiles * s.m_s, k, s.n_s), on) == pytest.approx(max(flop, smop))
 
 
 def test_terms_written_out() -> None:
     """Huge by hand: 512 multiply-adds, 16 + 16 wide reads, 1 + 1 copies; A's fragments of four steps in 256 cycles."""
     huge = strategy("Huge")
-    assert blocktime.issued(huge, GEMM, blocktime.ROWS, H200) == 512 + 32 + 2 * 5 + 50
+    assert block_time.issued(huge, GEMM, block_time.ROWS, H200) == 512 + 32 + 2 * 5 + 50
     burst = 2 * (256 * 8 * 4 * 4 / 128 - 2 * 64)
-    near = blocktime.waited(huge, GEMM, blocktime.ROWS, H200, 1e6)
+    near = block_time.waited(huge, GEMM, block_time.ROWS, H200, 1e6)
     assert near == H200.fitted.wait + burst
-    assert blocktime.waited(huge, GEMM, blocktime.ROWS, H200, 2 * H200.near) == near + H200.fitted.far / 2
+    assert block_time.waited(huge, GEMM, block_time.ROWS, H200, 2 * H200.near) == near + H200.fitted.far / 2
     cycles = 4 / 128 * (H200.fitted.share * 2 * 256 * 8 * 8 + 2 * 1024 + 1024)
-    assert blocktime.shared_cycles(huge, GEMM, blocktime.ROWS, H200) == pytest.approx(cycles)
+    assert block_time.shared_cycles(huge, GEMM, block_time.ROWS, H200) == pytest.approx(cycles)
 
 
 def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
-    a, b = blocktime.sides(strategy("Huge"), (2, 2, 2))
+    a, b = block_time.sides(strategy("Huge"), (2, 2, 2))
     assert (a.instructions, b.instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
     assert (a.stored, b.stored) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
     assert (a.bursts, b.bursts) == (False, False)
@@ -67,7 +69,7 @@ def test_a_sum_is_copied_read_added_and_written() -> None:
 def test_fewer_lanes_bind_before_slots() -> None:
     """64 lanes take two cycles for a warp's multiply-add, and other instructions go in between."""
     huge, half = strategy("Huge"), replace(H200, limits=capability("8.0"))
-    assert blocktime.issued(huge, GEMM, blocktime.ROWS, half) == 1024
+    assert block_time.issued(huge, GEMM, block_time.ROWS, half) == 1024
 
 
 @pytest.mark.parametrize("w", [GEMM, (2, 2, 2)])

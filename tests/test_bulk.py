@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.blocktime import GEMM, seconds
-from fmm.kernels.bulk import SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
-from fmm.kernels.bulk_source import BulkKernel, source
-from fmm.kernels.plan import Plan
-from fmm.kernels.strategy import BULK, SUMMING_BULK, Strategy
-from fmm.kernels.tape import GemmOp, Layout, Problem, record
-from fmm.kernels.tile import PARAMETER_BYTES, Lines, Several, TileOp
-from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.tile_source import ENTRY, OPTIONS
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tile_sizes import BULK, SUMMING_BULK, Strategy
+from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Lines, Several, TileOp
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
+from fmm.kernels.cuda.products.tma import SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
+from fmm.kernels.cuda.products.tma_source import BulkKernel, source
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.block_time import GEMM, seconds
 from tests.test_cuda_source import in_parallel, nvrtc, report
 from tests.test_tile import COMPILER, FLAGS, H200
 
@@ -47,7 +50,7 @@ def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = S
     ("plan", "s"), [("strassen.fused > tile", SUMMING_BULK), ("tile", BULK[1])], ids=["sums in it", "plain"]
 )
 def test_no_number_leaves_the_registers(plan: str, s: Strategy) -> None:
-    """Of architectures with a copy engine; on others tile.cuh does the same. Registers: Huang's Eq. 16 at least."""
+    """Of architectures with a copy engine; on others gemm_simt.cuh does the same. Registers: Huang's Eq. 16 at least."""
     nvrtc()
     made = launch_of(plan, Problem.contiguous(2560, 2560, 2560, "float32"), s).kernel
     jobs = [(f"{plan} {a}", source(made), a, OPTIONS) for a in ("sm_90", "sm_100")]
@@ -92,7 +95,7 @@ static std::vector<std::unique_ptr<std::barrier<>>> warps;
 static void __syncthreads() { everyone->arrive_and_wait(); }
 static void __syncwarp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
 """
-# In the place of cuda/bulk.cuh, the first part: what one copy brings.
+# In the place of ptx_tma.cuh, the first part: what one copy brings.
 COPIES = r"""
 namespace fmm {
 struct alignas(64) Map { long long address, length, lines, layers, leading, layer, across, down, exchange, rest[7]; };

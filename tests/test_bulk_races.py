@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.bulk import BulkOp
-from fmm.kernels.bulk_source import BulkKernel
-from fmm.kernels.tile_source import ENTRY
+from fmm.kernels.cuda.products.tiled_source import ENTRY
+from fmm.kernels.cuda.products.tma import BulkOp
+from fmm.kernels.cuda.products.tma_source import BulkKernel
 from tests.test_bulk import SMALL, check, described, for_the_host
 from tests.test_tile import COMPILER
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 import fmm
-from fmm.tuner import cli, suites
+from fmm.tuner import cli
 from fmm.tuner.cli import main
+from fmm.tuner.commands import suites
+from fmm.tuner.commands.measure import write
 from fmm.tuner.environment import device_folder
-from fmm.tuner.measure import Rounds
-from fmm.tuner.measured import write
+from fmm.tuner.paired import Rounds
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS: dict[str, list[dict[str, Any]]] = {

@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm import config, decision, identity, online
-from fmm.config import ConfigError
-from fmm.identity import Identity
-from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.threads import blas_threads
+from fmm.config import environment, files, identity, locate, schema
+from fmm.config.identity import Identity
+from fmm.config.schema import ConfigError
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.problem import Problem
+from fmm.problem import Problem
+from fmm.runtime import decide, online
 from tests import tuned
 
 HERE = Identity("cpu-test-2t", "a CPU of the tests", tuned.VERSIONS)
@@ -42,7 +43,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (config._now, config._read, config.once):
+    for cached in (files._now, files._read, environment.once):
         cached.cache_clear()
     online._trials.clear()
 
@@ -53,8 +54,8 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def decided(n: int = 96, limits: Limits = ROOM, dtype: str = "float64") -> decision.Decision:
-    return decision.decide(Problem(n, n, n, dtype), limits, 2)
+def decided(n: int = 96, limits: Limits = ROOM, dtype: str = "float64") -> decide.Decision:
+    return decide.decide(Problem(n, n, n, dtype), limits, 2)
 
 
 # ---- which step answers
@@ -107,7 +108,7 @@ def test_a_section_without_a_calibration_has_entries_all_the_same(path: Path) ->
 
 
 def test_a_product_follows_the_config(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr("fmm.multiply.SIDE", 0)
+    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
     tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan="laderman > vendor")))
     a, b = rng.standard_normal((2, 96, 96))
     assert str(fmm.explain(a, b).plan) == "laderman > vendor"
@@ -143,7 +144,7 @@ def test_an_unknown_mode_is_said_once_and_is_cache(
 
 def test_a_new_config_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
-    monkeypatch.setattr("fmm.config.time.monotonic", lambda: now)
+    monkeypatch.setattr("fmm.config.files.time.monotonic", lambda: now)
     tuned.write(path, HERE.key)
     assert decided().step == "certified entry"
     tuned.write(path, HERE.key, found=tuned.section())
@@ -193,12 +194,12 @@ def test_loading_and_deciding_take_no_time(path: Path) -> None:
     for _ in range(60):  # the least: others may be busy for a while
         forget()
         start = time.perf_counter()
-        assert config.configs().tuned(HERE, "float64")
+        assert files.configs().tuned(HERE, "float64")
         loads.append(time.perf_counter() - start)
     assert min(loads) < 5e-3
     problem, cached, looks = Problem(70, 70, 66), [], []
     for _ in range(60):  # by turns: both meet the processor at its best
-        cached.append(seconds(lambda: decision.decide(problem, ROOM, 2)))
+        cached.append(seconds(lambda: decide.decide(problem, ROOM, 2)))
         looks.append(seconds(lambda: [os.environ.get("FMM_NEVER_SET") for _ in range(4)]))
     assert min(cached) < min(looks)  # under 3 microseconds where processors are fast
 
@@ -218,21 +219,21 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "online")
-    monkeypatch.setattr("fmm.multiply.SIDE", 0)
-    monkeypatch.setattr(decision, "WORTH_TUNING", 0)
+    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
+    monkeypatch.setattr(decide, "WORTH_TUNING", 0)
     tuned.write(path, HERE.key, found=tuned.section())
     a, b = rng.standard_normal((2, 64, 64))
     ran: list[str] = []
     clock = [0.0]
-    computed = fmm.multiply._computed
+    computed = fmm.runtime.host_call._computed
 
     def slow_vendor(call: Any, options: Any, plan: Plan, limits: Any) -> Any:
         ran.append(str(plan))
         clock[0] += 2.0 if plan == VENDOR else 1.0
         return computed(call, options, plan, limits)
 
-    monkeypatch.setattr("fmm.multiply._computed", slow_vendor)
-    monkeypatch.setattr("fmm.online.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fmm.runtime.host_call._computed", slow_vendor)
+    monkeypatch.setattr("fmm.runtime.online.time.perf_counter", lambda: clock[0])
     best = str(fmm.explain(a, b).plan)
     products = 2 + 2 * online.PAIRS
     for _ in range(products):
@@ -304,14 +305,14 @@ def test_the_folders_are_those_of_platformdirs(monkeypatch: pytest.MonkeyPatch, 
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        assert config.user_folder() == Path(platformdirs.user_config_dir("fmm", appauthor=False))
-        assert config.site_folder() == Path(platformdirs.site_config_dir("fmm", appauthor=False))
+        assert locate.user_folder() == Path(platformdirs.user_config_dir("fmm", appauthor=False))
+        assert locate.site_folder() == Path(platformdirs.site_config_dir("fmm", appauthor=False))
 
 
 def test_the_users_config_comes_before_the_sites(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FMM_CONFIG")
-    monkeypatch.setattr(config, "site_folder", lambda: tmp_path / "site")
-    monkeypatch.setattr(config, "user_folder", lambda: tmp_path / "user")
+    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
     tuned.write(tmp_path / "site" / "config.json", HERE.key, found=tuned.section(tuned.entry(plan="hasa > vendor")))
     assert str(decided().plan) == "hasa > vendor"
     tuned.write(tmp_path / "user" / "config.json", HERE.key)
@@ -327,7 +328,7 @@ def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch:
         raise RuntimeError("no home")
 
     monkeypatch.delenv("FMM_CONFIG")
-    monkeypatch.setattr(config, "user_folder", homeless)
+    monkeypatch.setattr(locate, "user_folder", homeless)
     assert decided().step == "built-in model"
 
 
@@ -405,16 +406,16 @@ DOCUMENTS = {
 @pytest.mark.parametrize(("content", "message"), DOCUMENTS.items(), ids=lambda x: str(x)[:30])
 def test_a_document_that_is_no_config(content: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        config.document(content)
+        schema.document(content)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe{}")
-    (tmp_path / "large").write_bytes(b" " * (config.LARGEST_FILE + 1))
+    (tmp_path / "large").write_bytes(b" " * (files.LARGEST_FILE + 1))
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     for name, message in (("bytes", "UTF-8"), ("large", "larger"), ("pipe", "no file"), ("none", "No such file")):
         with pytest.raises(ConfigError, match=message):
-            config.read(tmp_path / name)
+            files.read(tmp_path / name)
 
 
 def mutated(text: str, rng: random.Random) -> bytes:
@@ -471,7 +472,7 @@ def test_a_thousand_damaged_configs_break_no_product(
 ) -> None:
     """Every product is right, and each config is either used or passed over with one line."""
     caplog.set_level(logging.WARNING, "fmm")
-    monkeypatch.setattr("fmm.multiply.SIDE", 0)
+    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
     text = tuned.write(path, HERE.key, found=GOOD).read_text()
     a, b = rng.standard_normal((2, 96, 96))
     right, chance, steps, lines = a @ b, random.Random(1), set[str](), 0

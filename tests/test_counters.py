@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import counters, ncu
-from fmm.kernels.steps import kernel_table
-from fmm.kernels.strategy import GPU8, strategy
-from fmm.perfmodel import counts
+from fmm.kernels.algorithms.step_table import kernel_table
+from fmm.kernels.cuda.products.tile_sizes import GPU8, strategy
+from fmm.perfmodel.papers import li_counts
 
 LONG = """==PROF== Connected to process 4242 (/usr/bin/python3.12)
 ==PROF== Profiling "fmm_sum" - 0: 0%....50%....100% - 3 passes
@@ -112,11 +112,13 @@ def test_predictions_of_gpu8_are_the_printed_ones() -> None:
         if x.plan.endswith("gpu8"):
             kernel = kernel_table()[x.kernel]
             for quantity, found in (("transactions", x.printed), ("volume", x.volume)):
-                leaf = counts.LEAVES["gpu8"][quantity]  # type: ignore[index]
-                assert found == counts.kernel_cost(kernel, quantity, leaf)(x.m)  # type: ignore[arg-type]
+                leaf = li_counts.LEAVES["gpu8"][quantity]  # type: ignore[index]
+                assert found == li_counts.kernel_cost(kernel, quantity, leaf)(x.m)  # type: ignore[arg-type]
     for plan, scheme in (("li-fig12 > tile.gpu8", "strassen"), ("li-fig13 > tile.gpu8", "winograd")):
         whole = counters.total([x for x in rows if x.plan == plan])
-        assert whole.printed == float(counts.T(scheme, 1, SIZE)) and whole.volume == float(counts.V(scheme, 1, SIZE))
+        assert whole.printed == float(li_counts.T(scheme, 1, SIZE)) and whole.volume == float(
+            li_counts.V(scheme, 1, SIZE)
+        )
     other = [x for x in rows if x.plan.endswith("square")]
     assert all(x.printed is None and x.transactions is None for x in (*other, counters.total(other)))
     assert {x.volume for x in other if x.plan == "tile.square"} == {8 * SIZE**3 / 128 + 4 * SIZE**2}

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm import config, decision, memory
-from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.threads import blas_threads
+from fmm.config import files
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.problem import Problem
+from fmm.problem import Problem
+from fmm.runtime import decide, host_memory
 from fmm.tuner.cli import main
-from fmm.tuner.cpu_device import CpuDevice, CpuSession
-from fmm.tuner.device import FailedError
+from fmm.tuner.commands.suites import fast_plan
+from fmm.tuner.devices.cpu import CpuDevice, CpuSession
+from fmm.tuner.devices.device import FailedError
 from fmm.tuner.journal import Journal, Pace
-from fmm.tuner.suites import fast_plan
 from fmm.tuner.trials import Run
 
 WINOGRAD = Plan.parse("winograd > vendor")
@@ -69,7 +70,7 @@ def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system hands out more than there is, and kills whoever uses it."""
-    monkeypatch.setattr(memory, "available", lambda: 3 * 100 * 100 * 8 - 1)
+    monkeypatch.setattr(host_memory, "available", lambda: 3 * 100 * 100 * 8 - 1)
     journal = Journal("run", CpuDevice())
     with journal.open("bench", Problem(100, 100, 100)) as desk:
         assert desk.rounds([Run()], Pace(1)) == {Run(): []}
@@ -112,8 +113,8 @@ def test_a_real_tuning_is_obeyed(
     assert main(["validate", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    config._now.cache_clear()
-    decided = decision.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), blas_threads())
+    files._now.cache_clear()
+    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), blas_threads())
     assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out
@@ -123,7 +124,7 @@ def test_a_real_tuning_is_obeyed(
 
 
 def test_a_fast_plan_is_found_where_a_certified_entry_considers_none() -> None:
-    assert fast_plan(decision.Decision(VENDOR, None, "no plan beat the vendor")) != VENDOR
+    assert fast_plan(decide.Decision(VENDOR, None, "no plan beat the vendor")) != VENDOR
 
 
 def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda_graphs import KERNEL_NODE, Kernel, Movable, _Driver
+from fmm.kernels.cuda.launch.graphs import KERNEL_NODE, Kernel, Movable, _Driver
 
 SPLIT, JOIN, GEMM, MEMSET = 0x100, 0x200, 0x300, 2
 Launch = tuple[int, int]  # a function, and the number that is its parameter

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda_source import ENTRY, THREADS, Access, SumKernel, source
-from fmm.kernels.plan import Plan
-from fmm.kernels.steps import step_table_names
-from fmm.kernels.tape import ARRAY_BYTES, Layout, Problem, SumOp, record
+from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
+from fmm.kernels.cuda.sums.sum_source import ENTRY, source
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import Plan
 
 # Without the library's headers, which take most of the time.
 HOST = r"""
@@ -93,7 +97,7 @@ def _compiler() -> str:
 def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
     text = source(kernel, access, flag).replace("#pragma once", "")
     text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
-    assert changed, "the host's version of FMM_IF_INSIDE no longer fits cuda/sum.cuh"
+    assert changed, "the host's version of FMM_IF_INSIDE no longer fits block_sums.cuh"
     return HOST + text
 
 
@@ -275,7 +279,7 @@ AT(inner_rows, {flag} + 16); AT(inner_cols, {flag} + 20);
 
 @pytest.mark.parametrize("wrong", [0, 8], ids=["as packed", "8 bytes off"])
 def test_parameters_lie_where_a_launch_puts_them(wrong: int, tmp_path: Path) -> None:
-    """The struct of cuda/sum.cuh against the bytes of SumOp.parameters; any other layout does not compile."""
+    """The struct of block_sums.cuh against the bytes of SumOp.parameters; any other layout does not compile."""
     op = record(Plan.parse("strassen.batched > vendor"), Problem.contiguous(40, 24, 56, "float32", 0.3, -7.0)).ops[-1]
     assert isinstance(op, SumOp) and op.kernel.scalars == 2
     arrays, scalars = op.kernel.arrays, op.kernel.scalars

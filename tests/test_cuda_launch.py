@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.cuda_source import ELEMENTS, HIGH, THREADS
-from fmm.kernels.plan import Plan
-from fmm.kernels.tape import GRID, Array, Factor, GemmOp, Layout, Problem, SumOp, Tape, Turn, View, _Recorder, record
+from fmm.kernels.cuda.launch_list import Problem, Tape, Turn
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.record import _Recorder, record
+from fmm.kernels.cuda.sums.sum_kernel import ELEMENTS, HIGH, THREADS
+from fmm.kernels.cuda.sums.sum_launch import GRID, Array, SumOp
+from fmm.kernels.cuda.views import Factor, Layout, View
+from fmm.kernels.plans.plan import Plan
 
 PLANS = tuple(
     Plan.parse(text if "vendor" in text else f"{text} > vendor")
@@ -59,7 +63,7 @@ def sums(tape: Tape) -> list[SumOp]:
 
 
 def columns(op: SumOp, access: str) -> Any:
-    """Which column each lane of each thread of one row of thread blocks takes, as cuda/sum.cuh says."""
+    """Which column each lane of each thread of one row of thread blocks takes, as block_sums.cuh says."""
     lanes = op.kernel.lanes
     block, thread, lane = np.ogrid[: op.grid[0], :THREADS, :lanes]
     if access == "vector":
@@ -85,7 +89,7 @@ def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: 
 
 
 def tile(op: SumOp) -> tuple[Any, Any]:
-    """Row and first column, within its thread block, of each thread of a launch that turns, as cuda/sum.cuh says."""
+    """Row and first column, within its thread block, of each thread of a launch that turns, as block_sums.cuh says."""
     thread = np.arange(THREADS)
     down = 32 // ELEMENTS[op.kernel.element].itemsize
     (warp, lane), across = np.divmod(thread, 32), 32 // down

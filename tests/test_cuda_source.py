@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fmm.kernels import rescue
-from fmm.kernels.capability import capability
-from fmm.kernels.cuda_source import THREADS, SumKernel, peak, source
-from fmm.kernels.occupancy import active_blocks
-from fmm.kernels.plan import Plan
-from fmm.kernels.scheme import scheme, scheme_names
-from fmm.kernels.steps import step_table_names
-from fmm.kernels.tape import ARRAY_BYTES, Problem, SumOp, record
+from fmm.hardware.capability import capability
+from fmm.hardware.occupancy import active_blocks
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.recompute import recompute
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
+from fmm.kernels.cuda.sums.sum_source import source
+from fmm.kernels.plans.plan import Plan
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
@@ -280,7 +283,7 @@ def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
     texts = [source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
-    for text in (*texts, rescue.source(dtype)):
+    for text in (*texts, recompute.source(dtype)):
         _, ptx = _compiled(text, "compute_90", "--std=c++17", "-ftz=true")
         assert "ret;" in ptx and "f32" in ptx
         assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha and beta themselves

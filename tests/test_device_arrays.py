@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm import config
-from fmm.device import arrays as device_arrays
-from fmm.device import call as device_call
-from fmm.device import multiply as device_multiply
-from fmm.device.arrays import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
-from fmm.device.call import Call, NotOursError, Question, answer, fresh
-from fmm.device.decision import Gpu, calibration_of_device, decide_on, leaner_on
-from fmm.device.plan import device_index, type_name
-from fmm.kernels import rescue
-from fmm.kernels.needs import GRAPH_SCRATCH
-from fmm.kernels.plan import VENDOR, Plan, PlanError
+from fmm.arrays import library as device_arrays
+from fmm.arrays.library import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
+from fmm.config import files
+from fmm.kernels.cuda.recompute import recompute
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.problem import Problem
+from fmm.problem import Problem
+from fmm.runtime import device_call as device_multiply
+from fmm.runtime import prepare as device_call
+from fmm.runtime.decide_gpu import Gpu, calibration_of_device, decide_on, leaner_on
+from fmm.runtime.plan_gpu import device_index, type_name
+from fmm.runtime.prepare import Call, NotOursError, Question, answer, fresh
 from tests import tuned
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
@@ -121,7 +121,7 @@ def test_what_is_on_the_host_is_numpys(pair: tuple[Any, Any]) -> None:
 
 def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "fmm.device.cupy_arrays", raising=False)
+    monkeypatch.delitem(sys.modules, "fmm.arrays.cupy_library", raising=False)
     with pytest.raises(TypeError, match=r"numba DeviceNDArray on a CUDA device.*needs CuPy"):
         fmm.matmul(INTERFACE, INTERFACE)
     assert described(INTERFACE) == "a numba DeviceNDArray on a CUDA device"
@@ -362,10 +362,10 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
     path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    for cached in (config._now, config._read):
+    for cached in (files._now, files._read):
         cached.cache_clear()
     yield decide_on(H200, Problem(16384, 16384, 16384, "float32"), PLENTY)
-    for cached in (config._now, config._read):
+    for cached in (files._now, files._read):
         cached.cache_clear()
 
 
@@ -418,7 +418,7 @@ def test_types_by_any_name(dtype: Any, name: str) -> None:
 
 
 def test_plans_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fmm.device import plan as device_plan
+    from fmm.runtime import plan_gpu as device_plan
 
     monkeypatch.setattr(device_plan, "gpu", lambda index: H200)
     decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
@@ -637,23 +637,23 @@ def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
 
 
 def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
-    trust, rescues, runs_of_rest = rescue.Trust(), 0, []
+    trust, rescues, runs_of_rest = recompute.Trust(), 0, []
     for _ in range(12):
         rescues += 1
         rest = 0
         while not trust.holds(rescues):
             rest += 1
         runs_of_rest.append(rest)
-    assert runs_of_rest == [min(rescue.FIRST_REST * 2**i, rescue.LAST_REST) for i in range(12)]
-    assert all(trust.holds(rescues) for _ in range(2 * rescue.LAST_REST))
+    assert runs_of_rest == [min(recompute.FIRST_REST * 2**i, recompute.LAST_REST) for i in range(12)]
+    assert all(trust.holds(rescues) for _ in range(2 * recompute.LAST_REST))
     assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
-    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == rescue.FIRST_REST - 1
+    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == recompute.FIRST_REST - 1
 
 
 def test_every_type_has_a_rescue() -> None:
-    assert set(rescue.sources()) == {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
-    for text in rescue.sources().values():
-        assert text.count(rescue.RESCUE + "(") == 1 and text.count(rescue.SCAN + "(") == 1
+    assert set(recompute.sources()) == {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+    for text in recompute.sources().values():
+        assert text.count(recompute.RESCUE + "(") == 1 and text.count(recompute.SCAN + "(") == 1
 
 
 # ---- torch's tensors on the host
@@ -852,7 +852,7 @@ class Matrix:
 def gemm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module that calls cuBLAS, with a handle and a function that only note the call; no device."""
     pytest.importorskip("cupy")
-    from fmm.device import cupy_gemm
+    from fmm.arrays import cupy_gemm
 
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(cupy_gemm, "gemm", lambda *values: calls.append(values))

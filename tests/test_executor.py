@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.arena import Arena, block
-from fmm.kernels.executor import execute
-from fmm.kernels.needs import workspace
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Level, Plan, PlanError
-from fmm.kernels.program import Coefficient
-from fmm.kernels.proof import Polynomial, defect, first_defect, symbols
-from fmm.kernels.recipe import Sum
-from fmm.kernels.scheme import Scheme, scheme, scheme_names
-from fmm.kernels.steps import step_table_names
-from fmm.kernels.threads import Threads
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.algorithms.scheme import Scheme
+from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, symbols
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.plan import Level, Plan, PlanError
+from fmm.kernels.plans.walk import execute
+from fmm.kernels.plans.workspace import workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
@@ -407,7 +408,7 @@ class Forgetful(NumpyBackend):
 
 
 def test_the_prover_rejects_a_backend_that_skips_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmm.kernels.proof.NumpyBackend", Forgetful)
+    monkeypatch.setattr("fmm.kernels.cpu.symbolic_proof.NumpyBackend", Forgetful)
     assert "nothing was written" in (defect(Plan.parse("strassen > vendor"), 2, 2, 2) or "")
 
 

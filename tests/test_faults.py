@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from fmm import config, store
-from fmm.identity import Identity
-from fmm.tuner import devices, tuning
+from fmm.config import files, locate, store
+from fmm.config.identity import Identity
 from fmm.tuner.cli import main
+from fmm.tuner.commands import tune as commands_tune
+from fmm.tuner.devices import choose
+from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.fake_device import FAKE, FakeDevice
 from fmm.tuner.trials import Trials
 from tests import tuned
 
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """The command tunes this device, with little effort."""
     device = FakeDevice()
-    monkeypatch.setattr(tuning, "chosen", lambda name: [device])
+    monkeypatch.setattr(commands_tune, "chosen", lambda name: [device])
     for name in EFFORTS:
         monkeypatch.setitem(EFFORTS, name, tuned.SMALL)
     return device
@@ -156,7 +157,7 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
     assert main([*arguments, "--fresh"]) == 130 and not path.exists()  # a few rough products are no model
     asked, last = 0, 20
     assert main([*arguments, "--fresh"]) == 130  # where there is nothing better, it is the best so far
-    assert config.read(path)[FAKE.key]["float64"]["error"]["speedup"]["count"] == 0
+    assert files.read(path)[FAKE.key]["float64"]["error"]["speedup"]["count"] == 0
 
 
 @pytest.mark.parametrize("more", [["--effort", "full"], ["--dtype", "float32"], ["--fresh"], []])
@@ -200,7 +201,7 @@ def test_no_home_at_all(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsy
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(config, "user_folder", homeless)
+    monkeypatch.setattr(locate, "user_folder", homeless)
     monkeypatch.delenv("FMM_CONFIG", raising=False)
     assert main([]) == 1
     assert "Could not determine home directory" in capsys.readouterr().err
@@ -215,7 +216,7 @@ def test_a_disk_that_fills_up_under_the_config(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("fmm.store.os.fsync", full)
+        patch.setattr("fmm.config.store.os.fsync", full)
         assert main(["--dtype", "float64", "--quiet", "--output", str(tmp_path)]) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert (tmp_path / "config.json").read_text() == old
@@ -247,7 +248,7 @@ def test_a_damaged_config_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFi
     store.merge(path, "cpu-a", "float64", tuned.section())
     assert (tmp_path / "config.json.damaged").read_text() == "{ damaged"
     assert "was damaged" in capsys.readouterr().err
-    assert set(config.read(path)) == {"cpu-a"}
+    assert set(files.read(path)) == {"cpu-a"}
 
 
 def test_a_config_of_a_later_fmm_is_not_touched(
@@ -267,7 +268,7 @@ def test_sections_and_entries_are_merged(tmp_path: Path) -> None:
     store.merge(path, "cpu-a", "float32", tuned.section(one))
     store.merge(path, "cpu-b", "float64", tuned.section(one))
     store.merge(path, "cpu-a", "float64", tuned.section(two, tuned.entry((1, 2, 3), "hasa > vendor")))
-    found = config.read(path)
+    found = files.read(path)
     assert {(key, dtype) for key, types in found.items() for dtype in types} == {
         ("cpu-a", "float64"),
         ("cpu-a", "float32"),
@@ -286,7 +287,7 @@ def test_old_entries_are_marked_when_versions_have_changed(tmp_path: Path) -> No
     store.merge(path, "cpu-a", "float64", tuned.section(tuned.entry((1, 2, 3))))
     new = tuned.section(tuned.entry((4, 5, 6)), versions={"blas": "another"})
     store.merge(path, "cpu-a", "float64", new)
-    entries = config.read(path)["cpu-a"]["float64"]["entries"]
+    entries = files.read(path)["cpu-a"]["float64"]["entries"]
     assert [e["verified"] for e in entries] == [False, True]
 
 
@@ -302,7 +303,7 @@ def test_threads_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
         t.start()
     for t in threads:
         t.join()
-    assert len(config.read(path)["cpu-a"]["float64"]["entries"]) == 40
+    assert len(files.read(path)["cpu-a"]["float64"]["entries"]) == 40
 
 
 def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
@@ -356,7 +357,7 @@ def test_bad_arguments_exit_with_2_and_say_what_is_valid(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    monkeypatch.setattr(choose, "gpus", lambda: 0)
     (tmp_path / "SHAPES").write_text("1 2\n")
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
@@ -371,11 +372,11 @@ def test_without_a_device_the_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -
         made.append(name)
         return FakeDevice()
 
-    monkeypatch.setattr(devices, "_device", make)
+    monkeypatch.setattr(choose, "_device", make)
     for count, name, expected in ((0, None, ["cpu"]), (2, None, ["0"]), (2, "all", ["0", "1", "cpu"]), (2, "1", ["1"])):
         made.clear()
-        monkeypatch.setattr(devices, "gpus", lambda count=count: count)
-        devices.chosen(name)
+        monkeypatch.setattr(choose, "gpus", lambda count=count: count)
+        choose.chosen(name)
         assert made == expected
 
 
@@ -426,8 +427,8 @@ def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, t
     counts = []
     for more in ([], ["--resume"], ["--resume"]):
         assert main([*arguments, *more]) == 0
-        (tuning,) = Trials(tmp_path / "trials.jsonl").tunings()
-        counts.append(len(tuning.trials))
+        (commands_tune,) = Trials(tmp_path / "trials.jsonl").tunings()
+        counts.append(len(commands_tune.trials))
     assert 0 < counts[0] < counts[1] < counts[2]
 
 
@@ -451,7 +452,7 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     assert main(["merge", str(tmp_path / "config.json"), "--into", str(tmp_path / "other.json")]) == 0
     assert main(["merge", where, "--into", str(tmp_path / "third.json")]) == 0  # a folder stands for its config
     for copy in ("other.json", "third.json"):
-        assert config.read(tmp_path / copy) == config.read(tmp_path / "config.json")
+        assert files.read(tmp_path / copy) == files.read(tmp_path / "config.json")
 
 
 def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,16 +463,16 @@ def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatc
         limits.append((job.dtype, left))
         return 0, 2.0
 
-    monkeypatch.setattr(tuning, "_tuned", tuned)
+    monkeypatch.setattr(commands_tune, "_tuned", tuned)
     assert main(["--time-limit", "10", "--output", str(tmp_path)]) == 0
     assert limits == [("float32", 5.0), ("float64", 8.0)]
 
 
-@pytest.mark.parametrize("missing", tuning.NEEDED)
+@pytest.mark.parametrize("missing", commands_tune.NEEDED)
 def test_a_package_that_is_missing_is_named_before_anything_is_measured(
     missing: str, fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tuning, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(commands_tune, "find_spec", lambda name: None if name == missing else name)
     assert main(["--output", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"fmm-tune: {missing} is not installed; pip install 'fmm-tune[tune]'\n"
     assert not fake.asked and not list(tmp_path.iterdir())
@@ -480,9 +481,9 @@ def test_a_package_that_is_missing_is_named_before_anything_is_measured(
 def test_a_canary_that_has_nothing_to_measure_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fmm.tuner import measured
+    from fmm.tuner.commands import measure
 
-    monkeypatch.setattr(measured, "chosen", lambda name: [FakeDevice()])
+    monkeypatch.setattr(measure, "chosen", lambda name: [FakeDevice()])
     path = tmp_path / "config.json"
     assert main(["canary", "--output", str(path)]) == 1
     assert "there is no config" in capsys.readouterr().err
@@ -513,11 +514,11 @@ def test_a_canary_restores_trust_or_takes_it(
     """After an update of the library, by measuring one entry again."""
     from dataclasses import replace
 
-    from fmm.tuner import measured
+    from fmm.tuner.commands import measure
 
     device = FakeDevice()
-    monkeypatch.setattr(tuning, "chosen", lambda name: [device])
-    monkeypatch.setattr(measured, "chosen", lambda name: [device])
+    monkeypatch.setattr(commands_tune, "chosen", lambda name: [device])
+    monkeypatch.setattr(measure, "chosen", lambda name: [device])
     monkeypatch.setitem(EFFORTS, "quick", tuned.SMALL)
     (tmp_path / "shapes").write_text("6000 6000 6000\n")
     path = tmp_path / "config.json"
@@ -527,6 +528,6 @@ def test_a_canary_restores_trust_or_takes_it(
     device.truth = replace(device.truth, stream=device.truth.stream / slower**4)
     assert main(["canary", "--output", str(path)]) == 0
     assert ("all entries are trusted" if holds else "entries stay set aside") in capsys.readouterr().out
-    raw = config.read(path)[FAKE.key]["float64"]
+    raw = files.read(path)[FAKE.key]["float64"]
     assert raw["versions"] == {"numpy": "1", "blas": "fake 1"}
     assert [e["verified"] for e in raw["entries"]] == [holds]

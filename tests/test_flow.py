@@ -15,32 +15,32 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm import probe
-from fmm.kernels import blas, flow
-from fmm.kernels.flow import Flow, SideBySide, Task
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Plan
-from fmm.kernels.spent import spent
-from fmm.kernels.threads import Threads, blas_threads, processors
-from fmm.perfmodel.problem import Problem
-from fmm.tuner.cpu_device import CpuDevice
+from fmm.kernels.cpu import openblas, side_by_side
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.side_by_side import Flow, SideBySide, Task
+from fmm.kernels.cpu.step_timer import spent
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads, processors
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
+from fmm.runtime import probe
+from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.trials import Run
 
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).resolve().parent.parent
 
 pytestmark = pytest.mark.skipif(
-    blas.openblas() is None or processors() < 2, reason="needs OpenBLAS with its own threads, and two processors"
+    openblas.openblas() is None or processors() < 2, reason="needs OpenBLAS with its own threads, and two processors"
 )
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two BLAS threads, and flows for products of any size, cut into small parts."""
-    monkeypatch.setattr(flow, "LEAST", 0)
-    monkeypatch.setattr(flow, "ROWS", 8)
-    monkeypatch.setattr(flow, "WHOLE", 8)
-    library = blas.openblas()
+    monkeypatch.setattr(side_by_side, "LEAST", 0)
+    monkeypatch.setattr(side_by_side, "ROWS", 8)
+    monkeypatch.setattr(side_by_side, "WHOLE", 8)
+    library = openblas.openblas()
     assert library is not None
     before = library.count()
     library.limit(2)
@@ -80,7 +80,7 @@ def test_the_last_digits_do_not_depend_on_who_was_first(
     dtype: str, order: Any, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """Products are cut where a thread would be idle, that is by chance; a row's digits are the same in any cut."""
-    monkeypatch.setattr(flow, "WHOLE", 192)
+    monkeypatch.setattr(side_by_side, "WHOLE", 192)
     shapes = ((2301, 450), (450, 303))
     a, b = (np.asarray(rng.standard_normal(shape), dtype, order=order) for shape in shapes)
     first = fmm.matmul(a, b, plan="winograd > vendor")
@@ -107,13 +107,13 @@ def test_two_products_run_side_by_side(eager: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_small_product_is_not_worth_it(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(flow, "Flow", lambda: pytest.fail("a flow for nothing"))
+    monkeypatch.setattr(side_by_side, "Flow", lambda: pytest.fail("a flow for nothing"))
     fmm.matmul(*rng.standard_normal((2, 256, 256)), plan="winograd > vendor")
 
 
 @pytest.mark.parametrize("count", [1, 3, 16])
 def test_other_numbers_of_threads_do_as_before(count: int) -> None:
-    with flow.backend(count, 1 << 60) as found:
+    with side_by_side.backend(count, 1 << 60) as found:
         assert type(found) is NumpyBackend and found.threads == Threads(count)
 
 
@@ -135,7 +135,7 @@ def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monke
     seen, original = set(), NumpyBackend.sum
 
     def watched(self: NumpyBackend, *arguments: Any) -> None:
-        seen.add((self.threads.count, blas.held(), threading.current_thread().name[:3]))
+        seen.add((self.threads.count, openblas.held(), threading.current_thread().name[:3]))
         original(self, *arguments)
 
     monkeypatch.setattr(NumpyBackend, "sum", watched)
@@ -201,18 +201,18 @@ def test_two_tasks_meet_where_their_arrays_do() -> None:
 
 def test_the_window_is_bounded_and_in_order() -> None:
     flowing, x, done = Flow(), np.zeros(4), []
-    for i in range(flow.WINDOW):
+    for i in range(side_by_side.WINDOW):
         flowing.add(Task([x], [x], lambda i=i: done.append(i)))  # type: ignore[misc]
     late = threading.Thread(target=flowing.add, args=(Task([x], [x], lambda: done.append(-1)),))
     late.start()
     late.join(0.05)
-    assert late.is_alive() and len(flowing.waiting) == flow.WINDOW
+    assert late.is_alive() and len(flowing.waiting) == side_by_side.WINDOW
     worker = threading.Thread(target=flowing.work)
     worker.start()
     late.join(10)
     flowing.close()
     worker.join(10)
-    assert done == [*range(flow.WINDOW), -1]
+    assert done == [*range(side_by_side.WINDOW), -1]
 
 
 @pytest.mark.timed
@@ -293,21 +293,21 @@ def test_what_is_not_finite_is_numpys(bad: float, eager: None, rng: np.random.Ge
 
 
 def test_the_count_that_others_see_is_the_usual_one(eager: None) -> None:
-    with blas.one_thread_each(2) as alone:
-        library = blas.openblas()
+    with openblas.one_thread_each(2) as alone:
+        library = openblas.openblas()
         assert alone and library is not None and library.count() == 1
         assert blas_threads() == 2
-        with blas.one_thread_each(2) as second:
+        with openblas.one_thread_each(2) as second:
             assert not second, "one call at a time"
-    assert blas.held() == 0
+    assert openblas.held() == 0
 
 
 def test_a_library_that_is_limited_is_left_alone(eager: None) -> None:
-    library = blas.openblas()
+    library = openblas.openblas()
     assert library is not None
     library.limit(1)
     try:
-        with blas.one_thread_each(2) as alone:
+        with openblas.one_thread_each(2) as alone:
             assert not alone and library.count() == 1
     finally:
         library.limit(2)

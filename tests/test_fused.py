@@ -11,21 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels import explain
-from fmm.kernels.needs import workspace
-from fmm.kernels.plan import Level, Plan
-from fmm.kernels.scheme import scheme, scheme_names
-from fmm.kernels.tape import GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
-from fmm.kernels.tasks import LANES, launches, stages
-from fmm.kernels.tile import Several, TileOp
-from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.variants import FIGURE_6, Operands, listed, name, operands
-from fmm.perfmodel import problem as shapes
-from fmm.perfmodel.blocks import chip
+from fmm import problem as shapes
+from fmm.hardware.datasheets import device
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.cuda.launch_list import Op, Problem, Tape, Turn
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans import explain
+from fmm.kernels.plans.fused_order import LANES, launches, stages
+from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.variants import FIGURE_6, Operands, listed, name, operands
+from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.devices import device
-from fmm.perfmodel.paper_huang import huang_fig7
-from fmm.perfmodel.predict import counted
+from fmm.perfmodel.papers.huang import huang_fig7
+from fmm.perfmodel.papers.huang_blocks import chip
+from fmm.perfmodel.work import counted
 from tests.test_tape import _buffer, _matrices, play
 
 H200 = chip(device("H200"))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm import config
-from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.replays import REPEATS
+from fmm.config import files
+from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.plans.plan import VENDOR, Plan
 from tests import tuned
 from tests.test_gpu_matmul import CORRUPTIONS, CupyLibrary, Gate, close, draw, same_places
 
@@ -33,11 +33,11 @@ def library() -> Any:
 @pytest.fixture
 def slot() -> Iterator[Any]:
     """This thread's slot on a stream of its own, which is the current one."""
-    from fmm.kernels import cupy_rescue
+    from fmm.kernels.cuda.recompute import flags
 
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        yield cupy_rescue.slot(0, stream.ptr)
+        yield flags.slot(0, stream.ptr)
         stream.synchronize()
 
 
@@ -118,8 +118,9 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
     from benchmarks.clock import elapsed
-    from fmm.kernels.cupy_rescue import Rescue
-    from fmm.kernels.tape import Problem, record
+    from fmm.kernels.cuda.launch_list import Problem
+    from fmm.kernels.cuda.recompute.flags import Rescue
+    from fmm.kernels.cuda.record import record
 
     side = 4096
     rescue = Rescue(record(Plan.parse(FUSED), Problem.contiguous(side, side, side, "float32")), 0)
@@ -135,7 +136,7 @@ def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
 
 def told(path: Path, **rate: float) -> None:
     """A config by which products are slow and nothing else takes time."""
-    from fmm.device.decision import gpu
+    from fmm.runtime.decide_gpu import gpu
 
     numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
     known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
@@ -150,7 +151,7 @@ def test_without_workspace_our_own_kernel_is_used_where_it_was_measured(
     told(tmp_path / "config.json", tiled=tiled)
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    for cached in (config._now, config._read):
+    for cached in (files._now, files._read):
         cached.cache_clear()
     a, b = (library.array(draw((2048, 2048), seed=i), "float32") for i in range(2))
     decision = fmm.explain(a, b, workspace=0)
@@ -159,5 +160,5 @@ def test_without_workspace_our_own_kernel_is_used_where_it_was_measured(
     close(library, fmm.matmul(a, b, workspace=0), a, b, "float32")
     a[5, 6] = np.inf
     same_places(library, fmm.matmul(a, b, workspace=0), library.matmul(a, b))
-    for cached in (config._now, config._read):
+    for cached in (files._now, files._read):
         cached.cache_clear()

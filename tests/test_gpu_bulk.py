@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.plan import Plan
-from fmm.kernels.tape import Layout, Problem, record
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import Plan
 
 cupy = pytest.importorskip("cupy")
 np = pytest.importorskip("numpy")
@@ -20,7 +22,7 @@ FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, 
 
 @pytest.fixture(autouse=True)
 def _engine() -> None:
-    from fmm.kernels.cupy_bulk import has_engine
+    from fmm.kernels.cuda.launch.tma_call import has_engine
 
     if not has_engine(cupy.cuda.runtime.getDevice()):
         pytest.skip("this device's copy engine brings no tiles: compute capability 9.0 is the first that does")
@@ -35,7 +37,7 @@ def made(shape: tuple[int, int], order: str, rng: Any) -> Any:
 
 
 def check(plan: str, size: tuple[int, int, int], orders: str, alpha: float, beta: float) -> None:
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     m, k, n = size
     rng = cupy.random.default_rng(m * k + n)
@@ -63,7 +65,7 @@ def test_products_of_any_size(plan: str, orders: str) -> None:
 
 
 def test_the_engine_is_used() -> None:
-    from fmm.kernels.cupy_bulk import chosen
+    from fmm.kernels.cuda.launch.tma_call import chosen
 
     aligned = dict.fromkeys("ABCW", 256)
     (op,) = record(Plan.parse(FUSED), Problem.contiguous(1536, 1536, 1536, "float32")).ops
@@ -75,7 +77,7 @@ def test_the_engine_is_used() -> None:
 
 @pytest.mark.parametrize("size", [(1536, 1536, 1536), (2560, 2560, 2560), (520, 8192, 300)])
 def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     rng, (m, k, n) = cupy.random.default_rng(4), size
     a, b = rng.standard_normal((m, k), cupy.float32), rng.standard_normal((k, n), cupy.float32)
@@ -85,7 +87,7 @@ def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
 
 def test_streams_and_graphs_do_not_disturb_each_other() -> None:
     """Each stream and each graph has counts of its own, zero again after every launch."""
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     n, rng, backend = 1024, cupy.random.default_rng(2), CupyBackend()
     tape = record(Plan.parse(FUSED), Problem.contiguous(n, n, n, "float32"))
@@ -111,7 +113,7 @@ def test_streams_and_graphs_do_not_disturb_each_other() -> None:
 
 def test_layouts_of_one_problem_agree() -> None:
     """However operands lie, within rounding."""
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     rng = cupy.random.default_rng(9)
     a, b = rng.standard_normal((640, 512), cupy.float32), rng.standard_normal((512, 768), cupy.float32)
@@ -122,7 +124,7 @@ def test_layouts_of_one_problem_agree() -> None:
 
 
 def test_a_problem_that_is_not_aligned_is_done_by_the_other_kernel() -> None:
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     layouts = Layout("C", 257), Layout("C", 301), Layout("C", 301)
     assert record(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0

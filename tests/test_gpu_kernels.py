@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.plan import Plan
-from fmm.kernels.scheme import scheme_names
-from fmm.kernels.steps import step_table_names
-from fmm.kernels.tape import Layout, Problem, SumOp, record
+from fmm.kernels.algorithms.catalogue import scheme_names
+from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import Plan
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +32,7 @@ def cupy() -> Any:
 
 @pytest.fixture(scope="module")
 def backend(cupy: Any) -> Any:
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     return CupyBackend()
 
@@ -325,7 +328,7 @@ def test_streams_and_threads_do_not_disturb_each_other(cupy: Any, backend: Any) 
 def test_the_math_mode_is_given_back(cupy: Any) -> None:
     from cupy_backends.cuda.libs import cublas
 
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     handle, n = cupy.cuda.device.get_cublas_handle(), 512
     a = cupy.random.standard_normal((n, n), dtype=np.float32)
@@ -362,7 +365,7 @@ def test_subnormal_numbers_count(cupy: Any, backend: Any, plan: str, dtype: str)
 def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
     """What this device's compiler made. That of tests/test_cuda_source.py has nothing in local memory; other versions
     miss that by a few bytes here and there, which cost nothing."""
-    from fmm.kernels.cuda_source import ENTRY, source
+    from fmm.kernels.cuda.sums.sum_source import ENTRY, source
 
     for text, dtype in product(
         ("winograd.batched.pad16", "strassen^2.batched.pad16"), ("float32", "float64", "bfloat16")

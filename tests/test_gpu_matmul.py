@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.decision import Decision
-from fmm.device import call as device_call
-from fmm.device import multiply as device_multiply
-from fmm.kernels.needs import workspace
-from fmm.kernels.plan import VENDOR, Plan, PlanError
-from fmm.kernels.replays import REPEATS
+from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import workspace
+from fmm.runtime import device_call as device_multiply
+from fmm.runtime import prepare as device_call
+from fmm.runtime.decide import Decision
 
 pytestmark = pytest.mark.gpu
 
@@ -126,10 +126,10 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         return Decision(plan, problem, "for the test")
 
     monkeypatch.setattr(device_call, "decide_on", decide)
-    for module in ("fmm.device.cupy_arrays", "fmm.device.torch_arrays"):
-        if find_spec(module.removeprefix("fmm.device.").removesuffix("_arrays")):
+    for module in ("fmm.arrays.cupy_library", "fmm.arrays.torch_library"):
+        if find_spec(module.removeprefix("fmm.arrays.").removesuffix("_arrays")):
             monkeypatch.setattr(import_module(module), "hopeless", lambda m, k, n, itemsize: m * k * n < 256**3)
-    monkeypatch.setattr("fmm.multiply.TINY_BYTES", 0)
+    monkeypatch.setattr("fmm.api.TINY_BYTES", 0)
     forget()
     yield decided
     forget()
@@ -137,7 +137,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
 def forget() -> None:
     """Prepared calls of other tests, or for this one only."""
-    for module, name in (("fmm.device.cupy_arrays", "CUPY"), ("fmm.device.torch_arrays", "TORCH")):
+    for module, name in (("fmm.arrays.cupy_library", "CUPY"), ("fmm.arrays.torch_library", "TORCH")):
         if module in sys.modules:
             getattr(sys.modules[module], name).calls.clear()
 
@@ -468,7 +468,7 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     """And comes back to them: the host learns of the rescue without waiting for it."""
     import cupy
 
-    from fmm.kernels import cupy_rescue, rescue
+    from fmm.kernels.cuda.recompute import flags, recompute
 
     x = draw((256, 256))
     good = library.array(x, "float32")
@@ -476,11 +476,11 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     bad = library.array(x, "float32")
     stream = cupy.cuda.Stream(non_blocking=True) if library.name == "cupy" else library.xp.cuda.Stream()
     with stream if library.name == "cupy" else library.xp.cuda.stream(stream):
-        slot = cupy_rescue.slot(0, stream.ptr if library.name == "cupy" else stream.cuda_stream)
+        slot = flags.slot(0, stream.ptr if library.name == "cupy" else stream.cuda_stream)
         fmm.matmul(bad, good)
         stream.synchronize()
         assert slot.rescues == 1
-        for rest in (rescue.FIRST_REST, 2 * rescue.FIRST_REST):
+        for rest in (recompute.FIRST_REST, 2 * recompute.FIRST_REST):
             for _ in range(rest):  # these would be computed again too, if they were not left to the vendor
                 same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
@@ -614,11 +614,11 @@ def test_threads_and_streams_at_once(library: Any, eager: list[Plan]) -> None:
 @pytest.fixture
 def graphs(eager: list[Plan]) -> Iterator[Any]:
     """The graphs that calls are replayed as; none are left of other tests."""
-    from fmm.device.run import GRAPHS
-    from fmm.kernels import cupy_rescue
+    from fmm.kernels.cuda.recompute import flags
+    from fmm.runtime.device_run import GRAPHS
 
     GRAPHS.clear()
-    cupy_rescue._slots.clear()  # no plan rests because of what other tests multiplied
+    flags._slots.clear()  # no plan rests because of what other tests multiplied
     yield GRAPHS
     GRAPHS.clear()
 
@@ -723,7 +723,7 @@ def test_a_workspace_is_a_limit_and_an_allocation_that_fails_is_answered(eager: 
 
 
 def test_default_workspace_is_a_share_of_what_is_free(library: Any) -> None:
-    from fmm.device.cupy_arrays import CUPY
+    from fmm.arrays.cupy_library import CUPY
 
     free = CUPY.free_bytes(0)
     device_multiply._shares.clear()
@@ -936,7 +936,7 @@ def test_a_large_product_is_right(library: Any) -> None:
 def test_small_products_are_cupys_own(dtype: str, size: tuple[int, int, int]) -> None:
     """To the last bit, whatever CuPy's compute type says."""
     cupy = pytest.importorskip("cupy")
-    from fmm.device import cupy_gemm
+    from fmm.arrays import cupy_gemm
 
     (m, k, n), kind = size, "float32" if dtype == "tf32" else dtype
     a, b = (cupy.asarray(draw(shape, dtype)).astype(kind) for shape in ((m, k), (k, n)))
@@ -961,7 +961,7 @@ def test_inner_products_are_as_cupys(dtype: str) -> None:
 
 def test_what_one_call_does_not_do_is_left_to_cupy() -> None:
     cupy = pytest.importorskip("cupy")
-    from fmm.device import cupy_gemm
+    from fmm.arrays import cupy_gemm
 
     x, y = cupy.ones((6, 6), cupy.float32), cupy.ones((6, 6))
     empty = cupy.ones((0, 6), cupy.float32)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.blocktime import best_for
-from fmm.kernels.plan import Plan
-from fmm.kernels.steps import step_table_names
-from fmm.kernels.strategy import PRESETS
-from fmm.perfmodel import thresholds
-from fmm.perfmodel.devices import device, device_names
+from fmm.hardware.datasheets import device, device_names
+from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.cuda.products.tile_sizes import PRESETS
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.papers import li_thresholds
+from fmm.perfmodel.tile_choice import best_for
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
@@ -38,7 +38,7 @@ def matrix(rng: Any, rows: int, cols: int, order: str, gap: int, dtype: Any) -> 
 def check(
     plan: str, size: tuple[int, int, int], orders: str, gap: int, alpha: float, beta: float, dtype: Any = np.float32
 ) -> None:
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     rng, (m, k, n) = cupy.random.default_rng(3), size
     shapes = (m, k), (k, n), (m, n)
@@ -66,7 +66,7 @@ def test_products_of_any_size(leaf: str, dtype: str) -> None:
 
 def test_the_driver_says_what_the_model_wants() -> None:
     """Rates within what datasheets and drivers differ by, of a device that the tables have."""
-    from fmm.kernels.cupy_chip import chip
+    from fmm.kernels.cuda.launch.device_facts import chip
 
     found = chip(0)
     same = found.limits.capability, found.multiprocessors
@@ -110,14 +110,14 @@ def test_step_tables_whose_products_update(table: str, leaf: str, dtype: Any) ->
 @pytest.mark.parametrize("scheme", ["strassen", "winograd"])
 def test_the_recursive_codes_of_li_ranka_sahni(scheme: str, leaf: str) -> None:
     for n in (32, 33, 64, 100, 130):
-        check(str(thresholds.plan(scheme, n, 32, 64, leaf)), (n, n, n), "CCC", 0, 1.0, 0.0)
+        check(str(li_thresholds.plan(scheme, n, 32, 64, leaf)), (n, n, n), "CCC", 0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [(1536, 1536, 1536), (2050, 700, 1030)])
 def test_overlapping_launches_add_in_order(size: tuple[int, int, int], dtype: Any) -> None:
     """Run to run the same bits: launches that overlap write one after the other."""
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     rng, (m, k, n) = cupy.random.default_rng(4), size
     a, b = rng.standard_normal((m, k), dtype), rng.standard_normal((k, n), dtype)
@@ -152,7 +152,7 @@ def test_products_side_by_side(plan: str, sizes: int) -> None:
 
 @pytest.mark.parametrize("tasks", [x for x in TASKS if "atomic" not in x])
 def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None:
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     rng = cupy.random.default_rng(4)
     a, b = rng.standard_normal((1030, 700), np.float32), rng.standard_normal((700, 1100), np.float32)
@@ -163,8 +163,9 @@ def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None
 @pytest.mark.parametrize("tasks", TASKS)
 def test_lanes_in_a_graph(tasks: str) -> None:
     """Captured with its forks and joins, and replayed on a result that holds something else by then."""
-    from fmm.kernels.cupy_backend import CupyBackend
-    from fmm.kernels.tape import Problem, record
+    from fmm.kernels.cuda.launch.player import CupyBackend
+    from fmm.kernels.cuda.launch_list import Problem
+    from fmm.kernels.cuda.record import record
 
     rng = cupy.random.default_rng(5)
     a, b = rng.standard_normal((514, 300), np.float32), rng.standard_normal((300, 258), np.float32)

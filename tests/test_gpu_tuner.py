@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fmm import config
-from fmm.kernels.plan import VENDOR, Plan
+from fmm.config import files
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.problem import Problem
+from fmm.problem import Problem
 from fmm.tuner.cli import main
 from fmm.tuner.journal import Journal, Pace
 from fmm.tuner.trials import Run
@@ -23,7 +23,7 @@ TYPES = ("float32", "float64", "bfloat16", "tf32", "float16", "complex64", "comp
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_type_and_part_is_measured(dtype: str) -> None:
-    from fmm.tuner.cuda_device import CudaDevice
+    from fmm.tuner.devices.cuda import CudaDevice
 
     device = CudaDevice(0)
     assert tuple(device.dtypes) == TYPES
@@ -36,7 +36,7 @@ def test_every_type_and_part_is_measured(dtype: str) -> None:
 
 
 def test_what_does_not_fit_is_a_row() -> None:
-    from fmm.tuner.cuda_device import CudaDevice
+    from fmm.tuner.devices.cuda import CudaDevice
 
     journal = Journal("run", CudaDevice(0))
     with journal.open("probe", Problem(1 << 20, 1 << 20, 1 << 20, "float64")) as desk:
@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_a_row() -> None:
 def test_a_short_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fmm.device.decision import decide_on, gpu
+    from fmm.runtime.decide_gpu import decide_on, gpu
 
     arguments = ["--device", "0", "--effort", "quick", "--dtype", "float32", "--time-limit", "15", "--json"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
@@ -57,6 +57,6 @@ def test_a_short_tuning_is_obeyed(
     assert main(["validate", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    config._now.cache_clear()
+    files._now.cache_clear()
     decided = decide_on(gpu(0), Problem(9000, 9000, 9000, "float32"), Limits(1 << 40))
     assert decided.step == "calibrated model"

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.plan import Plan
-from fmm.kernels.tape import GemmOp, Layout, Problem, record
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import Plan
 
 cupy = pytest.importorskip("cupy")
 np = pytest.importorskip("numpy")
@@ -23,7 +26,7 @@ ALIGNED = dict.fromkeys("ABCW", 256)
 
 @pytest.fixture(autouse=True)
 def _groups() -> None:
-    from fmm.kernels.cupy_warpgroups import has_groups
+    from fmm.kernels.cuda.launch.wgmma_call import has_groups
 
     if not has_groups(cupy.cuda.runtime.getDevice()):
         pytest.skip("only compute capability 9.0 has warpgroups that multiply")
@@ -66,7 +69,7 @@ class Operand:
 def check(
     plan: str, size: tuple[int, int, int], dtype: str, orders: str, alpha: float = 1, beta: float = 0, odd: int = 0
 ) -> None:
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     m, k, n = size
     rng = cupy.random.default_rng(m * k + n)
@@ -95,7 +98,7 @@ def check(
 
 def used(plan: str, problem: Problem, grain: dict[str, int] = ALIGNED) -> list[bool]:
     """Does the kernel make the products, each of them?"""
-    from fmm.kernels.cupy_warpgroups import group_call
+    from fmm.kernels.cuda.launch.wgmma_call import group_call
 
     products = [op for op in record(Plan.parse(plan), problem).ops if isinstance(op, GemmOp)]
     assert products
@@ -153,7 +156,7 @@ def test_leaf_products_of_plans(dtype: str, level: str) -> None:
 
 
 def test_streams_and_graphs() -> None:
-    from fmm.kernels.cupy_backend import CupyBackend
+    from fmm.kernels.cuda.launch.player import CupyBackend
 
     n, backend, rng = 1024, CupyBackend(), cupy.random.default_rng(3)
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
-from fmm.guard import gain, may_overflow, norm, peak
-from fmm.kernels.arena import Arena, block
-from fmm.kernels.executor import execute
-from fmm.kernels.needs import workspace
-from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.recipe import Sum
-from fmm.kernels.threads import Threads
+from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.walk import execute
+from fmm.kernels.plans.workspace import workspace
+from fmm.runtime.overflow import gain, may_overflow, norm, peak
 
 Array = np.ndarray[Any, Any]
 PLANS = (
@@ -444,6 +444,6 @@ def test_where_the_norm_does_not_help_the_maxima_decide(x: Array) -> None:
 
 
 def test_the_maxima_are_not_asked_for_ordinary_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmm.guard.peak", lambda x, threads: pytest.fail("a second pass over the operands"))
+    monkeypatch.setattr("fmm.runtime.overflow.peak", lambda x, threads: pytest.fail("a second pass over the operands"))
     x = np.random.default_rng(0).standard_normal((300, 300))
     assert not may_overflow(Plan.parse("winograd > vendor"), x, x, ONE)

@@ -110,19 +110,19 @@ def test_imports_run_one_way() -> None:
 @pytest.mark.parametrize(
     ("module", "package", "source", "upward"),
     [
-        ("fmm.kernels.plan", "fmm.kernels", "from .scheme import Scheme", False),  # a neighbour
+        ("fmm.kernels.plans.plan", "fmm.kernels", "from .scheme import Scheme", False),  # a neighbour
         ("fmm.kernels", "fmm.kernels", "from . import scheme", False),  # a package's own module
-        ("fmm.kernels.plan", "fmm.kernels", "from ..perfmodel import cost", True),  # relative, one up
-        ("fmm.kernels.plan", "fmm.kernels", "from .. import perfmodel", True),  # the name is the module
-        ("fmm.kernels.plan", "fmm.kernels", "def f():\n    import fmm.tuner", True),  # inside a function
-        ("fmm.kernels.plan", "fmm.kernels", "from fmm import matmul", True),  # the runtime
-        ("fmm.perfmodel.cost", "fmm.perfmodel", "from fmm.kernels.plan import Plan", False),  # downward
-        ("fmm.perfmodel.cost", "fmm.perfmodel", "import fmm.config", True),  # the runtime
+        ("fmm.kernels.plans.plan", "fmm.kernels", "from ..perfmodel import cost", True),  # relative, one up
+        ("fmm.kernels.plans.plan", "fmm.kernels", "from .. import perfmodel", True),  # the name is the module
+        ("fmm.kernels.plans.plan", "fmm.kernels", "def f():\n    import fmm.tuner", True),  # inside a function
+        ("fmm.kernels.plans.plan", "fmm.kernels", "from fmm import matmul", True),  # the runtime
+        ("fmm.perfmodel.cost", "fmm.perfmodel", "from fmm.kernels.plans.plan import Plan", False),  # downward
+        ("fmm.perfmodel.cost", "fmm.perfmodel", "import fmm.config.files", True),  # the runtime
         ("fmm", "fmm", "from .perfmodel import cost", False),  # downward, from the package itself
-        ("fmm.config", "fmm", "from . import tuner", True),  # the runtime and the tuner
+        ("fmm.config.files", "fmm", "from . import tuner", True),  # the runtime and the tuner
         ("fmm.tuner.cli", "fmm.tuner", "import fmm\nfrom ..kernels import plan", False),  # the top sees all
         ("fmm.tuner.cli", "fmm.tuner", "from kernels import plan", True),  # a link is not installed
-        ("fmm.kernels.plan", "fmm.kernels", "import numpy.linalg", False),  # not ours
+        ("fmm.kernels.plans.plan", "fmm.kernels", "import numpy.linalg", False),  # not ours
     ],
 )
 def test_upward_imports_are_found(module: str, package: str, source: str, upward: bool) -> None:

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
-from fmm import multiply
+from fmm import api
 from fmm.kernels import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
+from fmm.runtime import host_call
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Build = Callable[[], Call]  # makes the same call anew, so that both functions get arrays of their own
@@ -757,14 +758,14 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
     asked: list[fmm.Decision] = []
 
     def decided(call: Any, limits: Limits) -> fmm.Decision:
-        asked.append(fmm.Decision(VENDOR, multiply._problem(call.size, call.dtype), "for tests", (), "probed model"))
+        asked.append(fmm.Decision(VENDOR, host_call._problem(call.size, call.dtype), "for tests", (), "probed model"))
         return asked[-1]
 
-    monkeypatch.setattr(multiply, "_decide", decided)
-    monkeypatch.setattr(multiply, "WORTH_REMEMBERING", 2 * 1100**3)
-    monkeypatch.setattr(multiply, "_left_to_numpy", {})
+    monkeypatch.setattr(host_call, "_decide", decided)
+    monkeypatch.setattr(host_call, "WORTH_REMEMBERING", 2 * 1100**3)
+    monkeypatch.setattr(host_call, "_left_to_numpy", {})
     now = [100.0]
-    monkeypatch.setattr(multiply, "monotonic", lambda: now[0])
+    monkeypatch.setattr(api, "monotonic", lambda: now[0])
     a, b = draw((1200, 1200), "f4"), draw((1200, 1200), "f4")
     calls: list[tuple[int, Callable[[], object]]] = [
         (1, lambda: fmm.matmul(a, b, workspace=0)),

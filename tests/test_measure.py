@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm import identity
-from fmm.tuner import environment, measure, suites
-from fmm.tuner.measure import Paired, Rounds, paired
+from fmm.config import identity
+from fmm.tuner import environment
+from fmm.tuner import paired as tuner_paired
+from fmm.tuner.commands import suites
+from fmm.tuner.paired import Paired, Rounds, paired
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,7 +47,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    monkeypatch.setattr(tuner_paired, "time", SimpleNamespace(perf_counter=lambda: found.now))
     return found
 
 
@@ -249,9 +251,7 @@ def test_random_shapes() -> None:
 
 def test_the_operands_are_the_same_in_every_process() -> None:
     """Results can only be repeated on the same numbers, whatever Python's hash seed."""
-    code = (
-        "from fmm.tuner.suites import _operands; print([float(x.sum()) for x in _operands((4, 5, 6), 'float64')[:2]])"
-    )
+    code = "from fmm.tuner.commands.suites import _operands; print([float(x.sum()) for x in _operands((4, 5, 6), 'float64')[:2]])"
     printed = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}

@@ -20,12 +20,14 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm import memory, multiply, operands
-from fmm.kernels import VENDOR, numpy_backend, workspace
-from fmm.kernels.arena import block
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Plan
-from fmm.kernels.threads import blas_threads
+from fmm import api
+from fmm.kernels import VENDOR, workspace
+from fmm.kernels.cpu import numpy_backend
+from fmm.kernels.cpu.arena import block
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.plan import Plan
+from fmm.runtime import host_memory, host_operands
 
 Array = np.ndarray[Any, Any]
 PLANS = ("winograd > vendor", "winograd > li-fig23 > vendor", "strassen.sequential > vendor", "hasa > vendor")
@@ -142,8 +144,8 @@ def test_a_limit_holds_for_the_copies_of_operands_that_blas_cannot_read(how: str
 
 
 def test_the_default_limit_is_a_share_of_the_memory() -> None:
-    assert 0 < memory.default_limit() <= memory.SHARE * memory.available() * 1.1
-    assert 0 < memory.available() <= memory.total() * 1.01
+    assert 0 < host_memory.default_limit() <= host_memory.SHARE * host_memory.available() * 1.1
+    assert 0 < host_memory.available() <= host_memory.total() * 1.01
 
 
 GROUP_FILES = [
@@ -170,33 +172,33 @@ def test_a_containers_limit_is_kept(
     (tmp_path / "groups" / folder).mkdir(parents=True)
     for name, text in files.items():
         (tmp_path / "groups" / folder / name).write_text(text)
-    monkeypatch.setattr(memory, "GROUPS", str(tmp_path / "groups"))
-    monkeypatch.setattr(memory, "PROCESS_GROUPS", str(tmp_path / "process"))
-    assert memory.total() == 3_000_000
-    assert memory.available() == 2_200_000 + sum(x.nbytes for x in memory._idle)
+    monkeypatch.setattr(host_memory, "GROUPS", str(tmp_path / "groups"))
+    monkeypatch.setattr(host_memory, "PROCESS_GROUPS", str(tmp_path / "process"))
+    assert host_memory.total() == 3_000_000
+    assert host_memory.available() == 2_200_000 + sum(x.nbytes for x in host_memory._idle)
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712", "", None])
 def test_a_group_without_a_limit_changes_nothing(
     limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "GROUPS", str(tmp_path))
-    monkeypatch.setattr(memory, "PROCESS_GROUPS", str(tmp_path / "process"))
+    monkeypatch.setattr(host_memory, "GROUPS", str(tmp_path))
+    monkeypatch.setattr(host_memory, "PROCESS_GROUPS", str(tmp_path / "process"))
     (tmp_path / "process").write_text("0::/\nnonsense\n")
     if limit is not None:
         files = {"memory.max": limit, "memory.current": "5", "memory.stat": "inactive_file 1"}
         for name, text in files.items():
             (tmp_path / name).write_text(text)
-    assert memory.total() == memory._installed()
+    assert host_memory.total() == host_memory._installed()
 
 
 def test_the_kept_block_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_idle", [])
-    with memory.borrowed(1 << 20):
+    monkeypatch.setattr(host_memory, "_idle", [])
+    with host_memory.borrowed(1 << 20):
         pass
     lines = ["MemTotal: 4000 kB\n", "MemAvailable: 1000 kB\n"]
-    monkeypatch.setattr(memory, "open", lambda *a, **k: _Lines(lines), raising=False)
-    assert memory.available() == 1000 * 1024 + sum(x.nbytes for x in memory._idle) > 1 << 20
+    monkeypatch.setattr(host_memory, "open", lambda *a, **k: _Lines(lines), raising=False)
+    assert host_memory.available() == 1000 * 1024 + sum(x.nbytes for x in host_memory._idle) > 1 << 20
 
 
 class _Lines(list[str]):
@@ -216,8 +218,8 @@ def test_without_the_systems_answer_half_of_the_memory_is_available(
             raise PermissionError("not here")
         return _Lines(lines)
 
-    monkeypatch.setattr(memory, "open", opened, raising=False)
-    assert memory.available() == memory.total() // 2
+    monkeypatch.setattr(host_memory, "open", opened, raising=False)
+    assert host_memory.available() == host_memory.total() // 2
 
 
 # ---- the block that is kept
@@ -233,7 +235,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         taken.append(found.ctypes.data)
         return found
 
-    monkeypatch.setattr(memory, "block", noted)
+    monkeypatch.setattr(host_memory, "block", noted)
     return taken
 
 
@@ -244,12 +246,12 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
     @contextmanager
     def noted(nbytes: int) -> Iterator[Array]:
-        with memory.borrowed(nbytes) as found:
+        with host_memory.borrowed(nbytes) as found:
             start = found.ctypes.data
             loans.append((threading.get_ident(), start, start + found.nbytes))
             yield found
 
-    monkeypatch.setattr(multiply, "borrowed", noted)
+    monkeypatch.setattr(api, "borrowed", noted)
     return loans
 
 
@@ -288,26 +290,26 @@ def test_release_frees_the_block() -> None:
 
 
 def test_a_block_too_large_to_keep_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "total", lambda: 100_000)
+    monkeypatch.setattr(host_memory, "total", lambda: 100_000)
     fmm.matmul(*pair(), plan=PLANS[0])
     assert fmm.release_workspace() == 0
 
 
 def test_two_borrowers_never_share() -> None:
-    with memory.borrowed(1000) as first, memory.borrowed(1000) as second, memory.borrowed(0) as third:
+    with host_memory.borrowed(1000) as first, host_memory.borrowed(1000) as second, host_memory.borrowed(0) as third:
         assert first.nbytes >= 1000 <= second.nbytes
         assert not any(np.shares_memory(x, y) for x, y in ((first, second), (first, third), (second, third)))
 
 
 def test_a_borrowed_block_comes_back_after_an_exception() -> None:
-    with pytest.raises(KeyError), memory.borrowed(1000):
+    with pytest.raises(KeyError), host_memory.borrowed(1000):
         raise KeyError
     assert fmm.release_workspace() >= 1000
 
 
 @pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 4096, 100_001])
 def test_a_block_starts_on_a_cache_line(nbytes: int) -> None:
-    with memory.borrowed(nbytes) as found:
+    with host_memory.borrowed(nbytes) as found:
         assert found.nbytes >= nbytes
         assert found.ctypes.data % 64 == 0
 
@@ -368,11 +370,11 @@ def test_the_result_is_right_when_memory_runs_out(
         for out in (None, np.full_like(np.matmul(a, b), np.nan)):
             with monkeypatch.context() as patch:
                 if which == "blocks":
-                    patch.setattr(memory, "block", scarce)
+                    patch.setattr(host_memory, "block", scarce)
                 elif which == "panels":
                     patch.setattr(numpy_backend, "np", Module(empty=scarce))
                 else:
-                    patch.setattr(operands, "np", Module(empty=scarce))
+                    patch.setattr(host_operands, "np", Module(empty=scarce))
                 c = fmm.matmul(a, b, out=out, plan=plan)
             assert out is None or c is out
             assert close(c, a, b)
@@ -390,7 +392,7 @@ def test_leaner_plans_are_tried_before_the_vendor(monkeypatch: pytest.MonkeyPatc
             raise MemoryError
         return block(nbytes)
 
-    monkeypatch.setattr(memory, "block", small)
+    monkeypatch.setattr(host_memory, "block", small)
     assert close(fmm.matmul(a, b), a, b)
     assert len(asked) > 1 and asked == sorted(asked, reverse=True)
     assert 0 < asked[-1] <= 400_000, "the vendor did it, though a lean plan would have fitted"
@@ -407,7 +409,7 @@ def test_the_leaner_plan_is_kept_for_the_rest_of_a_stack(monkeypatch: pytest.Mon
             raise MemoryError
         return block(nbytes)
 
-    monkeypatch.setattr(memory, "block", small)
+    monkeypatch.setattr(host_memory, "block", small)
     c = fmm.matmul(np.stack([a] * 4), np.stack([b] * 4))
     assert all(close(x, a, b) for x in c)
     assert "too much" not in tried[tried.index("granted") :]
@@ -479,7 +481,7 @@ def test_out_that_overlaps_an_operand_survives_an_exception() -> None:
 
 def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair(700)
-    monkeypatch.setattr(multiply, "blas_threads", lambda: 3)
+    monkeypatch.setattr(api, "blas_threads", lambda: 3)
     fmm.plan(700, 700, 700)  # proves the schemes, by panels of this thread's own
     panel, out, failed = numpy_backend._panel, np.full((700, 700), 7.0), threading.Event()
 
@@ -566,12 +568,12 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def held(nbytes: int) -> Iterator[Array]:
-        with memory.borrowed(nbytes) as found:
+        with host_memory.borrowed(nbytes) as found:
             spans.append((found.ctypes.data, found.ctypes.data + found.nbytes))
             both.wait()
             yield found
 
-    monkeypatch.setattr(multiply, "borrowed", held)
+    monkeypatch.setattr(api, "borrowed", held)
     a, b = pair()
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.append(fmm.matmul(a, b, plan=PLANS[0]))) for _ in range(2)]
@@ -629,7 +631,7 @@ def test_a_forked_child_multiplies() -> None:
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
 
 
-LOCKING = ("fmm.memory", "fmm.kernels.threads")
+LOCKING = ("fmm.runtime.host_memory", "fmm.kernels.cpu.thread_pool")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -658,7 +660,9 @@ def test_a_child_forked_while_another_thread_holds_the_lock(module: str) -> None
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_every_lock_of_a_cpu_is_open_in_a_child() -> None:
     """Whoever held them in the parent is not there to open them."""
-    modules = [sys.modules[name] for name in (*LOCKING, "fmm.probe", "fmm.online", "fmm.kernels.blas")]
+    modules = [
+        sys.modules[name] for name in (*LOCKING, "fmm.runtime.probe", "fmm.runtime.online", "fmm.kernels.cpu.openblas")
+    ]
     with ExitStack() as held:
         for module in modules:
             held.enter_context(module._lock.now)
@@ -674,7 +678,7 @@ def _within(seconds: int, work: Callable[[], bool]) -> bool:
 AT_EXIT = """
 import atexit, numpy as np, fmm
 a = np.ones((700, 700))
-fmm.multiply.blas_threads = lambda: 2
+fmm.api.blas_threads = lambda: 2
 def last():
     c = fmm.matmul(a, a, plan="winograd > vendor")
     print("right" if (c == 700).all() else "wrong")

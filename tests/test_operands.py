@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmm.operands import (
+from fmm.runtime.host_operands import (
     NotOursError,
     Operands,
     Options,

@@ -17,18 +17,19 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.explain import spelled_bytes
-from fmm.kernels.plan import VENDOR, Plan
+from fmm.dtypes import ELEMENTS
+from fmm.hardware.datasheets import device, device_names
+from fmm.kernels.plans.explain import spelled_bytes
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.devices import device, device_names
+from fmm.perfmodel.papers.table import Cell, Table
 from fmm.perfmodel.predict import LEAVES_OUT, predict
-from fmm.perfmodel.problem import ELEMENTS, Problem
-from fmm.perfmodel.table import Cell, Table
+from fmm.problem import Problem
 from fmm.tuner.cli import main
-from fmm.tuner.papers import TABLES
-from fmm.tuner.render import as_html, notes_as_html, spelled
+from fmm.tuner.commands.paper import TABLES
+from fmm.tuner.commands.render import as_html, notes_as_html, spelled
 
 ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[..., str]

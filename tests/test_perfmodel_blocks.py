@@ -8,15 +8,15 @@ from typing import cast
 
 import pytest
 
-from fmm.kernels import blocktime
-from fmm.kernels.blocktime import GEMM, Operands
-from fmm.kernels.scheme import scheme
-from fmm.kernels.strategy import STRATEGIES, Strategy, strategy
-from fmm.kernels.variants import FIGURE_6
-from fmm.perfmodel import blocks, paper_huang
-from fmm.perfmodel.blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
-from fmm.perfmodel.devices import device, device_names
-from fmm.perfmodel.paper_huang import counts, v100
+from fmm.hardware.datasheets import device, device_names
+from fmm.kernels.algorithms.catalogue import scheme
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, Strategy, strategy
+from fmm.kernels.plans.variants import FIGURE_6
+from fmm.perfmodel import block_time
+from fmm.perfmodel.block_time import GEMM, Operands
+from fmm.perfmodel.papers import huang, huang_blocks
+from fmm.perfmodel.papers.huang import counts, v100
+from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
 
 ONE, TWO = (2, 2, 2), (4, 4, 4)  # Var#0 of one and of two levels
 
@@ -37,30 +37,30 @@ def test_figure_6_is_what_the_scheme_gives(level: int) -> None:
 
 
 def test_counts_of_the_square_need_not_form_it() -> None:
-    assert blocks.composed_counts(counts(1), counts(1)) == counts(2)
+    assert huang_blocks.composed_counts(counts(1), counts(1)) == counts(2)
 
 
 def test_figure_5_has_one_sign_wrong() -> None:
     """M10 = (A13 + A15)(B4 - B0): C8 and C12 gain it, C10 and C14 lose it; Figure 5 prints C14 += M10."""
-    found = paper_huang.direct(2)
+    found = huang.direct(2)
     assert {c: row[10] for c, row in enumerate(found.w) if row[10]} == {8: 1, 12: 1, 10: -1, 14: -1}
 
 
 def test_counts_of_other_schemes() -> None:
     winograd, classical = scheme("winograd"), scheme("classical")
-    found = blocks.operand_counts(winograd.u, winograd.v, winograd.w)
+    found = huang_blocks.operand_counts(winograd.u, winograd.v, winograd.w)
     assert sum(found.values()) == 7
     assert sum(w[0] * n for w, n in found.items()) == winograd.nonzeros[0]
-    assert blocks.operand_counts(classical.u, classical.v, classical.w) == Counter({GEMM: classical.rank})
+    assert huang_blocks.operand_counts(classical.u, classical.v, classical.w) == Counter({GEMM: classical.rank})
 
 
 def test_counts_refuse_matrices_of_different_products() -> None:
     with pytest.raises(ValueError, match="zip"):
-        blocks.operand_counts([[1, 0]], [[1, 0]], [[Fraction(1)]])
+        huang_blocks.operand_counts([[1, 0]], [[1, 0]], [[Fraction(1)]])
 
 
 def test_figure_3_threads() -> None:
-    table = paper_huang.huang_fig3()
+    table = huang.huang_fig3()
     assert table.column("t_x difference") == table.column("t_y difference") == (0,) * 6
     assert table.column("threads") == (64, 64, 64, 128, 128, 256)
 
@@ -83,33 +83,33 @@ def test_strategy_by_name() -> None:
 def test_counts_per_block_written_out() -> None:
     """Huge, W = (2,1,2), k = 64, by hand."""
     huge = strategy("Huge")
-    assert blocktime.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
-    assert blocktime.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
-    assert blocktime.write_back(huge) == 128 * 128  # (10)
-    assert blocktime.flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
-    assert blocktime.global_elements(huge, (2, 1, 2), 64) == 2 * 8192 + 8192 + 2 * 16384  # (12)
-    assert blocktime.shared_elements(huge, 64) == 2 * 131072 + 2 * 8192  # (14)
+    assert block_time.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
+    assert block_time.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
+    assert block_time.write_back(huge) == 128 * 128  # (10)
+    assert block_time.flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
+    assert block_time.global_elements(huge, (2, 1, 2), 64) == 2 * 8192 + 8192 + 2 * 16384  # (12)
+    assert block_time.shared_elements(huge, 64) == 2 * 131072 + 2 * 8192  # (14)
 
 
 def test_operands_that_differ_by_side() -> None:
     """Tall, W = (4,1,2), k = 10, by hand: what belongs to A is not taken for B."""
     tall, w = strategy("Tall"), (4, 1, 2)
-    assert blocktime.registers(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
-    assert blocktime.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
-    assert blocktime.flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
-    assert blocktime.shared_tile(tall) == (128 + 32) * 8  # (17)
+    assert block_time.registers(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
+    assert block_time.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
+    assert block_time.flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
+    assert block_time.shared_tile(tall) == (128 + 32) * 8  # (17)
 
 
 @pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
 @pytest.mark.parametrize("w", [GEMM, ONE, TWO, (1, 4, 4), (4, 2, 2)])
 def test_intensities_tend_to_their_limits(preset: Strategy, w: Operands) -> None:
-    for intensity in (blocks.global_intensity, blocks.shared_intensity):
+    for intensity in (huang_blocks.global_intensity, huang_blocks.shared_intensity):
         assert intensity(preset, w, 10**9) == pytest.approx(intensity(preset, w), rel=1e-5)
 
 
 def test_depth_must_be_positive() -> None:
     with pytest.raises(ValueError, match="k must be positive, not 0"):
-        blocks.global_intensity(strategy("Huge"), GEMM, 0)
+        huang_blocks.global_intensity(strategy("Huge"), GEMM, 0)
 
 
 # ---- (13) and (15) to (18)
@@ -123,47 +123,47 @@ def test_rates(on: Machine) -> None:
 
 def test_least_tile_of_13(on: Machine) -> None:
     """58.2 is printed: 58.03 in the limit of k, 58.2 with the write-back of C at the paper's sizes."""
-    assert round(blocks.least_square_tile(GEMM, on), 2) == 58.03
-    assert [round(blocks.least_square_tile(GEMM, on, k), 1) for k in (7600, 8192, 10240, 13600)] == [58.2] * 4
-    assert [round(blocks.least_square_tile(GEMM, on, k), 1) for k in (7500, 13800)] == [58.3, 58.1]
+    assert round(huang_blocks.least_square_tile(GEMM, on), 2) == 58.03
+    assert [round(huang_blocks.least_square_tile(GEMM, on, k), 1) for k in (7600, 8192, 10240, 13600)] == [58.2] * 4
+    assert [round(huang_blocks.least_square_tile(GEMM, on, k), 1) for k in (7500, 13800)] == [58.3, 58.1]
 
 
 @pytest.mark.parametrize("w", [GEMM, ONE, (1, 2, 2), TWO, (2, 2, 4)])
 @pytest.mark.parametrize("k", [None, 20480, 4096])
 def test_least_tile_meets_13_exactly(on: Machine, w: Operands, k: int | None) -> None:
     """The solved form against the bound itself, on tiles just above and just below."""
-    size = blocks.least_square_tile(w, on, k)
+    size = huang_blocks.least_square_tile(w, on, k)
     for tile, holds in ((int(size), False), (int(size) + 1, True)):
         square = replace(strategy("Huge"), m_s=tile, n_s=tile, m_r=1, n_r=1)
-        assert (blocks.global_intensity(square, w, k) >= blocks.global_need(on)) is holds
+        assert (huang_blocks.global_intensity(square, w, k) >= huang_blocks.global_need(on)) is holds
 
 
 def test_no_tile_is_large_enough_for_a_shallow_product(on: Machine) -> None:
-    assert blocks.least_square_tile(TWO, on, 64) == inf
+    assert huang_blocks.least_square_tile(TWO, on, 64) == inf
 
 
 def test_least_piece_of_15(on: Machine) -> None:
-    figure_9 = replace(on, smop=paper_huang.SMOP_FIGURE_9)
-    assert round(blocks.least_square_piece(128, on), 1) == 4.1  # printed; tau_smop = 15.67
-    assert round(blocks.least_square_piece(inf, figure_9), 1) == 4.1  # or so
-    assert blocks.least_square_piece(inf, on) == pytest.approx(4.0)
-    assert round(blocks.least_square_piece(128, figure_9), 1) == 4.2
-    assert blocks.least_square_piece(4, on) == inf
+    figure_9 = replace(on, smop=huang.SMOP_FIGURE_9)
+    assert round(huang_blocks.least_square_piece(128, on), 1) == 4.1  # printed; tau_smop = 15.67
+    assert round(huang_blocks.least_square_piece(inf, figure_9), 1) == 4.1  # or so
+    assert huang_blocks.least_square_piece(inf, on) == pytest.approx(4.0)
+    assert round(huang_blocks.least_square_piece(128, figure_9), 1) == 4.2
+    assert huang_blocks.least_square_piece(4, on) == inf
 
 
 def test_greatest_piece_of_16(on: Machine) -> None:
     """'< 12' is printed: the roots are 12.46 at one level (12.06 with footnote 14's), 13.25 for GEMM."""
-    found = [round(blocks.greatest_square_piece(w, on), 2) for w in (GEMM, ONE, TWO)]
+    found = [round(huang_blocks.greatest_square_piece(w, on), 2) for w in (GEMM, ONE, TWO)]
     assert found == [13.25, 12.46, 11.06]
-    assert round(blocks.greatest_square_piece(ONE, on, extra=13), 2) == 12.06
+    assert round(huang_blocks.greatest_square_piece(ONE, on, extra=13), 2) == 12.06
 
 
 @pytest.mark.parametrize(("w", "most"), [(GEMM, 13), (ONE, 12), (TWO, 11)])
 def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) -> None:
     for size, holds in ((most, True), (most + 1, False)):
         square = replace(strategy("Huge"), m_r=size, n_r=size)
-        assert (blocktime.registers(square, w) < 255) is holds
-        assert (size < blocks.greatest_square_piece(w, on)) is holds
+        assert (block_time.registers(square, w) < 255) is holds
+        assert (size < huang_blocks.greatest_square_piece(w, on)) is holds
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) ->
     [(0, ["Large", "Huge"]), (1, ["Huge"]), (2, [])],  # section 5.2, each in words
 )
 def test_admitted_strategies(on: Machine, level: int, names: list[str]) -> None:
-    assert [s.name for s in blocks.admitted(STRATEGIES, counts(level), on)] == names
+    assert [s.name for s in huang_blocks.admitted(STRATEGIES, counts(level), on)] == names
 
 
 def test_one_variant_of_two_levels_would_fit(on: Machine) -> None:
-    fitting = [w for w in counts(2) if blocks.admitted(STRATEGIES, [w], on)]
+    fitting = [w for w in counts(2) if huang_blocks.admitted(STRATEGIES, [w], on)]
     assert fitting == [(2, 2, 4)]
 
 
@@ -183,31 +183,31 @@ def test_bounds_17_and_18(on: Machine) -> None:
     fails = {
         (s.name, b.equation)
         for s in STRATEGIES
-        for b in blocks.bounds(s, GEMM, on)
+        for b in huang_blocks.bounds(s, GEMM, on)
         if b.equation in (16, 17, 18) and not b.holds
     }
     assert fails == {("Small", 18)}  # 64 threads x 2 elements against a tile of 256
     deep = replace(strategy("Huge"), k_s=96)
-    assert not next(b for b in blocks.bounds(deep, GEMM, on) if b.equation == 17).holds  # 96 KiB
+    assert not next(b for b in huang_blocks.bounds(deep, GEMM, on) if b.equation == 17).holds  # 96 KiB
 
 
 def test_section_5_4(on: Machine) -> None:
     """Direct 2-level: 'up to 160 registers', 'up to 1,900 GB/s'; 1-level adds m_R + n_R registers."""
     huge = strategy("Huge")
-    assert blocktime.registers(huge, TWO) == 160
-    assert on.element_bytes * on.flop / blocks.global_intensity(huge, TWO) == pytest.approx(1900e9, rel=0.01)
-    assert blocktime.registers(huge, ONE) - blocktime.registers(huge, GEMM) == huge.m_r + huge.n_r
+    assert block_time.registers(huge, TWO) == 160
+    assert on.element_bytes * on.flop / huang_blocks.global_intensity(huge, TWO) == pytest.approx(1900e9, rel=0.01)
+    assert block_time.registers(huge, ONE) - block_time.registers(huge, GEMM) == huge.m_r + huge.n_r
 
 
 def test_doubles_take_twice_the_room() -> None:
-    double = blocks.machine(device("v100"), element_bytes=8)
-    single = blocks.machine(device("v100"), element_bytes=4)
+    double = huang_blocks.machine(device("v100"), element_bytes=8)
+    single = huang_blocks.machine(device("v100"), element_bytes=4)
     assert double.flop == single.flop / 2
-    assert blocks.global_need(double) == pytest.approx(blocks.global_need(single))
+    assert huang_blocks.global_need(double) == pytest.approx(huang_blocks.global_need(single))
     huge = strategy("Huge")
-    have = {b.equation: b.have for b in blocks.bounds(huge, ONE, double)}
+    have = {b.equation: b.have for b in huang_blocks.bounds(huge, ONE, double)}
     assert (have[16], have[17]) == (256, 16384)
-    assert blocks.admitted([huge], [ONE], double) == ()  # 256 registers are not below 255
+    assert huang_blocks.admitted([huge], [ONE], double) == ()  # 256 registers are not below 255
     assert FOOTNOTE_14.wanted(huge, GEMM, double) == 2 * 112 + 2 + 5
 
 
@@ -215,7 +215,7 @@ def test_doubles_take_twice_the_room() -> None:
 
 
 def test_footnote_15() -> None:
-    table = paper_huang.huang_footnote15()
+    table = huang.huang_footnote15()
     assert table.column("computed") == table.column("printed") == (2, 2, 2, 24, 20, 18)
     for row in table.rows:
         _, _, _, _, _, _, _, model, least, most = row
@@ -229,7 +229,7 @@ def test_no_other_constant_gives_footnote_15(on: Machine) -> None:
     def reproduce(per_pointer: int) -> list[int]:
         models = {n: replace(FOOTNOTE_15, per_pointer=per_pointer, unprinted=n) for n in range(64)}
         small, kernels = strategy("Small"), (GEMM, ONE, TWO)
-        found = {n: [blocks.blocks_per_sm(small, w, on, x) for w in kernels] for n, x in models.items()}
+        found = {n: [huang_blocks.blocks_per_sm(small, w, on, x) for w in kernels] for n, x in models.items()}
         return [n for n, active in found.items() if active == [24, 20, 18]]
 
     assert reproduce(1) == [12, 13, 14, 15]
@@ -238,8 +238,8 @@ def test_no_other_constant_gives_footnote_15(on: Machine) -> None:
 
 def test_footnote_14_alone_does_not_give_footnote_15(on: Machine) -> None:
     kernels = (GEMM, ONE, TWO)
-    small = [blocks.blocks_per_sm(strategy("Small"), w, on, FOOTNOTE_14) for w in kernels]
-    huge = [blocks.blocks_per_sm(strategy("Huge"), w, on, FOOTNOTE_14) for w in kernels]
+    small = [huang_blocks.blocks_per_sm(strategy("Small"), w, on, FOOTNOTE_14) for w in kernels]
+    huge = [huang_blocks.blocks_per_sm(strategy("Huge"), w, on, FOOTNOTE_14) for w in kernels]
     assert (small, huge) == ([32, 32, 20], [2, 1, 1])
 
 
@@ -249,7 +249,7 @@ def test_footnote_14_alone_does_not_give_footnote_15(on: Machine) -> None:
 def test_time_written_out(on: Machine) -> None:
     """Huge GEMM at 4096: 1024 tiles on 160 active blocks are 7 waves."""
     n, huge = 4096, strategy("Huge")
-    time = blocks.block_time(huge, GEMM, (n, n, n), on)
+    time = huang_blocks.block_time(huge, GEMM, (n, n, n), on)
     assert time.flop == pytest.approx(7 * 160 * 2 * 128 * 128 * n / on.flop)
     assert time.smop == pytest.approx(7 * 160 * 4 * (2 * 2048 + 2 * 128) * n / on.smop)
     assert time.gmop == pytest.approx(1024 * 4 * (2 * 128 * n + 128 * 128) / on.gmop)
@@ -258,31 +258,33 @@ def test_time_written_out(on: Machine) -> None:
 
 def test_fringes_cost_whole_tiles(on: Machine) -> None:
     huge = strategy("Huge")
-    assert blocks.block_time(huge, GEMM, (129, 64, 1), on) == blocks.block_time(huge, GEMM, (256, 64, 128), on)
+    assert huang_blocks.block_time(huge, GEMM, (129, 64, 1), on) == huang_blocks.block_time(
+        huge, GEMM, (256, 64, 128), on
+    )
 
 
 def test_time_is_that_of_the_axes_in_their_order(on: Machine) -> None:
     """Shapes are (m, k, n): a deep product has few tiles."""
     tall = strategy("Tall")
-    deep = blocks.block_time(tall, GEMM, (128, 4096, 32), on)
-    assert deep.gmop == pytest.approx(4 * blocktime.global_elements(tall, GEMM, 4096) / on.gmop)
+    deep = huang_blocks.block_time(tall, GEMM, (128, 4096, 32), on)
+    assert deep.gmop == pytest.approx(4 * block_time.global_elements(tall, GEMM, 4096) / on.gmop)
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (4, -1, 4), (4, 4, 0)])
 def test_sizes_must_be_positive(on: Machine, shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        blocks.block_time(strategy("Huge"), GEMM, shape, on)
+        huang_blocks.block_time(strategy("Huge"), GEMM, shape, on)
 
 
 def test_a_kernel_that_does_not_fit_is_refused(on: Machine) -> None:
     greedy = replace(strategy("Huge"), m_r=4, n_r=4, k_s=200)
     with pytest.raises(ValueError, match="no block fits"):
-        blocks.block_time(greedy, GEMM, (128, 128, 128), on)
+        huang_blocks.block_time(greedy, GEMM, (128, 128, 128), on)
 
 
 def curves(name: str) -> dict[int, tuple[float, float, float]]:
     """Size -> TFLOPS of GEMM, 1-level and 2-level."""
-    rows = (row[1:] for row in paper_huang.huang_fig10().rows if row[0] == name)
+    rows = (row[1:] for row in huang.huang_fig10().rows if row[0] == name)
     return {cast(int, n): cast(tuple[float, float, float], tuple(values)) for n, *values in rows}
 
 
@@ -303,26 +305,26 @@ def test_figure_10_small() -> None:
 
 def test_direct_time_of_one_level_is_its_seven_products(on: Machine) -> None:
     huge, shape, half = strategy("Huge"), (4096, 4096, 4096), (2048, 2048, 2048)
-    expected = sum(n * blocks.block_time(huge, w, half, on).seconds for w, n in counts(1).items())
-    assert blocks.direct_seconds(huge, counts(1), (2, 2, 2), shape, on) == pytest.approx(expected)
+    expected = sum(n * huang_blocks.block_time(huge, w, half, on).seconds for w, n in counts(1).items())
+    assert huang_blocks.direct_seconds(huge, counts(1), (2, 2, 2), shape, on) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", device_names())
 @pytest.mark.parametrize("element_bytes", [4, 8])
 def test_the_model_answers_for_every_device(name: str, element_bytes: int) -> None:
-    gpu = blocks.machine(device(name), element_bytes)
-    time = blocks.block_time(strategy("Medium"), ONE, (1000, 1000, 1000), gpu)
-    assert 0 < blocks.effective_tflops((1000, 1000, 1000), time.seconds) <= 1e-12 * gpu.flop
+    gpu = huang_blocks.machine(device(name), element_bytes)
+    time = huang_blocks.block_time(strategy("Medium"), ONE, (1000, 1000, 1000), gpu)
+    assert 0 < huang_blocks.effective_tflops((1000, 1000, 1000), time.seconds) <= 1e-12 * gpu.flop
 
 
 def test_every_table_has_a_name_of_its_own() -> None:
-    tables = [make() for make in paper_huang.TABLES]
+    tables = [make() for make in huang.TABLES]
     assert len({t.name for t in tables}) == len(tables)
     assert all(t.name.startswith("huang-") and t.rows for t in tables)
 
 
 def test_differences_are_computed_minus_printed() -> None:
-    for table in (paper_huang.huang_fig6(), paper_huang.huang_bounds(), paper_huang.huang_footnote15()):
+    for table in (huang.huang_fig6(), huang.huang_bounds(), huang.huang_footnote15()):
         triples = zip(*(table.column(c) for c in ("printed", "computed", "difference")), strict=True)
         for printed, computed, difference in triples:
             if printed is None:

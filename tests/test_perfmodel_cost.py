@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.arena import Arena, block
-from fmm.kernels.executor import execute
-from fmm.kernels.needs import leaf_products, workspace
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Balanced, Level, Plan, PlanError, level
-from fmm.kernels.program import Program
-from fmm.kernels.recipe import Sum
-from fmm.kernels.scheme import scheme_names
-from fmm.kernels.steps import step_table, step_table_names
-from fmm.kernels.threads import Threads
+from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.algorithms.catalogue import scheme_names
+from fmm.kernels.algorithms.step_table import step_table, step_table_names
+from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.plan import Balanced, Level, Plan, PlanError, level
+from fmm.kernels.plans.walk import execute
+from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
-from fmm.perfmodel.counts import A
+from fmm.perfmodel.papers.li_counts import A
 
 Size = tuple[int, int, int]
 

@@ -5,11 +5,22 @@ from fractions import Fraction
 
 import pytest
 
-from fmm.kernels.steps import kernel_table, step_table
-from fmm.perfmodel import counts, paper_li
-from fmm.perfmodel.counts import LEAVES, QUANTITIES, A, Polynomial, Quantity, T, V, levels, polynomial, reduction
-from fmm.perfmodel.paper_li import CLOSED_FORMS, METHODS, PERCENTAGES, SIZES
-from fmm.perfmodel.table import Table
+from fmm.kernels.algorithms.step_table import kernel_table, step_table
+from fmm.perfmodel.papers import li, li_counts
+from fmm.perfmodel.papers.li import CLOSED_FORMS, METHODS, PERCENTAGES, SIZES
+from fmm.perfmodel.papers.li_counts import (
+    LEAVES,
+    QUANTITIES,
+    A,
+    Polynomial,
+    Quantity,
+    T,
+    V,
+    levels,
+    polynomial,
+    reduction,
+)
+from fmm.perfmodel.papers.table import Table
 
 # ---- polynomials
 
@@ -60,7 +71,7 @@ def recurrence(quantity: Quantity, method: str, k: int) -> Polynomial:
         ("winograd", "transactions"): "11n^2/32",
         ("winograd", "volume"): "136n^2/4",
     }
-    increment = first[method, quantity] if k == 1 else paper_li.INCREMENTS[method][QUANTITIES.index(quantity)]
+    increment = first[method, quantity] if k == 1 else li.INCREMENTS[method][QUANTITIES.index(quantity)]
     return recurrence(quantity, method, k - 1).halved().times(7) + Polynomial.parse(increment)
 
 
@@ -89,7 +100,7 @@ def test_all_72_percentages() -> None:
     assert len(cells) == 72
     for k, n, method, q, printed in cells:
         found = reduction(q, method, k, n)
-        assert paper_li.rounded(found) == printed, (k, n, method, q)
+        assert li.rounded(found) == printed, (k, n, method, q)
         assert round(found, 1) == printed, (k, n, method, q)  # half to even: no percentage is a tie
 
 
@@ -109,7 +120,7 @@ def differences(table: Table) -> list[tuple[object, ...]]:
     "make",
     [
         make
-        for make in paper_li.TABLES
+        for make in li.TABLES
         if make.__name__ not in ("li_section6", "li_section7", "li_section8", "li_errors", "li_plans")
     ],
     ids=lambda make: make.__name__,
@@ -121,7 +132,7 @@ def test_every_cell_of_the_figures_matches(make: Callable[[], Table]) -> None:
 
 
 def test_figure_11_has_every_kernel_and_quantity() -> None:
-    table = paper_li.li_fig11()
+    table = li.li_fig11()
     assert len(table.rows) == 2 * 11
     assert ("mulIncIncInc", "volume", "20m^2", "20m^2", "0") in table.rows
     assert ("mul", "transactions", "17m^3/4096 + m^2/16", "17m^3/4096 + m^2/16", "0") in table.rows
@@ -131,15 +142,15 @@ def test_figure_11_has_every_kernel_and_quantity() -> None:
     ("make", "expected"),
     [
         # "about 12%" for one level: 11.5 in volume at n = 16384
-        (paper_li.li_section6, {"reduction in volume, percent (about 12)"}),
+        (li.li_section6, {"reduction in volume, percent (about 12)"}),
         # "about 20%" for two levels is 20.5 to 23.4; 26 for three levels is 26.7 cut off
         (
-            paper_li.li_section7,
+            li.li_section7,
             {*(f"two levels, {q} (about 20)" for q in QUANTITIES), "three levels, least of the three percents"},
         ),
         # 200 and 213 for one ratio, 5151.5 cut off, and two that do not follow
         (
-            paper_li.li_section8,
+            li.li_section8,
             {
                 "maximum error, Strassen, four levels",
                 "average error, Winograd, four levels",
@@ -173,9 +184,9 @@ def test_levels_of_a_threshold(n: int, tau2: int, k: int) -> None:
 
 
 def test_curves_have_the_levels_of_their_threshold() -> None:
-    assert [row[:2] for row in paper_li.curve("strassen", 4096)] == [(2048, 0), (4096, 1), (8192, 2), (16384, 3)]
-    assert paper_li.curve("winograd", 2048)[-1][2:] == tuple(reduction(q, "winograd", 4, 16384) for q in QUANTITIES)
-    assert paper_li.curve("strassen", 4096)[0][2:] == (Fraction(0),) * 3  # GPU8 against itself
+    assert [row[:2] for row in li.curve("strassen", 4096)] == [(2048, 0), (4096, 1), (8192, 2), (16384, 3)]
+    assert li.curve("winograd", 2048)[-1][2:] == tuple(reduction(q, "winograd", 4, 16384) for q in QUANTITIES)
+    assert li.curve("strassen", 4096)[0][2:] == (Fraction(0),) * 3  # GPU8 against itself
 
 
 # ---- values
@@ -205,9 +216,9 @@ def test_transactions_and_volume_are_exact() -> None:
 
 def test_figure_23_shares_a_sum() -> None:
     """Fifteen additions a level need C11 + T1 once; the assignments as printed would make sixteen."""
-    assert counts.kernel_additions(kernel_table()["addAdd"]) == 3
+    assert li_counts.kernel_additions(kernel_table()["addAdd"]) == 3
     table = step_table("li-fig23")
-    assert sum(counts.kernel_additions(step.kernel) for step in table.steps) == 15
+    assert sum(li_counts.kernel_additions(step.kernel) for step in table.steps) == 15
 
 
 @pytest.mark.parametrize(

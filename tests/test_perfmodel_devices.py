@@ -2,10 +2,10 @@
 
 import pytest
 
-from fmm.kernels.capability import capabilities, capability
-from fmm.kernels.occupancy import Launch, active_blocks, most_registers, occupancy, register_counts
-from fmm.perfmodel.devices import device, device_names
-from fmm.perfmodel.table import Table
+from fmm.hardware.capability import capabilities, capability
+from fmm.hardware.datasheets import device, device_names
+from fmm.hardware.occupancy import Launch, active_blocks, most_registers, occupancy, register_counts
+from fmm.perfmodel.papers.table import Table
 
 
 @pytest.mark.parametrize("spelling", ["h200", "H200", " h 200 ", "h-200"])

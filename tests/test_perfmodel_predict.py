@@ -9,16 +9,19 @@ from types import MappingProxyType
 
 import pytest
 
-from fmm.kernels import cuda_source
-from fmm.kernels.needs import workspace
-from fmm.kernels.plan import VENDOR, Level, Plan
-from fmm.kernels.tape import Problem as TapeProblem
-from fmm.kernels.tape import SumOp, record
+from fmm.dtypes import ELEMENTS
+from fmm.hardware.datasheets import device_names
+from fmm.kernels.cuda.launch_list import Problem as TapeProblem
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums import sum_kernel
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.plans.plan import VENDOR, Level, Plan
+from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
 from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked
-from fmm.perfmodel.devices import device_names
-from fmm.perfmodel.predict import Work, access, counted, estimated, estimated_workspace, predict, seconds, vendor
-from fmm.perfmodel.problem import ELEMENTS, Problem
+from fmm.perfmodel.predict import predict, seconds, vendor
+from fmm.perfmodel.work import Work, access, counted, estimated, estimated_workspace
+from fmm.problem import Problem
 
 LARGE = Limits(1 << 62, 1e9)
 SIMPLE = Calibration("simple", "by hand", MappingProxyType({"float64": Rate(1e9, 0, 0)}), 1e9)
@@ -130,7 +133,7 @@ def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str
     first = Plan.parse(f"{plan} > vendor").levels[0]
     assert isinstance(first, Level)
     kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]
-    moved = {kernel.lanes * cuda_source.ELEMENTS[kernel.element].itemsize for kernel in kernels}
+    moved = {kernel.lanes * sum_kernel.ELEMENTS[kernel.element].itemsize for kernel in kernels}
     assert moved == {access(first.products, ELEMENTS[dtype].itemsize)}
 
 

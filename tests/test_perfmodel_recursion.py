@@ -5,10 +5,10 @@ from math import ceil, inf
 
 import pytest
 
-from fmm.kernels.scheme import scheme
-from fmm.perfmodel import paper_dalberto
-from fmm.perfmodel.paper_dalberto import TABLE_3
-from fmm.perfmodel.recursion import (
+from fmm.kernels.algorithms.catalogue import scheme
+from fmm.perfmodel.papers import dalberto
+from fmm.perfmodel.papers.dalberto import TABLE_3
+from fmm.perfmodel.papers.recursion_points import (
     STRASSEN,
     WINOGRAD,
     BlockWork,
@@ -274,7 +274,7 @@ def test_gamma_must_be_above_one() -> None:
 
 def test_the_systems_that_do_not_follow() -> None:
     """From the printed rates, rounded to whole MFLOPS, five of 17 recursion points cannot come."""
-    names = [s.name for s in paper_dalberto.not_following()]
+    names = [s.name for s in dalberto.not_following()]
     assert names == ["RX1600", "Optiplex GX280", "RP5470", "HP ZV 6005", "Fosa"]
 
 
@@ -307,7 +307,7 @@ def test_explanations_in_the_notes_hold() -> None:
 
 
 def test_table_3() -> None:
-    table = paper_dalberto.dalberto_table3()
+    table = dalberto.dalberto_table3()
     assert (table.name, len(table.rows)) == ("dalberto-table3", 17)
     assert table.column("follows").count(False) == 5
     assert table.column("epsilon")[-2:] == (None, None)  # two systems were never measured

@@ -9,31 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.arena import Arena, block
-from fmm.kernels.executor import execute
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.program import Matrix
-from fmm.kernels.scheme import Scheme, SchemeError, parse, scheme, scheme_names
-from fmm.kernels.steps import step_table, step_table_names
-from fmm.kernels.threads import Threads
-from fmm.perfmodel.stability import (
+from fmm.kernels.algorithms.additions import Matrix
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError, parse
+from fmm.kernels.algorithms.step_table import step_table, step_table_names
+from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.walk import execute
+from fmm.perfmodel.papers.error_bounds import (
     bound_growth,
     brent_bound,
     brent_recurrence,
-    classical_bound,
     closed_bound,
-    error_bound,
-    expected_growth,
     frobenius_growth,
     higham_bound,
     higham_exact,
-    plan_schemes,
     prefactor,
     recurrence,
     same_algorithm,
-    table_scheme,
 )
+from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes, table_scheme
 
 Array = np.ndarray[Any, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.counts import levels
-from fmm.perfmodel.thresholds import plan
+from fmm.perfmodel.papers.li_counts import levels
+from fmm.perfmodel.papers.li_thresholds import plan
 
 
 @pytest.mark.parametrize(

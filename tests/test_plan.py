@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.plan import FRINGES, UNITS, VENDOR, Balanced, Level, Plan, PlanError, level
-from fmm.kernels.scheme import scheme_names
-from fmm.kernels.steps import step_table_names
+from fmm.kernels.algorithms.catalogue import scheme_names
+from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.plans.plan import FRINGES, UNITS, VENDOR, Balanced, Level, Plan, PlanError, level
 
 EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.program import (
+from fmm.kernels.algorithms.additions import (
     Coefficient,
     Program,
     by_demand,

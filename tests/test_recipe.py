@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.arena import Arena, block
-from fmm.kernels.executor import execute
-from fmm.kernels.lowering import PANEL, cuts, grid, lower, side
-from fmm.kernels.needs import ALIGN, flops, leading, leaf_products, temporary_bytes, workspace
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Level, Plan
-from fmm.kernels.recipe import Batch, Place, Recipe, Sum, whole
-from fmm.kernels.schedule import schedule
-from fmm.kernels.threads import Threads
+from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.elementwise import schedule
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Batch, Place, Recipe, Sum, whole
+from fmm.kernels.plans.lower import PANEL, cuts, grid, lower, side
+from fmm.kernels.plans.memory_layout import ALIGN, leading, temporary_bytes
+from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.walk import execute
+from fmm.kernels.plans.workspace import flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]

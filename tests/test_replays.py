@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm import memory
-from fmm.kernels.replays import COUNTED, REPEATS, Replays, Shelf
+from fmm.kernels.cuda.launch.graph_cache import COUNTED, REPEATS, Replays, Shelf
+from fmm.runtime import host_memory
 
 
 def capturing(shelf: Shelf, fails: bool = False) -> tuple[Replays, list[Any]]:
@@ -96,11 +96,11 @@ def test_threads_share_a_shelf() -> None:
 
 
 def test_release_workspace_releases_what_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_releases", [])
+    monkeypatch.setattr(host_memory, "_releases", [])
     shelf = Shelf()
     replays, _ = capturing(shelf)
     for _ in range(REPEATS):
         find(replays, "x")
-    memory.also_released(shelf.clear)
-    memory.release_workspace()
+    host_memory.also_released(shelf.clear)
+    host_memory.release_workspace()
     assert not replays.known

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fmm.tuner import tuning
 from fmm.tuner.cli import main
+from fmm.tuner.commands import tune
+from fmm.tuner.commands.report import PICTURES, STYLE, cases, roofline
+from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.fake_device import FakeDevice
-from fmm.tuner.report import PICTURES, STYLE, cases, roofline
 from tests import tuned
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "shapes").write_text("6000 6000 6000\n6000 3000 6000\n")
     arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "chosen", lambda name: [FakeDevice()])
+        patch.setattr(tune, "chosen", lambda name: [FakeDevice()])
         patch.setitem(EFFORTS, "quick", tuned.SMALL)
         assert main([*arguments, "--output", str(found)]) == 0
     return found

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.program import Coefficient, Program, Terms, plain, updating
-from fmm.kernels.recipe import Place, Sum
-from fmm.kernels.schedule import Call, schedule
-from fmm.kernels.schedule import number as scalar
-from fmm.kernels.steps import kernel_table
-from fmm.kernels.threads import Threads
+from fmm.kernels.algorithms.additions import Coefficient, Program, Terms, plain, updating
+from fmm.kernels.algorithms.step_table import kernel_table
+from fmm.kernels.cpu.elementwise import Call, schedule
+from fmm.kernels.cpu.elementwise import number as scalar
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Place, Sum
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Aliases = tuple[tuple[int, int], ...]

@@ -16,21 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.program import Matrix
-from fmm.kernels.scheme import (
-    Scheme,
-    SchemeError,
-    canonical,
-    composed,
-    parse,
-    rotated,
-    scheme,
-    scheme_names,
-    transposed,
-)
+from fmm.kernels.algorithms.additions import Matrix
+from fmm.kernels.algorithms.catalogue import canonical, scheme, scheme_names
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, parse, rotated, transposed
 
 # The package's attribute of this name is the function.
-MODULE = importlib.import_module("fmm.kernels.scheme")
+MODULE = importlib.import_module("fmm.kernels.algorithms.scheme")
 FOLDER = Path(MODULE.__file__ or "").parent / "schemes"
 FILES = sorted(path.stem for path in FOLDER.glob("*.txt"))
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fmm.kernels.plan import Level, Plan, PlanError
-from fmm.kernels.proof import Polynomial, defect, first_defect, symbols, unequal_blocks
-from fmm.kernels.steps import (
+from fmm.kernels.algorithms.step_table import (
     StepError,
     StepTable,
     kernel_table,
@@ -21,8 +19,10 @@ from fmm.kernels.steps import (
     step_table,
     step_table_names,
 )
+from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, symbols, unequal_blocks
+from fmm.kernels.plans.plan import Level, Plan, PlanError
 
-MODULE = importlib.import_module("fmm.kernels.steps")
+MODULE = importlib.import_module("fmm.kernels.algorithms.step_table")
 FOLDER = Path(MODULE.__file__ or "").parent / "steps"
 NAMES = step_table_names()
 BLOCKS = [f"{letter}{i}{j}" for letter in "ABC" for i in "12" for j in "12"]
@@ -159,7 +159,7 @@ def test_a_sum_that_does_not_fit_says_where_and_what_to_use(name: str) -> None:
 
 
 def run_on_symbols(plan: Plan, m: int, k: int, n: int) -> None:
-    from fmm.kernels.lowering import lower
+    from fmm.kernels.plans.lower import lower
 
     lower(plan, m, k, n)
 
@@ -568,7 +568,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of step tables of our own, with the package's kernels; what was found before is forgotten."""
     for name in ("kernels", "hasa"):
         (tmp_path / f"{name}.txt").write_text(text_of(name), encoding="utf-8")
-    planning = importlib.import_module("fmm.kernels.plan")
+    planning = importlib.import_module("fmm.kernels.plans.plan")
 
     def forget() -> None:
         for function in (*vars(MODULE).values(), *vars(planning).values(), unequal_blocks):

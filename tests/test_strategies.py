@@ -7,9 +7,9 @@ import random
 import pytest
 
 from benchmarks.strategies import STAGE, Row, recalled, summary
-from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import datasheet
-from fmm.tuner.fake_device import FakeDevice
+from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.trials import Trial
 
 ONE, TWO = Plan.parse("strassen.batched.pad16 > vendor"), Plan.parse("strassen^2.batched.pad16 > vendor")

@@ -13,18 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.arena import Arena, block
-from fmm.kernels.cuda_source import ELEMENTS, Scalar, Spot
-from fmm.kernels.executor import execute
-from fmm.kernels.lowering import lower
-from fmm.kernels.needs import workspace
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Level, Plan, PlanError
-from fmm.kernels.steps import step_table, step_table_names
-from fmm.kernels.tape import ARRAY_BYTES, Array, Factor, GemmOp, Layout, Op, Problem, SumOp, Tape, Turn, record
-from fmm.kernels.threads import Threads
-from fmm.kernels.tile import Lines, Piece, Several, TileOp
-from fmm.kernels.tile_source import Scalar as Given
+from fmm.kernels.algorithms.step_table import step_table, step_table_names
+from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cuda.launch_list import Op, Problem, Tape, Turn
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp
+from fmm.kernels.cuda.products.tiled_source import Scalar as Given
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums.sum_kernel import ELEMENTS, Scalar, Spot
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, Array, SumOp
+from fmm.kernels.cuda.views import Factor, Layout
+from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.plan import Level, Plan, PlanError
+from fmm.kernels.plans.walk import execute
+from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 
 Matrix = np.ndarray[Any, np.dtype[Any]]

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fmm.kernels import threads
-from fmm.kernels.arena import Arena, block
-from fmm.kernels.executor import execute
-from fmm.kernels.needs import workspace
-from fmm.kernels.numpy_backend import NumpyBackend
-from fmm.kernels.plan import Plan
-from fmm.kernels.threads import VARIABLES, Threads, blas_threads, processors
+from fmm.kernels.cpu import thread_pool
+from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, processors
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.walk import execute
+from fmm.kernels.plans.workspace import workspace
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,9 +31,9 @@ def no_threadpoolctl(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    threads._controller.cache_clear()
+    thread_pool._controller.cache_clear()
     yield monkeypatch
-    threads._controller.cache_clear()
+    thread_pool._controller.cache_clear()
 
 
 # ---- how many
@@ -61,7 +61,7 @@ def test_without_anything_said_all_processors(no_threadpoolctl: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_the_environment_is_read_without_threadpoolctl(name: str, no_threadpoolctl: pytest.MonkeyPatch) -> None:
-    no_threadpoolctl.setattr(threads, "processors", lambda: 16)
+    no_threadpoolctl.setattr(thread_pool, "processors", lambda: 16)
     no_threadpoolctl.setenv(name, "3")
     assert blas_threads() == 3
 
@@ -82,7 +82,7 @@ ENVIRONMENTS: list[tuple[dict[str, str], int]] = [
 
 @pytest.mark.parametrize(("values", "count"), ENVIRONMENTS)
 def test_what_the_environment_says(values: dict[str, str], count: int, no_threadpoolctl: pytest.MonkeyPatch) -> None:
-    no_threadpoolctl.setattr(threads, "processors", lambda: 16)
+    no_threadpoolctl.setattr(thread_pool, "processors", lambda: 16)
     for name, value in values.items():
         no_threadpoolctl.setenv(name, value)
     assert blas_threads() == count
@@ -182,8 +182,8 @@ def test_sums_run_without_numpys_buffers(count: int) -> None:
     sizes: list[int] = []
     before = np.getbufsize()
     Threads(count).run([lambda: sizes.append(np.getbufsize())] * 6)
-    assert set(sizes) == {threads.BUFFER}
-    assert np.getbufsize() == before > threads.BUFFER
+    assert set(sizes) == {thread_pool.BUFFER}
+    assert np.getbufsize() == before > thread_pool.BUFFER
 
 
 def test_whoever_is_free_takes_the_next_task() -> None:
@@ -211,7 +211,7 @@ def test_helpers_keep_off_the_callers_processor() -> None:
     here = min(everywhere)
     os.sched_setaffinity(0, {here})
     try:
-        assert threads._current_processor() == here
+        assert thread_pool._current_processor() == here
     finally:
         os.sched_setaffinity(0, everywhere)
     barrier = threading.Barrier(2, timeout=10)
@@ -247,7 +247,7 @@ def test_a_helper_that_is_late_is_not_waited_for() -> None:
 AFTER_FORK = """
 import os, signal, threading, warnings
 warnings.simplefilter("ignore")  # a fork with threads alive is what is tested
-from fmm.kernels.threads import Threads
+from fmm.kernels.cpu.thread_pool import Threads
 done = []
 barrier = threading.Barrier(3)  # so that both threads of the pool have been started
 Threads(3).run([lambda: (barrier.wait(10), done.append(os.getpid()))] * 3)

@@ -16,20 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.blocktime import GEMM, registers, resident
-from fmm.kernels.capability import Capability, capability
-from fmm.kernels.needs import workspace
-from fmm.kernels.occupancy import active_blocks
-from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.strategy import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
-from fmm.kernels.tape import GemmOp, Layout, Problem, View, record
-from fmm.kernels.tile import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
-from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
-from fmm.kernels.variants import FIGURE_6
-from fmm.perfmodel.blocks import chip
+from fmm.hardware.capability import Capability, capability
+from fmm.hardware.datasheets import device
+from fmm.hardware.occupancy import active_blocks
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
+from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Layout, View
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.variants import FIGURE_6
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.block_time import GEMM, registers, resident
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.devices import device
+from fmm.perfmodel.papers.huang_blocks import chip
 from tests.test_cuda_host import SANITIZER
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 

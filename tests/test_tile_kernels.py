@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.blocktime import best_for
-from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.steps import PRODUCT, Kernel, kernel_table
-from fmm.kernels.strategy import GPU8, PRESETS, Strategy, strategy
-from fmm.kernels.tape import GemmOp, Problem, View, record
-from fmm.kernels.tile import PATHS, TileOp, paths_of, pointers, settled, strategy_of, updating_op
-from fmm.kernels.tile_leaf import tile_op
-from fmm.kernels.tile_source import ENTRY, OPTIONS, Access, TileKernel, added, source
-from fmm.kernels.tile_source import Path as Way
+from fmm.kernels.algorithms.step_table import PRODUCT, Kernel, kernel_table
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tile_sizes import GPU8, PRESETS, Strategy, strategy
+from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointers, settled, strategy_of, updating_op
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, added, source
+from fmm.kernels.cuda.products.tiled_source import Path as Way
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import View
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.tile_choice import best_for
 from tests.test_cuda_source import ARCHITECTURES, in_parallel, nvrtc, report
 from tests.test_cuda_source import _compiled as compiled_to_ptx
 from tests.test_tape import play

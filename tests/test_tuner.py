@@ -16,25 +16,26 @@ from typing import Any
 
 import pytest
 
-from fmm import certify, config
-from fmm.device.arrays import ANYTHING
-from fmm.identity import Identity
-from fmm.kernels.plan import VENDOR, Plan
+from fmm.arrays.library import ANYTHING
+from fmm.config import certify, schema
+from fmm.config.identity import Identity
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose, ranked
-from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import expected_growth
+from fmm.problem import Problem
 from fmm.tuner import fit as fitting
 from fmm.tuner import shapes
 from fmm.tuner.conclude import entries, noise_floor
-from fmm.tuner.device import FailedError
+from fmm.tuner.devices.device import FailedError
+from fmm.tuner.devices.fake import TRUTH, FakeDevice, FakeSession
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.fake_device import TRUTH, FakeDevice, FakeSession
 from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
-from fmm.tuner.search import CPU_SPACE, GPU_SPACE, built, fits, inverse
+from fmm.tuner.search import fits
 from fmm.tuner.shapes import ShapesError
+from fmm.tuner.space import CPU_SPACE, GPU_SPACE, built, inverse
+from fmm.tuner.stages import Outcome, scattered, tune
 from fmm.tuner.trials import Header, Run, Trial, Trials
-from fmm.tuner.tune import Outcome, scattered, tune
 from tests.tuned import SMALL
 
 BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
@@ -52,7 +53,7 @@ def test_a_tuning_finds_the_truth() -> None:
     journal, outcome = tuned()
     assert outcome.stopped == "" and outcome.section is not None
     section = outcome.section
-    found = config.section(section, "test", journal.device.identity, "float64")
+    found = schema.section(section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
     rate, true = found.calibration.rate("float64"), TRUTH.rate("float64")
     assert rate.flops == pytest.approx(true.flops, rel=0.03)
@@ -99,7 +100,7 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
 def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
     journal = Journal("run", FakeDevice(truth, seed=seed, noise=0.02))
     outcome = tune(journal, "float64", EFFORTS["quick"])
-    found = config.section(outcome.section, "test", journal.device.identity, "float64")
+    found = schema.section(outcome.section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
     return found.calibration
 
@@ -176,7 +177,7 @@ def test_no_entry_is_certified_below_one() -> None:
     slow_sums = replace(TRUTH, stream=1e9)
     for device in (FakeDevice(noise=0.2), FakeDevice(truth=slow_sums, noise=0.05)):
         journal, outcome = tuned(device)
-        found = config.section(outcome.section, "test", journal.device.identity, "float64")
+        found = schema.section(outcome.section, "test", journal.device.identity, "float64")
         assert found.entries
         for e in found.entries.values():
             assert e.low > 1 and e.speedup > 1.02 if e.plan != "vendor" else e.speedup == 1
@@ -500,7 +501,7 @@ def test_errors_are_those_of_the_predictions() -> None:
 
 
 def test_thresholds_are_equation_2s() -> None:
-    from fmm.perfmodel.recursion import WINOGRAD, recursion_point
+    from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 
     found = fitting.thresholds(TRUTH, "float64")
     assert found["tau2"] == pytest.approx(recursion_point(found["ratio"], WINOGRAD))

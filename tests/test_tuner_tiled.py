@@ -8,24 +8,25 @@ from typing import Any
 
 import pytest
 
-from fmm import config
-from fmm.config import Tuned
-from fmm.decision import certified, modelled
-from fmm.device.call import _recorded as recorded
-from fmm.kernels.needs import workspace
-from fmm.kernels.plan import VENDOR, Plan
-from fmm.kernels.tape import Layout
-from fmm.kernels.tape import Problem as TapeProblem
+from fmm.config import schema
+from fmm.config.schema import Tuned
+from fmm.kernels.cuda.launch_list import Problem as TapeProblem
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, datasheet
 from fmm.perfmodel.choose import Limits, candidates, choose, ranked
-from fmm.perfmodel.predict import Tiles, estimated, predict, vendor
-from fmm.perfmodel.problem import Problem
+from fmm.perfmodel.predict import predict, vendor
+from fmm.perfmodel.work import Tiles, estimated
+from fmm.problem import Problem
+from fmm.runtime.decide import certified, modelled
+from fmm.runtime.prepare import _recorded as recorded
 from fmm.tuner.conclude import concluded, entries
-from fmm.tuner.fake_device import FakeDevice
+from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import LADDER, below, ladder
+from fmm.tuner.stages import tune
 from fmm.tuner.trials import Trial
-from fmm.tuner.tune import tune
 
 FUSED, HYBRID = (p for p in candidates(True) if p.tiled)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
@@ -44,7 +45,7 @@ def journal() -> Journal:
 
 @pytest.fixture(scope="module")
 def section(journal: Journal) -> Tuned:
-    return config.section(concluded(journal, "float32"), "test", journal.device.identity, "float32")
+    return schema.section(concluded(journal, "float32"), "test", journal.device.identity, "float32")
 
 
 def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) -> None:
@@ -111,17 +112,17 @@ def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
 def test_what_nobody_measured_is_not_chosen() -> None:
     """A datasheet and an old config say nothing of our own kernel: no workspace, no plan."""
     problem = Problem(16384, 16384, 16384, "float32")
-    spelled = config.spelled(TRUTH, "float32")
+    spelled = schema.spelled(TRUTH, "float32")
     for name in ("tiled", "waves", "inside"):
         del spelled["rate"][name]
     del spelled["tiled_margin"]
-    old = config.calibration(spelled, "old", "float32", "GPU", "an old config")
+    old = schema.calibration(spelled, "old", "float32", "GPU", "an old config")
     for known in (datasheet("h200"), old):
         assert not any(c.plan.tiled for c in ranked(problem, known))
         assert choose(problem, known, NONE).best.plan == VENDOR
         assert choose(problem, known, MUCH).best.plan != VENDOR
     assert choose(problem, TRUTH, NONE).best.plan == FUSED
-    assert config.calibration(config.spelled(TRUTH, "float32"), "new", "float32", "fake GPU", "") == TRUTH
+    assert schema.calibration(schema.spelled(TRUTH, "float32"), "new", "float32", "fake GPU", "") == TRUTH
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "tf32"])

@@ -6,13 +6,16 @@ from itertools import product
 
 import pytest
 
-from fmm.kernels.bulk import SHARED
-from fmm.kernels.plan import Plan, PlanError
-from fmm.kernels.rescue import unseen
-from fmm.kernels.tape import GROUPED, GemmOp, Layout, Problem, record
-from fmm.kernels.tile_source import ENTRY, Along
-from fmm.kernels.warpgroup_source import ELEMENTS, GroupKernel, Sizes, instruction, source
-from fmm.kernels.warpgroups import SIZES, GroupOp, group_op, sizes_for, tiles_of
+from fmm.kernels.cuda.launch_list import GROUPED, Problem
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tma import SHARED
+from fmm.kernels.cuda.products.wgmma import SIZES, GroupOp, group_op, sizes_for, tiles_of
+from fmm.kernels.cuda.products.wgmma_source import ELEMENTS, GroupKernel, Sizes, instruction, source
+from fmm.kernels.cuda.recompute.recompute import unseen
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import Plan, PlanError
 from tests.test_cuda_source import in_parallel, nvrtc, report
 
 SMS = 132

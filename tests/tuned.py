@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fmm import store
-from fmm.config import Entry, Raw
+from fmm.config import store
+from fmm.config.schema import Entry, Raw
 from fmm.tuner.effort import Effort
 
 SMALL = Effort(seconds=4, most=60, rounds=3, held_out=3, trials=2, enqueued=1, certify=6)

@@ -1,9 +1,10 @@
 """Schemes, step tables, plans and what runs them."""
 
-from fmm.kernels.needs import workspace
-from fmm.kernels.plan import VENDOR, Balanced, Level, Plan, PlanError
-from fmm.kernels.scheme import Scheme, SchemeError, scheme, scheme_names
-from fmm.kernels.steps import StepError, StepTable, step_table, step_table_names
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError
+from fmm.kernels.algorithms.step_table import StepError, StepTable, step_table, step_table_names
+from fmm.kernels.plans.plan import VENDOR, Balanced, Level, Plan, PlanError
+from fmm.kernels.plans.workspace import workspace
 
 __all__ = [
     "VENDOR",

@@ -1,13 +1,13 @@
 """The performance model: what can be known about a plan without running it. Numbers in, numbers out."""
 
+from fmm.hardware.datasheets import Device, device, device_names
 from fmm.perfmodel.calibration import Calibration, cpu, datasheet
 from fmm.perfmodel.choose import Choice, Limits, choose
 from fmm.perfmodel.cost import Cost, cost
-from fmm.perfmodel.counts import A, T, V
-from fmm.perfmodel.devices import Device, device, device_names
+from fmm.perfmodel.papers.li_counts import A, T, V
 from fmm.perfmodel.predict import Prediction, predict
-from fmm.perfmodel.problem import Problem
 from fmm.perfmodel.stability import error_bound, expected_growth
+from fmm.problem import Problem
 
 __all__ = [
     "A",

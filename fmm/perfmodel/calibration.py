@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from fmm.kernels.threads import MOST as SUM_THREADS
-from fmm.perfmodel.devices import Device, device
-from fmm.perfmodel.problem import ELEMENTS
+from fmm.dtypes import ELEMENTS
+from fmm.hardware.datasheets import Device, device
+from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 
 
 @dataclass(frozen=True)

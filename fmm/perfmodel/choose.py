@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.kernels.needs import workspace
-from fmm.kernels.plan import VENDOR, Level, Plan
+from fmm.kernels.plans.plan import VENDOR, Level, Plan
+from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import Prediction, aligned, estimated, estimated_workspace, plans, seconds, vendor
-from fmm.perfmodel.problem import Problem
+from fmm.perfmodel.predict import Prediction, plans, seconds, vendor
 from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.work import aligned, estimated, estimated_workspace
+from fmm.problem import Problem
 
 # The most expected error, as a multiple of the vendor's, unless the caller says otherwise. More on a GPU: three levels
 # of a 16-bit type are expected to have 14 times the error of the vendor, which rounds each result only once.
@@ -136,7 +137,7 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
 
 def told(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
     """May a plan rely on the tiled kernel: was it measured on this device, on rows that it reads 16 bytes at a time?"""
-    from fmm.kernels.tape import pays  # which a CPU has no need of
+    from fmm.kernels.cuda.launch_list import pays  # which a CPU has no need of
 
     return pays(plan, problem.dtype) and calibration.rate(problem.dtype).tiled > 0 and aligned(problem)
 

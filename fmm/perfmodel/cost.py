@@ -18,13 +18,14 @@ from itertools import combinations, pairwise, product
 from math import prod
 from typing import NamedTuple, TypeVar
 
-from fmm.kernels import tasks
-from fmm.kernels.lowering import lower
-from fmm.kernels.needs import LT_SCRATCH, temporary_bytes
-from fmm.kernels.plan import VENDOR, Level, Plan, PlanError
-from fmm.kernels.program import Coefficient, Program, restricted
-from fmm.kernels.recipe import Place, Recipe, Sum, Updating
-from fmm.perfmodel.problem import Shape
+from fmm.kernels.algorithms.additions import Coefficient, Program, restricted
+from fmm.kernels.plans import fused_order
+from fmm.kernels.plans.level_steps import Place, Recipe, Sum, Updating
+from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.memory_layout import temporary_bytes
+from fmm.kernels.plans.plan import VENDOR, Level, Plan, PlanError
+from fmm.kernels.plans.workspace import LT_SCRATCH
+from fmm.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
 Leaves = tuple[tuple[Shape, int], ...]
@@ -175,7 +176,7 @@ def _saved(plan: Plan, level: _Level, batched: bool) -> int:
     if not isinstance(first, Level) or first.fringe == "peel" or plan.rest.levels:
         return 0
     if first.traversal == "fused" and first.scheme:  # blocks that hold nothing are launched by nobody
-        most = tasks.launches(first.scheme, first.tasks)
+        most = fused_order.launches(first.scheme, first.tasks)
         return max(sum(times for (_, size, _), times in level.calls.items() if 0 not in size) - most, 0)
     if first.traversal == "sequential" or (first.traversal in ("stacked", "overlapped") and not batched):
         return 0

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import product
-from math import frexp, log2, prod, sqrt
+from math import frexp, prod, sqrt
 from typing import NamedTuple
 
-from fmm.kernels.lowering import lower
-from fmm.kernels.plan import Balanced, Level, Plan
-from fmm.kernels.program import Program
-from fmm.kernels.recipe import Place, Product, Recipe, Sum
-from fmm.kernels.schedule import schedule
-from fmm.kernels.scheme import Scheme
-from fmm.kernels.steps import StepTable
+from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.algorithms.scheme import Scheme
+from fmm.kernels.algorithms.step_table import StepTable
+from fmm.kernels.cpu.elementwise import schedule
+from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum
+from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.plan import Balanced, Level, Plan
 
 # ---- the papers' closed forms, for Strassen's algorithm on n x n matrices
 
@@ -31,38 +31,6 @@ from fmm.kernels.steps import StepTable
 def classical_bound(n: int) -> int:
     """n^2: n products of at most |A| |B| in a sum of n terms."""
     return n * n
-
-
-def brent_bound(levels: int, n: int) -> int:
-    """4^levels n^2 (D'Alberto's post, Equation 7).
-
-    With brent_recurrence's 44 it holds if n > 4.4 (6^levels - 1)/(4^levels - 3^levels): leaves of 11 and more suffice.
-    """
-    return int(4**levels) * n * n
-
-
-def higham_bound(levels: int, n: int) -> int:
-    """3^levels n^2 (D'Alberto, Nicolau 2007, Equation 1, second line).
-
-    It leaves out 5n(6^levels - 1): that is how much the first line of Equation 1 is larger.
-    """
-    return int(3**levels) * n * n
-
-
-def higham_exact(n: float, leaf: float) -> float:
-    """(n/n1)^log2(12) (n1^2 + 5 n1) - 5n: Equation 1, first line; it solves f(n) = 12 f(n/2) + 50 n/2, f(n1) = n1^2."""
-    return float((n / leaf) ** log2(12) * (leaf**2 + 5 * leaf) - 5 * n)
-
-
-def brent_recurrence(n: int, roundings: int = 44) -> int:
-    """f(n) = roundings n/2 + 12 f(n/2), f(1) = 1 (the post, Equation 5), n a power of two.
-
-    With 44 the solution is 5.4 n^log2(12) - 4.4 n. Equation 6's constant 65 is 12 x 5.4, rounded up: for an n between
-    powers of two, padded to the next one, at most 2n.
-    """
-    if n < 1 or n & (n - 1):
-        raise ValueError(f"n = {n} is not a power of two")
-    return 1 if n == 1 else roundings * (n // 2) + 12 * brent_recurrence(n // 2, roundings)
 
 
 # ---- which bilinear algorithm a step table is
@@ -103,21 +71,6 @@ def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
     return {name: c for name, c in found.items() if c}
 
 
-def same_algorithm(x: Scheme, y: Scheme) -> bool:
-    """Equal up to the order of the products and the scales of their factors."""
-    return x.size == y.size and _rank_ones(x) == _rank_ones(y)
-
-
-def _rank_ones(scheme: Scheme) -> list[tuple[tuple[Fraction, ...], ...]]:
-    """Each product's three columns, the first two with a leading coefficient of one, sorted."""
-    found = []
-    for columns in zip(*(zip(*x, strict=True) for x in (scheme.u, scheme.v, scheme.w)), strict=True):
-        scales = [next((c for c in column if c), Fraction(1)) for column in columns[:2]]
-        scales.append(1 / prod(scales))
-        found.append(tuple(tuple(c / s for c in column) for column, s in zip(columns, scales, strict=True)))
-    return sorted(found)
-
-
 def level_scheme(level: Level) -> Scheme:
     """The scheme of a level, a step table's derived."""
     if level.table:
@@ -132,34 +85,8 @@ def plan_schemes(plan: Plan) -> tuple[Scheme, ...]:
     return tuple(factor for s in schemes for factor in (s.factors or (s,)))
 
 
-# ---- the bound of Ballard, Benson, Druinsky, Lipshitz, Schwartz (2016)
-
-
-def prefactor(scheme: Scheme) -> int:
-    """Q: the most roundings that any contribution to a block of C meets in one level, each sum formed on its own.
-
-    max over C blocks of (terms in the block + most terms in the operands of one of its products).
-    """
-    left, right = (_nonzeros(zip(*x, strict=True)) for x in (scheme.u, scheme.v))
-    sizes = [x + y for x, y in zip(left, right, strict=True)]
-    terms = _nonzeros(scheme.w)
-    return max(
-        t + max((s for s, c in zip(sizes, row, strict=True) if c), default=0)
-        for t, row in zip(terms, scheme.w, strict=True)
-    )
-
-
 def _nonzeros(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
     return [sum(1 for c in row if c) for row in rows]
-
-
-def closed_bound(schemes: Sequence[Scheme], k: int) -> float:
-    """(K + sum of Q)(K prod of E): K = k over the schemes' inner sizes, E the stability factors; any mix of schemes.
-
-    Bini and Lotti's factors with the prefactor of Ballard et al.; coefficients are taken to be exact multipliers.
-    """
-    leaf = -(-k // prod(s.k for s in schemes))
-    return float((leaf + sum(map(prefactor, schemes))) * leaf * prod(s.stability_factor for s in schemes))
 
 
 # ---- the bound of a plan, walked
@@ -269,18 +196,6 @@ def error_bound(plan: Plan, m: int, k: int, n: int) -> float:
     return float(classical_bound(k)) if recipe is None else _Walk().recipe(recipe)
 
 
-def bound_growth(plan: Plan, m: int, k: int, n: int) -> float:
-    """The bound as a multiple of the classical product's."""
-    return error_bound(plan, m, k, n) / classical_bound(k)
-
-
-def recurrence(scheme: Scheme) -> tuple[tuple[float, float], ...]:
-    """(e, r) for every block of C: one level has f(k) = max of e f(k/k0) + r k/k0 (Brent's 12 and 44)."""
-    factors = _one_level(scheme, 0.0, 1.0)
-    roundings = _one_level(scheme, 1.0, 0.0)
-    return tuple(zip(factors, roundings, strict=True))
-
-
 def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
     """The errors of the blocks of C, products over k whose own bound is `inner`."""
     walk, p = _Walk(), scheme.programs
@@ -354,13 +269,3 @@ def _shares(scheme: Scheme) -> _Shares:
     weights = [w * x * y / (len(scheme.w) * scheme.k) for w, x, y in zip(uses, *sizes, strict=True)]
     left, right = (sum(w for w, count in zip(weights, counts, strict=True) if count == 1) for counts in terms)
     return _Shares(sum(weights), left, right, sum(count > 1 for count in _nonzeros(scheme.w)) / len(scheme.w))
-
-
-def frobenius_growth(scheme: Scheme) -> float:
-    """sum over products of |u_p| |v_p| |w_p| in the 2-norm: the growth per level of a bound in the Frobenius norm.
-
-    (Dumas, Pernet, Sedoglavic 2024.) The classical algorithm's is the number of its products.
-    """
-    factors = (scheme.u, scheme.v, scheme.w)
-    norms = [[sqrt(sum(c * c for c in column)) for column in zip(*x, strict=True)] for x in factors]
-    return float(sum(map(prod, zip(*norms, strict=True))))

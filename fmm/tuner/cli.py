@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import fmm
-from fmm.tuner import agreement, config_commands, measured, papers, predictions, report, tuning
+from fmm.tuner.commands import compare, config, measure, paper, predict, report, tune
 
 CUT_OFF = 128 + 13  # as if by the signal SIGPIPE, which Python does not heed
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         print("fmm-tune: interrupted; what was finished is kept", file=sys.stderr)
-        return tuning.INTERRUPTED
+        return tune.INTERRUPTED
     except BrokenPipeError:  # as after `| head`; what is left in the buffer goes nowhere, silently
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
@@ -35,10 +35,10 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure this device once and write the config by which fmm.matmul chooses.",
     )
     parser.add_argument("--version", action="version", version=f"fmm-tune {fmm.__version__}")
-    tuning.add_options(parser)
-    parser.set_defaults(run=tuning.run)
+    tune.add_options(parser)
+    parser.set_defaults(run=tune.run)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for group in (config_commands, agreement, measured, predictions, report, papers):
+    for group in (config, compare, measure, predict, report, paper):
         group.add_parser(commands)
     return parser
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from fmm import certify, config
-from fmm.config import Entry
-from fmm.kernels.plan import Plan
+from fmm.config import certify, schema
+from fmm.config.schema import Entry
+from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.tuner import fit as fitting
 from fmm.tuner.journal import Journal
@@ -164,7 +164,7 @@ def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.conditions},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
-        "calibration": config.spelled(calibration, dtype),
+        "calibration": schema.spelled(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: asdict(e) for name, e in (error | ({"tiled": own} if own.count else {})).items()},
         "thresholds": fitting.thresholds(calibration, dtype, one_level(trials)),

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fmm.identity import cpu_key, processor
-from fmm.kernels.threads import blas_threads, processors
+from fmm.config.identity import cpu_key, processor
+from fmm.kernels.cpu.thread_pool import blas_threads, processors
 
 
 def environment(command: list[str]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import Work, counted, seconds
-from fmm.perfmodel.problem import Problem
+from fmm.perfmodel.predict import seconds
+from fmm.perfmodel.work import Work, counted
+from fmm.problem import Problem
 from fmm.tuner.trials import Run, Size, Trial
 
 # ---- what was observed
@@ -327,7 +328,7 @@ def thresholds(calibration: Calibration, dtype: str, measured: Sequence[tuple[Si
     which Equation 2 agrees with most of them, found by search, as in the paper's installation. tau2 is the side from
     which one level pays (Li, Ranka and Sahni's figures 16 and 23), tau1 half of it, below which nothing is split.
     """
-    from fmm.perfmodel import recursion
+    from fmm.perfmodel.papers import recursion_points
 
     large = ratio(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
 
@@ -335,11 +336,16 @@ def thresholds(calibration: Calibration, dtype: str, measured: Sequence[tuple[Si
         return ratio(calibration, Problem(m, k, n, dtype))
 
     def agreement(epsilon: float) -> int:
-        return sum(recursion.recurse(size, at, recursion.WINOGRAD, epsilon) == (gain > 1) for size, gain in measured)
+        return sum(
+            recursion_points.recurse(size, at, recursion_points.WINOGRAD, epsilon) == (gain > 1)
+            for size, gain in measured
+        )
 
     steps = [large * x / 20 for x in range(-19, 61)] if measured else [0.0]
     best = max(agreement(e) for e in steps)
     epsilon = min((e for e in steps if agreement(e) == best), key=abs)
-    points = [recursion.recursion_point(large, recursion.WINOGRAD, epsilon) * 2**level for level in range(3)]
+    points = [
+        recursion_points.recursion_point(large, recursion_points.WINOGRAD, epsilon) * 2**level for level in range(3)
+    ]
     points = [p if p < inf else 0.0 for p in points]
     return {"tau1": points[0] / 2, "tau2": points[0], "recursion_points": points, "epsilon": epsilon, "ratio": large}

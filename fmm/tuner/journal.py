@@ -16,9 +16,9 @@ from statistics import median
 
 import numpy as np
 
-from fmm import certify
-from fmm.perfmodel.problem import Problem
-from fmm.tuner.device import Device, FailedError, Session
+from fmm.config import certify
+from fmm.problem import Problem
+from fmm.tuner.devices.device import Device, FailedError, Session
 from fmm.tuner.trials import Run, Trial
 
 

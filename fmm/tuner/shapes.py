@@ -7,8 +7,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from fmm.perfmodel.problem import ELEMENTS, Problem
-from fmm.tuner.device import Device
+from fmm.dtypes import ELEMENTS
+from fmm.problem import Problem
+from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
 
 Size = tuple[int, int, int]

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fmm.kernels.plan import VENDOR, Plan
-from fmm.perfmodel.problem import Problem
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import Problem
 
 Size = tuple[int, int, int]
 

@@ -1,0 +1,103 @@
+"""Configs: what the tuner wrote about devices, found, checked and read. Whatever is wrong with one, no product fails.
+
+A config is a JSON file: schema version, then devices by key, then their element types, each a section with the
+calibration, the model's error, thresholds and certified entries. Only the section that is asked for is checked, so a
+damaged one of another device disturbs nobody; what is damaged is passed over, with one line in the log.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from functools import lru_cache
+from pathlib import Path
+
+from fmm.config.environment import disabled, mode, once, variable
+from fmm.config.identity import Identity
+from fmm.config.locate import search_path
+from fmm.config.schema import ConfigError, Raw, Tuned, document, section
+
+LARGEST_FILE = 16 << 20
+
+
+def read(path: Path) -> dict[str, dict[str, Raw]]:
+    """The devices of a config file."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError("it is no file")
+        if found.st_size > LARGEST_FILE:
+            raise ConfigError(f"it is larger than {LARGEST_FILE >> 20} MiB")
+        return document(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigError("it is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"it cannot be read: {error.strerror}") from None
+
+
+def token() -> tuple[bool, str, Configs]:
+    """What decisions depend on besides the product; equal as long as they would be made alike."""
+    return disabled(), mode(), configs()
+
+
+# ---- the configs in force
+
+
+class Configs:
+    """The config files as they were read; equal only to itself, so that decisions can be remembered by it."""
+
+    def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
+        self.files: dict[Path, dict[str, dict[str, Raw]]] = {}
+        self._tuned: dict[tuple[Identity, str], Tuned | None] = {}
+        for path in paths:
+            try:
+                if required or path.exists():
+                    self.files[path] = read(path)
+            except (ConfigError, OSError) as error:
+                once(f"the config {str(path)!r} is not used: {error}")
+
+    def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
+        """What the first file that knows this type on this device says."""
+        key = identity, dtype
+        if key not in self._tuned:
+            self._tuned[key] = self._find(identity, dtype)
+        return self._tuned[key]
+
+    def _find(self, identity: Identity, dtype: str) -> Tuned | None:
+        for path, devices in self.files.items():
+            raw = devices.get(identity.key, {}).get(dtype)
+            if raw is None:
+                continue
+            try:
+                found = section(raw, f"{identity.key}.{dtype}", identity, dtype)
+            except ConfigError as error:
+                once(f"the config {str(path)!r} is not used: {error}")
+                continue
+            if found.changed and found.entries:
+                once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
+            return found
+        return None
+
+
+def configs() -> Configs:
+    """The configs in force; files are looked at again once a second."""
+    return _now(variable("FMM_CONFIG"), int(time.monotonic()))
+
+
+@lru_cache(maxsize=2)
+def _now(given: str, second: int) -> Configs:
+    paths = search_path(given)
+    return _read(paths, tuple(map(_stamp, paths)), bool(given))
+
+
+@lru_cache(maxsize=2)
+def _read(paths: tuple[Path, ...], stamps: tuple[object, ...], required: bool) -> Configs:
+    return Configs(paths, required)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

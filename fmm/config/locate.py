@@ -1,0 +1,54 @@
+"""fmm/config/locate.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+FILE = "config.json"
+
+
+def user_folder() -> Path:
+    """The user's folder for fmm's configs, by the system's rules (platformdirs' too)."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "fmm"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fmm"
+    return _xdg("XDG_CONFIG_HOME", Path.home() / ".config") / "fmm"
+
+
+def site_folder() -> Path:
+    """The folder for all users of this machine."""
+    if sys.platform == "darwin":
+        return Path("/Library/Application Support/fmm")
+    if sys.platform == "win32":
+        return Path(os.environ.get("PROGRAMDATA") or "C:/ProgramData") / "fmm"
+    return _xdg("XDG_CONFIG_DIRS", Path("/etc/xdg")) / "fmm"
+
+
+def _xdg(variable: str, default: Path) -> Path:
+    found = os.environ.get(variable, "").split(os.pathsep)[0].strip()
+    return Path(found) if found else default
+
+
+def default_path() -> Path:
+    """Where the tuner writes unless told otherwise: where the runtime looks first."""
+    given = os.environ.get("FMM_CONFIG")
+    return _file(Path(given)) if given else user_folder() / FILE
+
+
+def _file(path: Path) -> Path:
+    """A folder stands for the config in it."""
+    return path / FILE if path.is_dir() else path
+
+
+def search_path(given: str) -> tuple[Path, ...]:
+    """Where configs are looked for: in the one given alone, else the user's, the site's, the package's."""
+    if given:
+        return (_file(Path(given)),)
+    shipped = Path(__file__).parent / FILE
+    try:
+        return user_folder() / FILE, site_folder() / FILE, shipped
+    except RuntimeError:  # no home
+        return site_folder() / FILE, shipped

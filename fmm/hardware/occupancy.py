@@ -1,0 +1,125 @@
+"""How many blocks are active on one SM, by the rules of NVIDIA's occupancy calculator.
+
+Left out: the shared memory carve-out (the largest is assumed), barriers, clusters, and registers or shared
+memory that a debugger or profiler adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fmm.hardware.capability import Capability
+
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What one block of a kernel asks for."""
+
+    threads: int
+    registers: int
+    shared_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads per block must be positive, not {self.threads}")
+        if self.registers < 0:
+            raise ValueError(f"registers per thread must not be negative: {self.registers}")
+        if self.shared_bytes < 0:
+            raise ValueError(f"shared memory per block must not be negative: {self.shared_bytes}")
+
+    @property
+    def warps(self) -> int:
+        return -(-self.threads // WARP)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Active blocks per SM that each resource alone would allow; the fewest decide, zero forbids a launch."""
+
+    by_threads: int
+    by_blocks: int
+    by_registers: int
+    by_shared: int
+
+    @property
+    def blocks(self) -> int:
+        return min(self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
+
+    @property
+    def limited_by(self) -> tuple[str, ...]:
+        """The resources that decide, in the order threads, blocks, registers, shared."""
+        names = ("threads", "blocks", "registers", "shared")
+        counts = (self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
+        return tuple(name for name, count in zip(names, counts, strict=True) if count == self.blocks)
+
+
+def occupancy(limits: Capability, launch: Launch) -> Occupancy:
+    """Active blocks per SM, and by which limit."""
+    return Occupancy(
+        by_threads=_by_threads(limits, launch),
+        by_blocks=limits.max_blocks_per_sm,
+        by_registers=_by_registers(limits, launch),
+        by_shared=_by_shared(limits, launch),
+    )
+
+
+def active_blocks(limits: Capability, threads: int, registers: int, shared_bytes: int = 0) -> int:
+    """Active blocks per SM."""
+    return occupancy(limits, Launch(threads, registers, shared_bytes)).blocks
+
+
+def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks: int) -> range:
+    """The registers per thread with which exactly `blocks` blocks are active (an empty range if none)."""
+    counts = [
+        registers
+        for registers in range(1, limits.max_registers_per_thread + 1)
+        if active_blocks(limits, threads, registers, shared_bytes) == blocks
+    ]
+    return range(counts[0], counts[-1] + 1) if counts else range(0)
+
+
+def most_registers(limits: Capability, threads: int, blocks: int) -> int:
+    """The most registers per thread that leave room for `blocks` blocks, as __launch_bounds__ enforces."""
+    fitting = (
+        registers
+        for registers in range(limits.max_registers_per_thread, 0, -1)
+        if _by_registers(limits, Launch(threads, registers)) >= blocks
+    )
+    return next(fitting, 0)
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _by_threads(limits: Capability, launch: Launch) -> int:
+    if launch.threads > limits.max_threads_per_block:
+        return 0
+    return limits.max_threads_per_sm // WARP // launch.warps
+
+
+def _by_registers(limits: Capability, launch: Launch) -> int:
+    if launch.registers > limits.max_registers_per_thread:
+        return 0
+    if launch.registers == 0:
+        return limits.max_blocks_per_sm
+    # Blocks are checked, and on 1.x also given registers, as if their warps filled all partitions evenly.
+    even_warps = _up(launch.warps, limits.warp_granularity)
+    if limits.register_granularity == "block":
+        per_block = _up(even_warps * launch.registers * WARP, limits.register_unit)
+        return limits.registers_per_sm // per_block
+    per_warp = _up(launch.registers * WARP, limits.register_unit)
+    if per_warp * even_warps > limits.registers_per_block:
+        return 0
+    # Each partition has its own share of the register file and holds whole warps.
+    warps = limits.registers_per_sm // limits.warp_granularity // per_warp * limits.warp_granularity
+    return warps // launch.warps
+
+
+def _by_shared(limits: Capability, launch: Launch) -> int:
+    asked = _up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
+    if asked > limits.shared_per_block + limits.reserved_shared_per_block:
+        return 0
+    return limits.shared_per_sm // asked if asked else limits.max_blocks_per_sm

@@ -1,0 +1,94 @@
+"""fmm/kernels/algorithms/catalogue.py."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from importlib import resources
+from math import prod
+
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, parse, rotated, transposed
+
+LARGEST = 2500  # products of a composition: strassen^4 has 2401, and takes seconds to compose
+
+
+def scheme_names() -> tuple[str, ...]:
+    """Every scheme that can be named: the files, and the permutations of those named after their size."""
+    return tuple(sorted(_catalogue()))
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> dict[str, tuple[str, str]]:
+    """name -> (file, permutation letters). A file whose name ends in its sizes, as hk223, gives all six orders."""
+    files = sorted(f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt"))
+    names = {name: (name, "mkn") for name in files}
+    for file in files:
+        digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
+        if digits:
+            sizes = dict(zip("mkn", digits.groups()[1:], strict=True))
+            for order in _ORDERS:
+                names.setdefault(digits[1] + "".join(sizes[x] for x in order), (file, order))
+    return names
+
+
+def _folder() -> resources.abc.Traversable:
+    return resources.files("fmm.kernels.algorithms") / "schemes"
+
+
+@lru_cache(maxsize=256)
+def scheme(expression: str) -> Scheme:
+    """A scheme by name: `strassen`, `strassen^2`, `strassen*hk223`; the leftmost factor is the outermost level."""
+    factors: list[Scheme] = []
+    for part in expression.split("*"):
+        name, caret, power = part.strip().partition("^")
+        if caret and not (power.isdecimal() and 1 <= int(power) <= 6):
+            raise SchemeError(f"{expression!r}: the power {power!r} is not a whole number from 1 to 6")
+        factors += [_named(name.strip())] * int(power or 1)
+    if (rank := prod(f.rank for f in factors)) > LARGEST:
+        raise SchemeError(f"{expression!r} has {rank} products; at most {LARGEST} are composed in one pass")
+    if len(factors) == 1:
+        return factors[0]
+    return composed(tuple(factors), canonical(expression))
+
+
+def canonical(expression: str) -> str:
+    """The short spelling of a composition: equal neighbours as a power, no spaces."""
+    names: list[tuple[str, int]] = []
+    for part in expression.replace(" ", "").split("*"):
+        name, _, power = part.partition("^")
+        times = int(power or 1)
+        if names and names[-1][0] == name:
+            names[-1] = (name, names[-1][1] + times)
+        else:
+            names.append((name, times))
+    return "*".join(name if times == 1 else f"{name}^{times}" for name, times in names)
+
+
+@lru_cache(maxsize=256)
+def _named(name: str) -> Scheme:
+    if name not in _catalogue():
+        raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
+    file, order = _catalogue()[name]
+    base = parse((_folder() / f"{file}.txt").read_text(encoding="utf-8"), f"{file}.txt")
+    if base.name != file:
+        raise SchemeError(f"{file}.txt: its name line says {base.name!r}; it must be {file!r}")
+    return _permutation(base, order, name)
+
+
+def _permutation(base: Scheme, order: str, name: str) -> Scheme:
+    flip, turns = _ORDERS[order]
+    base = transposed(base, name) if flip else base
+    for _ in range(turns):
+        base = rotated(base, name)
+    return base
+
+
+# The letters of the new size in terms of the old <m,k,n>: whether to transpose first, and how often to rotate.
+_ORDERS = {
+    "mkn": (False, 0),
+    "knm": (False, 1),
+    "nmk": (False, 2),
+    "nkm": (True, 0),
+    "kmn": (True, 1),
+    "mnk": (True, 2),
+}

@@ -1,0 +1,379 @@
+"""Bilinear algorithms <m,k,n;r> as data: read from text files, proved by the Brent equations, composed and permuted.
+
+A scheme multiplies an m x k grid of blocks by a k x n grid with r products: product p is
+(sum_b U[b][p] A_b) (sum_b V[b][p] B_b), and block c of the result is sum_p W[c][p] product_p.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import product
+from math import lcm, prod, sqrt
+
+import numpy as np
+
+from fmm.kernels.algorithms import additions as programs
+from fmm.kernels.algorithms.additions import Matrix, Program, Rational
+
+
+class SchemeError(ValueError):
+    """A scheme that is unknown, malformed or not a matrix multiplication."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The additions of one scheme: forming the left operands, the right operands and the blocks of the result."""
+
+    left: Program
+    right: Program
+    join: Program
+
+    @property
+    def additions(self) -> int:
+        return self.left.additions + self.right.additions + self.join.additions
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """<m,k,n;r> with its coefficient matrices (blocks in row-major order x products) and, if composed, its factors."""
+
+    name: str
+    source: str
+    m: int
+    k: int
+    n: int
+    u: Matrix
+    v: Matrix
+    w: Matrix
+    factors: tuple[Scheme, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.m, self.k, self.n, self.rank))
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.m, self.k, self.n
+
+    @property
+    def rank(self) -> int:
+        return len(self.u[0])
+
+    def __str__(self) -> str:
+        return f"{self.name} <{self.m},{self.k},{self.n};{self.rank}>"
+
+    @cached_property
+    def programs(self) -> Programs:
+        """Additions with common sums shared; a composed scheme's are its factors' run level by level."""
+        if self.factors:
+            return _composed_programs(self.factors)
+        columns = tuple(zip(*self.u, strict=True)), tuple(zip(*self.v, strict=True))
+        return Programs(
+            programs.shared(columns[0], self.m * self.k),
+            programs.shared(columns[1], self.k * self.n),
+            programs.shared(self.w, self.rank),
+        )
+
+    @property
+    def additions(self) -> int:
+        """Block additions with common sums shared (15 for Winograd's variant)."""
+        return self.programs.additions
+
+    @property
+    def additions_plain(self) -> int:
+        """Block additions when every operand and every block of C is formed on its own (18 for Strassen's)."""
+        operands = [sum(1 for c in column if c) - 1 for x in (self.u, self.v) for column in zip(*x, strict=True)]
+        return sum(operands) + sum(sum(1 for c in row if c) - 1 for row in self.w)
+
+    @property
+    def nonzeros(self) -> tuple[int, int, int]:
+        return tuple(sum(1 for row in x for c in row if c) for x in (self.u, self.v, self.w))  # type: ignore[return-value]
+
+    @cached_property
+    def stability_factor(self) -> Fraction:
+        """max over C blocks of sum_p |w_cp| |u_p|_1 |v_p|_1: the growth of the error bound per level (Ballard et al.
+        2016, after Bini and Lotti 1980): 12 for Strassen's, 18 for Winograd's."""
+        if self.factors:
+            return Fraction(prod((f.stability_factor for f in self.factors), start=Fraction(1)))
+        left, right = _column_norms(self.u), _column_norms(self.v)
+        return max(
+            sum((max(c, -c) * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w
+        )
+
+    @cached_property
+    def error_growth(self) -> float:
+        """Expected error of one level as a multiple of the classical product's, on random data of one size.
+
+        The error of a sum of length k is taken to grow like k (its variance like k^2), independently in each product:
+        then block c has variance sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 relative to the classical one's. Left out: the
+        rounding of the additions themselves, the shorter sums' gain in blocked kernels, and structured data.
+        """
+        if self.factors:
+            return prod(f.error_growth for f in self.factors)
+        left, right = _column_squares(self.u), _column_squares(self.v)
+        worst = max(sum(c * c * x * y for c, x, y in zip(row, left, right, strict=True)) for row in self.w)
+        return max(1.0, sqrt(worst) / self.k)
+
+    def defect(self) -> str | None:
+        """None if the Brent equations hold exactly, else the first one that does not."""
+        (u, du), (v, dv), (w, dw) = (_integers(x) for x in (self.u, self.v, self.w))
+        found = np.einsum("ap,bp,cp->abc", u, v, w)
+        expected = np.zeros(found.shape, dtype=np.int64)
+        for i, j, q in product(range(self.m), range(self.k), range(self.n)):
+            expected[i * self.k + j, j * self.n + q, i * self.n + q] = du * dv * dw
+        wrong = np.argwhere(found != expected)
+        if not len(wrong):
+            return None
+        a, b, c = (int(x) for x in wrong[0])
+        names = _block("A", a, self.k), _block("B", b, self.n), _block("C", c, self.n)
+        value = Fraction(int(found[a, b, c]), du * dv * dw)
+        right = expected[a, b, c] != 0
+        return f"the coefficient of {names[0]} {names[1]} in {names[2]} is {value}, not {int(right)}"
+
+    def text(self) -> str:
+        """The scheme as its data file would have it."""
+        return "\n".join(_lines(self)) + "\n"
+
+
+def _column_norms(x: Matrix) -> list[Fraction]:
+    return [sum((abs(c) for c in column), Fraction(0)) for column in zip(*x, strict=True)]
+
+
+def _column_squares(x: Matrix) -> list[Fraction]:
+    return [sum((c * c for c in column), Fraction(0)) for column in zip(*x, strict=True)]
+
+
+def _integers(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
+    """The matrix times its common denominator: exact integer arithmetic is what makes the check a proof."""
+    scale = lcm(*(c.denominator for row in x for c in row))
+    return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale
+
+
+def _block(letter: str, index: int, columns: int) -> str:
+    """A23: row 2, column 3; with a comma where a number has two digits."""
+    row, column = index // columns + 1, index % columns + 1
+    return f"{letter}{row}{column}" if max(row, column) < 10 else f"{letter}{row},{column}"
+
+
+# ---- reading and writing
+
+
+_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
+
+
+def parse(text: str, origin: str = "scheme") -> Scheme:
+    """A scheme from its text form, proved; SchemeError names the file and what is wrong."""
+    try:
+        scheme = _read(text)
+        if (defect := scheme.defect()) is not None:
+            raise SchemeError(f"not a matrix multiplication: {defect}")
+    except (KeyError, ValueError) as error:
+        reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise SchemeError(f"{origin}: {reason}") from None
+    return scheme
+
+
+def _read(text: str) -> Scheme:
+    head, equations = _sections(text)
+    m, k, n = (int(x) for x in head["size"].split())
+    products = [key for key in equations if key.startswith("M")]
+    if products != [f"M{p + 1}" for p in range(len(products))]:
+        raise SchemeError(f"products must be M1, M2, ... in order, not {', '.join(products)}")
+    pairs = [_factors(name, equations[name]) for name in products]
+    u = _columns([_sum(left, "A", m, k) for left, _ in pairs], m * k)
+    v = _columns([_sum(right, "B", k, n) for _, right in pairs], k * n)
+    blocks = [_block("C", c, n) for c in range(m * n)]
+    w = tuple(_row(equations, block, len(products)) for block in blocks)
+    if strange := [key for key in equations if key not in (*products, *blocks)]:
+        raise SchemeError(f"{strange[0]} is neither a product nor a block of C")
+    _all_used(products, u, v, w)
+    return Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
+
+
+def _factors(name: str, equation: str) -> tuple[str, str]:
+    pair = re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equation)
+    if pair is None:
+        raise SchemeError(f"{name} is not of the form (sum of A)(sum of B)")
+    return pair[1], pair[2]
+
+
+def _all_used(products: list[str], u: Matrix, v: Matrix, w: Matrix) -> None:
+    """Every product multiplies something by something, and somebody wants it."""
+    for p, name in enumerate(products):
+        if not all(any(row[p] for row in matrix) for matrix in (u, v, w)):
+            raise SchemeError(f"{name} is empty or unused")
+
+
+def _sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    head: dict[str, str] = {}
+    equations: dict[str, str] = {}
+    for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
+        left, equals, right = (part.strip() for part in line.partition("="))
+        word, _, rest = line.partition(" ")
+        where, key, value = (head, word, rest.strip()) if word in HEAD else (equations, left, right)
+        if where is equations and not (equals and re.fullmatch(r"[MC]\d+(,\d+)?", key)):
+            raise SchemeError(f"cannot read the line {line!r}")
+        if key in where:
+            raise SchemeError(f"{key} is given twice")
+        where[key] = value
+    return head, equations
+
+
+HEAD = ("name", "source", "size")
+
+
+def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
+    terms: dict[int, Fraction] = {}
+    position = 0
+    while position < len(text.rstrip()):
+        match = _TERM.match(text, position)
+        if match is None or match[3][0] != letter or (terms and not match[1]):
+            raise SchemeError(f"cannot read {text.strip()!r} as a sum of {letter} blocks")
+        position = match.end()
+        index = _index(match[3], letter, rows, columns)
+        terms[index] = terms.get(index, Fraction(0)) + Fraction(match[2] or 1) * (-1 if match[1] == "-" else 1)
+    return terms
+
+
+def _index(name: str, letter: str, rows: int, columns: int) -> int:
+    """The number of a block, A23 or A2,3, in row-major order, or of a product, M1 the first."""
+    if letter == "M":
+        row, column = 1, int(name[1:])
+    else:
+        first, _, second = name[1:].partition(",")
+        row, column = (int(first), int(second)) if second else (int(first[:1]), int(first[1:] or 0))
+    inside = 1 <= row <= rows and column >= 1
+    if not inside or (letter != "M" and column > columns):
+        raise SchemeError(f"{name} is outside the {rows} x {columns} grid")
+    return (row - 1) * columns + column - 1
+
+
+def _columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
+    return tuple(tuple(_short(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
+
+
+def _row(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
+    terms = _sum(equations[block], "M", 1, rank)
+    if terms and max(terms) >= rank:
+        raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
+    return tuple(_short(terms.get(p, Fraction(0))) for p in range(rank))
+
+
+def _short(c: Fraction) -> Rational:
+    """An int where it is one: quicker to compare and to hash."""
+    return c.numerator if c.denominator == 1 else c
+
+
+def _lines(scheme: Scheme) -> Iterator[str]:
+    yield f"name    {scheme.name}"
+    yield f"source  {scheme.source}"
+    yield f"size    {scheme.m} {scheme.k} {scheme.n}"
+    yield ""
+    for p in range(scheme.rank):
+        left = _spell("A", [row[p] for row in scheme.u], scheme.k)
+        right = _spell("B", [row[p] for row in scheme.v], scheme.n)
+        yield f"M{p + 1} = ({left})({right})"
+    yield ""
+    for c, row in enumerate(scheme.w):
+        yield f"{_block('C', c, scheme.n)} = {_spell('M', list(row), None)}"
+
+
+def _spell(letter: str, coefficients: list[Rational], columns: int | None) -> str:
+    words: list[str] = []
+    for index, c in enumerate(coefficients):
+        if c:
+            name = f"{letter}{index + 1}" if columns is None else _block(letter, index, columns)
+            sign = ("- " if c < 0 else "+ ") if words else ("-" if c < 0 else "")
+            words.append(f"{sign}{'' if abs(c) == 1 else f'{abs(c)} '}{name}")
+    return " ".join(words)
+
+
+# ---- permuting and composing
+
+
+def transposed(scheme: Scheme, name: str) -> Scheme:
+    """<n,k,m> from <m,k,n>: C^T = B^T A^T."""
+    u = _reordered(scheme.v, scheme.k, scheme.n)
+    v = _reordered(scheme.u, scheme.m, scheme.k)
+    w = _reordered(scheme.w, scheme.m, scheme.n)
+    return Scheme(name, f"transpose of {scheme.name}: {scheme.source}", scheme.n, scheme.k, scheme.m, u, v, w)
+
+
+def rotated(scheme: Scheme, name: str) -> Scheme:
+    """<k,n,m> from <m,k,n>: the trilinear form sum A_ij B_jl C_li does not change when its factors are rotated."""
+    v = _reordered(scheme.w, scheme.m, scheme.n)
+    w = _reordered(scheme.u, scheme.m, scheme.k)
+    return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)
+
+
+def _reordered(x: Matrix, rows: int, columns: int) -> Matrix:
+    """The coefficient rows of a grid of blocks, re-sorted for the transposed grid."""
+    return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
+
+
+def composed(factors: tuple[Scheme, ...], name: str) -> Scheme:
+    """The Kronecker product: the first factor's blocks are multiplied by the second's algorithm, and so on."""
+    first, *rest = factors
+    for second in rest:
+        first = _kronecker(first, second)
+    source = " (x) ".join(f.name for f in factors)
+    return Scheme(name, source, first.m, first.k, first.n, first.u, first.v, first.w, factors)
+
+
+def _kronecker(x: Scheme, y: Scheme) -> Scheme:
+    def grid(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
+        rows = []
+        for i, s, j, t in product(range(len(p) // columns), range(inner_rows), range(columns), range(inner_columns)):
+            outer, inner = p[i * columns + j], q[s * inner_columns + t]
+            rows.append(tuple(a * b for a in outer for b in inner))
+        return tuple(rows)
+
+    u = grid(x.u, y.u, x.k, y.m, y.k)
+    v = grid(x.v, y.v, x.n, y.k, y.n)
+    w = grid(x.w, y.w, x.n, y.m, y.n)
+    return Scheme(f"{x.name}*{y.name}", "", x.m * y.m, x.k * y.k, x.n * y.n, u, v, w)
+
+
+def _composed_programs(factors: tuple[Scheme, ...]) -> Programs:
+    outer = factors[0]
+    if len(factors) == 1:
+        return outer.programs
+    inner = composed(factors[1:], "inner")
+    p, q = outer.programs, inner.programs
+    return Programs(
+        _split_twice(p.left, q.left, (outer.m, outer.k), (inner.m, inner.k), outer.rank),
+        _split_twice(p.right, q.right, (outer.k, outer.n), (inner.k, inner.n), outer.rank),
+        _join_twice(p.join, q.join, (outer.m, outer.n), (inner.m, inner.n), outer.rank),
+    )
+
+
+def _split_twice(p: Program, q: Program, outer: tuple[int, int], inner: tuple[int, int], rank: int) -> Program:
+    """Outer sums once for every inner position, then the inner sums of each of the outer products."""
+    places = prod(inner)
+    wiring = [[(place, r) for place in range(places)] for r in range(rank)]
+    program = programs.chain([p] * places, [q] * rank, wiring)
+    return programs.permuted(program, _by_place(outer, inner))
+
+
+def _join_twice(p: Program, q: Program, outer: tuple[int, int], inner: tuple[int, int], rank: int) -> Program:
+    """Inner joins of each outer product, then the outer join once for every inner position."""
+    wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
+    program = programs.chain([q] * rank, [p] * prod(inner), wiring)
+    order = _by_place(outer, inner)
+    outputs = [0] * len(order)
+    for position, block in enumerate(order):
+        outputs[block] = program.outputs[position]
+    return Program(program.inputs, program.lines, tuple(outputs))
+
+
+def _by_place(outer: tuple[int, int], inner: tuple[int, int]) -> list[int]:
+    """Row-major block numbers of the composed grid, sorted by inner position first, then by outer block."""
+    columns = outer[1] * inner[1]
+    return [
+        (i * inner[0] + s) * columns + j * inner[1] + t
+        for s, t in product(range(inner[0]), range(inner[1]))
+        for i, j in product(range(outer[0]), range(outer[1]))
+    ]

@@ -1,0 +1,103 @@
+"""The NumPy backend: sums in panels that stay in cache, on as many threads as BLAS uses; products by numpy.matmul."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.elementwise import Call, Schedule, schedule
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Sum
+
+# What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
+# in a second-level cache, but the threads would spend their time handing each other Python's lock (measured).
+PANEL = 256 * 1024
+# Panels are not cut narrower than this many elements: shorter inner loops would cost NumPy more than they save.
+WIDTH = 1024
+
+Window = tuple[slice, slice]
+
+
+@dataclass(frozen=True)
+class NumpyBackend:
+    threads: Threads
+
+    def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+        """Done before any product."""
+        check()
+
+    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
+        np.matmul(left, right, out=dest)
+
+    def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
+        """One after the other: each uses all threads."""
+        for left, right, dest in zip(lefts, rights, dests, strict=True):
+            self.multiply(leaf, left, right, dest)
+
+    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
+        """Run a program of sums; beyond the edge of a smaller read there are zeros."""
+        if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
+            reads, writes = [x.T for x in reads], [x.T for x in writes]
+        tasks: list[Callable[[], None]] = []
+        for window in _regions(reads, writes):
+            present = tuple(_inside(x, window) for x in reads)
+            wanted = tuple(_inside(x, window) for x in writes)
+            if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
+                continue
+            plan = schedule(step.program, present, wanted, step.aliases)
+            slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
+            tasks += [partial(_panel, plan, slots, panel) for panel in _panels(window, plan, slots)]
+        self.threads.run(tasks)
+
+
+def _inside(x: Array, window: Window) -> bool:
+    return bool(window[0].start < x.shape[0] and window[1].start < x.shape[1])
+
+
+def _regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
+    """Cut the writes into rectangles within which every array is either wholly there or wholly absent."""
+    rows, cols = (max(w.shape[axis] for w in writes) for axis in (0, 1))
+    edges = [
+        sorted({0, *(min(x.shape[axis], side) for x in (*reads, *writes))}) for axis, side in ((0, rows), (1, cols))
+    ]
+    for (top, bottom), (left, right) in product(pairwise(edges[0]), pairwise(edges[1])):
+        yield slice(top, bottom), slice(left, right)
+
+
+def _panels(window: Window, plan: Schedule, slots: Sequence[Array | None]) -> Iterator[Window]:
+    """Panels of a region, wide rather than high."""
+    room = PANEL // next(x.itemsize for x in slots if x is not None)
+    rows, cols = (s.stop - s.start for s in window)
+    width = cols if cols <= 2 * WIDTH else -(-cols // max(cols // WIDTH, 1))
+    height = max(min(room // width, rows), 1)
+    for top in range(window[0].start, window[0].stop, height):
+        for left in range(window[1].start, window[1].stop, width):
+            yield (
+                slice(top, min(top + height, window[0].stop)),
+                slice(left, min(left + width, window[1].stop)),
+            )
+
+
+def _panel(plan: Schedule, slots: Sequence[Array | None], window: Window) -> None:
+    views: list[Any] = [None if x is None else x[window] for x in slots]
+    sample = next(v for v in views if v is not None)
+    views += [np.empty(sample.shape, sample.dtype) for _ in range(plan.scratch)]
+    for call in plan.calls:
+        _OPERATIONS[call.op](views, call)
+
+
+_OPERATIONS: dict[str, Callable[[list[Any], Call], Any]] = {
+    "add": lambda v, c: np.add(v[c.first], v[c.second], out=v[c.dest]),
+    "subtract": lambda v, c: np.subtract(v[c.first], v[c.second], out=v[c.dest]),
+    # Not numpy.negative: NumPy 2.3 and 2.4 read float32 16 bytes, or float64 64 bytes, apart wrongly.
+    "negate": lambda v, c: np.subtract(0, v[c.first], out=v[c.dest]),
+    "copy": lambda v, c: np.copyto(v[c.dest], v[c.first]),
+    "zero": lambda v, c: v[c.dest].fill(0),
+    "scale": lambda v, c: np.multiply(v[c.first], c.factor, out=v[c.dest]),
+}

@@ -1,0 +1,256 @@
+"""Two products at a time: a plan's steps as tasks, each begun as soon as what it needs is there.
+
+Each product runs on one thread, so that a sum, which waits for memory, runs beside a product, which does not, and no
+thread of BLAS's spins while the sums run. The tasks are found while the executor walks the plan in its usual order;
+what must wait for what is read off the memory that they touch, so that temporaries are reused as ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.openblas import one_thread_each
+from fmm.kernels.cpu.thread_pool import Threads, side_by_side
+from fmm.kernels.plans.level_steps import Sum
+
+LANES = 2  # measured with two; with more, a plan would have too few products to share
+LEAST = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
+WINDOW = 32  # tasks looked ahead: the products of a level, and the sums of the next that can begin beside them
+SHARE = 32  # products below this part of the whole begin before the check is done: little is lost should it fail
+BANDS = 4  # of rows, that a sum is cut into, so that it can begin where the rows that it needs are there
+ROWS = 384  # a product is not cut into fewer rows: the other operand is packed for each part ...
+WHOLE = 192  # ... nor elsewhere than between whole tiles of any BLAS's: the last digits would depend on the cut
+
+
+@dataclass(eq=False)
+class Task:
+    """Work on arrays, and the unfinished tasks that it must wait for."""
+
+    reads: Sequence[Array]
+    writes: Sequence[Array]
+    work: Callable[[], object]
+    flops: int = 0  # of a product; a sum has none that count
+    after: set[Task] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.read, self.written = [_span(x) for x in self.reads], [_span(x) for x in self.writes]
+
+    @staticmethod
+    def multiplying(left: Array, right: Array, dest: Array) -> Task:
+        work = partial(np.matmul, left, right, out=dest)
+        return Task((left, right), (dest,), work, flops=2 * dest.size * left.shape[1])
+
+    def must_follow(self, other: Task) -> bool:
+        return _meet(self.written, other.written) or _meet(self.written, other.read) or _meet(self.read, other.written)
+
+    def halves(self) -> list[Task]:
+        """Two products of about half the rows each; none if those would be too few."""
+        (left, right), (dest,) = self.reads, self.writes
+        middle = round(len(left) / 2 / WHOLE) * WHOLE
+        parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= ROWS else ()
+        return [Task.multiplying(left[part], right, dest[part]) for part in parts]
+
+
+Span = tuple[int, int, Array]
+
+
+def _span(x: Array) -> Span:
+    """From which byte to which an array lies, and the array: of a thousand pairs, few lie so that they could meet."""
+    low = high = x.__array_interface__["data"][0]
+    if not x.size:
+        return low, low, x
+    for length, stride in zip(x.shape, x.strides, strict=True):
+        if stride < 0:
+            low += (length - 1) * stride
+        else:
+            high += (length - 1) * stride
+    return low, high + x.itemsize, x
+
+
+def _meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
+    for low, high, x in some:
+        for start, end, y in others:
+            if low < end and start < high and _share(x, y):
+                return True
+    return False
+
+
+def _share(x: Array, y: Array) -> bool:
+    """Have two arrays an element in common? In doubt, yes: the question can be hard."""
+    try:
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # NumPy's stubs know 0 and -1
+    except RuntimeError:  # numpy.exceptions.TooHardError
+        return True
+
+
+class Flow:
+    """Tasks that wait or run, in the order in which they were added."""
+
+    def __init__(self, flops: int = 0) -> None:
+        self.flops = flops  # of the whole product
+        self.changed = threading.Condition()
+        self.waiting: list[Task] = []
+        self.running: set[Task] = set()
+        self.gate: Task | None = None  # large products wait for it
+        self.closed = False
+        self.error: BaseException | None = None
+        self.seconds = {False: 0.0, True: 0.0}  # of the workers: on sums, on products
+
+    def add(self, task: Task) -> None:
+        """Append a task, as soon as there is room in the window."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.error or len(self.waiting) + len(self.running) < WINDOW)
+            if self.error:
+                raise self.error
+            before = [*self.running, *self.waiting]
+            task.after = {other for other in before if task.must_follow(other)}
+            if self.gate in before and task.flops * SHARE > self.flops:
+                task.after.add(self.gate)
+            self.waiting.append(task)
+            self.changed.notify()
+
+    def close(self) -> None:
+        """No more tasks will come: the workers end when all are done."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """No task is begun any more; whoever adds one, or waits for the end, gets the first error."""
+        with self.changed:
+            self.error = self.error or error
+            self.changed.notify_all()
+
+    def work(self) -> None:
+        """What each worker does until the end."""
+        try:
+            while (task := self._next()) is not None:
+                start = time.thread_time()  # what it waits for its processor is no work of the task's
+                task.work()
+                self._finish(task, time.thread_time() - start)
+        except BaseException as error:
+            self.fail(error)
+
+    def _next(self) -> Task | None:
+        with self.changed:
+            while not self.error and not (self.closed and not self.waiting):
+                if (task := self._ready()) is not None:
+                    self.running.add(task)
+                    self.changed.notify()  # a half of it may be left for another worker
+                    return task
+                self.changed.wait()
+            return None
+
+    def _ready(self) -> Task | None:
+        """The first task that need not wait; a product if another worker is summing already, for sums share the memory
+        and Python's lock. What is alone is shared with the next worker who asks."""
+        ready = [task for task in self.waiting if not task.after]
+        if not ready:
+            return None
+        summing = any(not task.flops for task in self.running)
+        task = next((task for task in ready if task.flops), ready[0]) if summing else ready[0]
+        parts = task.halves() if task.flops and len(ready) == 1 else []
+        if parts:
+            self._replace(task, parts)
+            task = parts[0]
+        self.waiting.remove(task)
+        return task
+
+    def _replace(self, task: Task, parts: Sequence[Task]) -> None:
+        place = self.waiting.index(task)
+        self.waiting[place : place + 1] = parts
+        for other in self.waiting:
+            if task in other.after:
+                other.after.remove(task)
+                other.after.update(part for part in parts if other.must_follow(part))
+
+    def _finish(self, task: Task, seconds: float) -> None:
+        with self.changed:
+            self.seconds[task.flops > 0] += seconds
+            self.running.discard(task)
+            for other in self.waiting:
+                other.after.discard(task)
+            self.changed.notify_all()
+
+
+@dataclass(frozen=True)
+class SideBySide(NumpyBackend):
+    """The NumPy backend whose steps become tasks of a flow."""
+
+    flow: Flow
+
+    def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+        """Done before the first large product, beside the sums."""
+        gate = Task(reads, (), check)
+        self.flow.add(gate)
+        self.flow.gate = gate
+
+    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
+        self.flow.add(Task.multiplying(left, right, dest))
+
+    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
+        rows = max(x.shape[0] for x in writes)
+        height = max(-(-rows // BANDS), 1)
+        for top in range(0, rows, height):
+            ins, outs = ([x[top : top + height] for x in arrays] for arrays in (reads, writes))
+            self.flow.add(Task(ins, outs, partial(super().sum, step, ins, outs)))
+
+
+@contextmanager
+def lanes(count: int) -> Iterator[tuple[int, int]]:
+    """How `count` threads are shared meanwhile: how many products run at a time, and threads for each."""
+    with one_thread_each(count if count == LANES else 0) as alone:
+        yield (count, 1) if alone else (1, count)
+
+
+@contextmanager
+def backend(count: int, flops: int) -> Iterator[NumpyBackend]:
+    """What runs a plan on `count` threads: two products at a time where that is possible, else one on all threads."""
+    if flops < LEAST:
+        yield NumpyBackend(Threads(count))
+        return
+    with lanes(count) as (at_a_time, each):
+        if at_a_time == 1:
+            yield NumpyBackend(Threads(count))
+            return
+        with _flow(Flow(flops), at_a_time, each) as found:
+            yield found
+
+
+@contextmanager
+def _flow(flow: Flow, count: int, each: int) -> Iterator[NumpyBackend]:
+    workers = side_by_side(count, flow.work)
+    if not workers:
+        yield NumpyBackend(Threads(each))
+        return
+    try:
+        yield SideBySide(Threads(each), flow)
+    except BaseException as error:
+        flow.fail(error)
+        raise
+    finally:
+        flow.close()
+        _ended(flow, workers)
+    if flow.error:
+        raise flow.error
+
+
+def _ended(flow: Flow, workers: Sequence[Future[None]]) -> None:
+    """Wait for the workers, whatever happens: none may write any more when the caller goes on."""
+    while True:
+        try:
+            wait(workers)
+        except BaseException as error:  # Ctrl-C
+            flow.fail(error)
+        else:
+            return

@@ -1,0 +1,57 @@
+"""What a plan's time goes to: its sums and its products, each timed while the other runs as it does in every plan.
+
+This is the one timer of sums, the tuner's and the probe's. Sums by themselves would say little: where two products run
+at a time, a sum has one thread, a product runs on the other, and what is in the caches is what that leaves there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.side_by_side import LANES, SideBySide, backend
+from fmm.kernels.plans.level_steps import Sum
+
+
+@dataclass
+class Spent:
+    """Seconds of the whole processor: what one of two threads does takes half of it. Sums: all that is no product."""
+
+    sums: float = 0.0
+    products: float = 0.0
+
+
+def spent(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> Spent:
+    """Run steps of a product of so many flops on `count` threads, as fmm.matmul would, and say what they took."""
+    found = Spent()
+    with backend(count, flops) as usual:
+        steps(usual if isinstance(usual, SideBySide) else _Timed(usual.threads, found))
+    if isinstance(usual, SideBySide):
+        seconds = usual.flow.seconds
+        return Spent(seconds[False] / LANES, seconds[True] / LANES)
+    return found
+
+
+@dataclass(frozen=True)
+class _Timed(NumpyBackend):
+    """One step at a time, each on all threads."""
+
+    spent: Spent = field(default_factory=Spent)
+
+    def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        check()
+        self.spent.sums += time.perf_counter() - start
+
+    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
+        start = time.perf_counter()
+        super().multiply(leaf, left, right, dest)
+        self.spent.products += time.perf_counter() - start
+
+    def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
+        start = time.perf_counter()
+        super().sum(step, list(reads), list(writes))
+        self.spent.sums += time.perf_counter() - start

@@ -1,0 +1,133 @@
+"""Proofs by running: a plan is executed on symbols that do not commute, and must give every entry of AB exactly.
+
+The arrays hold polynomials in words such as a01*b12, and go through the same executor, recipes and schedules as
+numbers do. Fresh temporaries hold None, so that reading what nobody wrote is an error rather than a wrong digit. Rows
+and columns behave alike within a block and within its fringe, so one index of each is enough: sizes 2 and 3 per side
+stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.plan import Level, Plan, PlanError
+from fmm.kernels.plans.walk import execute
+
+Word = tuple[str, ...]
+
+
+class Polynomial:
+    """A sum of words with exact coefficients; multiplication keeps the order of the letters."""
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: dict[Word, Fraction]) -> None:
+        self.terms = {word: c for word, c in terms.items() if c}
+
+    def __add__(self, other: object) -> Polynomial:
+        right = _polynomial(other).terms
+        words = self.terms.keys() | right.keys()
+        zero = Fraction(0)
+        return Polynomial({w: self.terms.get(w, zero) + right.get(w, zero) for w in words})
+
+    __radd__ = __add__
+
+    def __mul__(self, other: object) -> Polynomial:
+        terms: dict[Word, Fraction] = {}
+        for (x, c), (y, d) in product(self.terms.items(), _polynomial(other).terms.items()):
+            terms[x + y] = terms.get(x + y, Fraction(0)) + c * d
+        return Polynomial(terms)
+
+    def __rmul__(self, other: object) -> Polynomial:
+        return _polynomial(other) * self
+
+    def __neg__(self) -> Polynomial:
+        return Polynomial({word: -c for word, c in self.terms.items()})
+
+    def __sub__(self, other: object) -> Polynomial:
+        return self + -_polynomial(other)
+
+    def __rsub__(self, other: object) -> Polynomial:
+        return _polynomial(other) - self
+
+    def __eq__(self, other: object) -> bool:
+        return self.terms == _polynomial(other).terms
+
+    def __repr__(self) -> str:
+        return " + ".join(f"{c} {'*'.join(w)}" for w, c in sorted(self.terms.items())) or "0"
+
+
+def _polynomial(x: object) -> Polynomial:
+    if isinstance(x, Polynomial):
+        return x
+    if isinstance(x, int | float | Fraction):
+        return Polynomial({(): Fraction(x)})
+    raise TypeError(f"reads {x!r}: a place that nothing was written to")
+
+
+class _SymbolicArena:
+    """Every temporary is new and holds None."""
+
+    used = 0
+
+    def take(self, rows: int, cols: int, fortran: bool = False) -> Array:
+        return np.full((rows, cols), None, dtype=object)
+
+    def release(self, mark: int) -> None:
+        pass
+
+
+def symbols(letter: str, rows: int, cols: int) -> Array:
+    x = np.empty((rows, cols), dtype=object)
+    for i, j in np.ndindex(rows, cols):
+        x[i, j] = Polynomial({(f"{letter}{i}.{j}",): Fraction(1)})
+    return x
+
+
+def defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) -> str | None:
+    """None if the plan computes alpha A B + beta C on symbols of this size, else what goes wrong."""
+    a, b = symbols("a", m, k), symbols("b", k, n)
+    c = symbols("c", m, n) if beta else np.full((m, n), None, dtype=object)
+    old = c.copy()
+    try:
+        execute(plan, a, b, c, NumpyBackend(Threads(1)), _SymbolicArena(), alpha, beta)
+    except (TypeError, PlanError) as error:
+        return str(error)
+    for i, j in np.ndindex(m, n):
+        expected = sum((a[i, x] * b[x, j] for x in range(k)), Polynomial({})) * alpha
+        expected = expected + old[i, j] * beta if beta else expected
+        if c[i, j] is None or c[i, j] != expected:
+            return f"entry {i},{j} is {c[i, j]}, not {expected}"
+    return None
+
+
+def first_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | None:
+    for size in sizes:
+        if (found := defect(plan, *size[:3])) is not None:
+            return f"{'x'.join(map(str, size))}: {found}"
+    return None
+
+
+@lru_cache(maxsize=64)
+def unequal_blocks(table: str) -> bool:
+    """Does this step table stay correct when the blocks differ by a row or a column? Found by proof, never declared."""
+    plan = Plan((Level(table, "sequential", "unequal"),))
+    return first_defect(plan, product((2, 3), repeat=3)) is None
+
+
+def proved_fringe(table: str) -> str:
+    """The best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
+    if unequal_blocks(table):
+        return "unequal"
+    plan = Plan((Level(table, "sequential", "pad"),))
+    if (found := first_defect(plan, [Level(table, "sequential", "pad").size])) is not None:
+        raise PlanError(f"the step table {table} does not compute AB: {found}")
+    return "pad"

@@ -1,0 +1,190 @@
+"""As many threads for the sums as BLAS uses for the products."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cpu import openblas
+from fmm.kernels.cpu.fork_safe import Lock, in_child
+
+# Where BLAS libraries look for their number of threads, in the order in which OpenBLAS does.
+VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+)
+
+# Sums share the memory and Python's lock: more threads than this gain nothing.
+MOST = 8
+# NumPy's iterator copies operands whose rows are shorter than its buffer (8192 elements) into that buffer, although
+# nothing needs a cast: sums of blocks then take two to three times as long. With the smallest buffer it does not.
+BUFFER = 16
+
+Task = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Runs independent tasks on `count` threads, the caller's among them; whoever is free takes the next task.
+
+    BLAS keeps its own threads spinning for a tenth of a second after a product, so a helper may have only half a
+    processor: equal shares would wait for it.
+    """
+
+    count: int
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        queue = deque(tasks)
+        others = _started(min(self.count, MOST, len(tasks)) - 1, queue)
+        try:
+            _work(queue)
+        finally:
+            # Who has not begun by now is not needed; an error must not leave while another thread still writes.
+            wait([other for other in others if not other.cancel()])
+        for other in others:
+            if not other.cancelled():
+                other.result()
+
+
+def _work(queue: deque[Task]) -> None:
+    with np.errstate(all="ignore"):  # per thread; what overflows here is computed again by the vendor
+        before = np.setbufsize(BUFFER)
+        try:
+            while queue:
+                try:
+                    task = queue.popleft()
+                except IndexError:  # another thread was quicker
+                    return
+                task()
+        finally:
+            np.setbufsize(before)
+
+
+# ---- the helpers
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A thread of ours, and its number in the system."""
+
+    executor: ThreadPoolExecutor
+    number: int
+
+    @staticmethod
+    def hired(index: int) -> Helper:
+        executor = ThreadPoolExecutor(1, thread_name_prefix=f"fmm-{index}")
+        return Helper(executor, executor.submit(threading.get_native_id).result())
+
+
+_lock = Lock()
+_helpers: list[Helper] = []
+
+
+def _started(count: int, queue: deque[Task]) -> list[Future[None]]:
+    """Helpers at work on the queue; fewer, or none, once the interpreter is exiting."""
+    others: list[Future[None]] = []
+    if count < 1:
+        return others
+    try:
+        helpers = _hired(count)
+        _keep_off(helpers)
+        for helper in helpers:
+            others.append(helper.executor.submit(_work, queue))
+    except RuntimeError:
+        pass
+    return others
+
+
+def _hired(count: int) -> list[Helper]:
+    """The first `count` helpers; RuntimeError once the interpreter is exiting."""
+    with _lock.now:
+        while len(_helpers) < count:
+            _helpers.append(Helper.hired(len(_helpers)))
+        return _helpers[:count]
+
+
+def side_by_side(count: int, task: Task) -> list[Future[None]]:
+    """The task on `count` helpers at a time, each on a processor of its own; none once the interpreter is exiting."""
+    begun: list[Future[None]] = []
+    try:
+        helpers = _hired(count)
+        _spread(helpers)
+        for helper in helpers:
+            begun.append(helper.executor.submit(_work, deque([task])))
+    except RuntimeError:
+        pass
+    return begun
+
+
+def _keep_off(helpers: Sequence[Helper]) -> None:
+    """Keep helpers off the processor that the caller runs on: Linux likes to wake them there, and moves them away only
+    after the sums are done."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        elsewhere = os.sched_getaffinity(0) - {_current_processor()}
+        for helper in helpers if elsewhere else ():
+            os.sched_setaffinity(helper.number, elsewhere)
+    except (OSError, ValueError, IndexError):
+        pass  # a system that does not let us: the helpers run where they like
+
+
+def _spread(helpers: Sequence[Helper]) -> None:
+    """Give each helper one of the processors that there are just enough of: Linux takes its time to spread them."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        allowed = sorted(os.sched_getaffinity(0))
+        for helper, own in zip(helpers, allowed, strict=False):
+            os.sched_setaffinity(helper.number, {own} if len(allowed) == len(helpers) else allowed)
+    except OSError:
+        pass
+
+
+def _current_processor() -> int:
+    with open("/proc/thread-self/stat", "rb", buffering=0) as file:
+        return int(file.read().rpartition(b")")[2].split()[36])  # field 39, the 37th after the command's name
+
+
+in_child(_helpers.clear)
+
+
+def blas_threads() -> int:
+    """How many threads numpy's BLAS would use now: asked of threadpoolctl if it is installed, else guessed as the
+    libraries do, from the environment and the processors that this process may use."""
+    if (count := openblas.held()) > 0:
+        return count
+    if (controller := _controller()) is not None:
+        counts = [lib.num_threads or 1 for lib in controller.lib_controllers if lib.user_api == "blas"]
+        if counts:
+            return max(counts)
+    for name in VARIABLES:
+        value = os.environ.get(name, "").split(",")[0]
+        if value.isdecimal() and int(value) > 0:
+            return min(int(value), processors())
+    return processors()
+
+
+def processors() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@lru_cache(maxsize=1)
+def _controller() -> Any:
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:
+        return None
+    return ThreadpoolController()

@@ -1,0 +1,489 @@
+// The one kernel of every pass of additions: a straight-line program over equally placed elements of many blocks.
+//
+// A thread owns LANES elements at one position of every block. It reads each input block once, runs the program in
+// registers, and writes each output block once. What a block lacks at the edge of its array counts as zero and is never
+// touched, so operands of any size look padded. Which block is which is known when the kernel is compiled (the generated
+// `Step` says it); where the blocks lie, and how large they are, comes with the launch.
+//
+// No header of CUDA's is needed: conversions of the 16-bit types are a few lines of PTX, so that NVRTC alone compiles this.
+// Comes after ieee_arith.cuh.
+#pragma once
+
+namespace fmm {
+
+// ---- element types: how a number is kept in memory, and in what it is added up
+
+struct half {};
+struct bfloat16 {};
+
+template <class Real>
+struct Complex {
+    Real re, im;
+};
+
+template <class Element>
+struct Traits {  // float, double: kept and added as themselves
+    using Stored = Element;
+    using Sum = Element;
+};
+template <>
+struct Traits<half> {
+    using Stored = unsigned short;
+    using Sum = float;
+};
+template <>
+struct Traits<bfloat16> {
+    using Stored = unsigned short;
+    using Sum = float;
+};
+
+template <class Element>
+struct Convert {
+    __device__ static __forceinline__ Element widen(Element x) { return x; }
+    __device__ static __forceinline__ Element narrow(Element x) { return x; }
+};
+
+template <>
+struct Convert<half> {
+    __device__ static __forceinline__ float widen(unsigned short x) {
+        float y;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+        return y;
+    }
+    __device__ static __forceinline__ unsigned short narrow(float x) {
+        unsigned short y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+        return y;
+    }
+};
+
+template <>
+struct Convert<bfloat16> {
+    __device__ static __forceinline__ float widen(unsigned short x) {
+        return __uint_as_float(static_cast<unsigned>(x) << 16);
+    }
+    __device__ static __forceinline__ unsigned short narrow(float x) {
+#if __CUDA_ARCH__ >= 800
+        unsigned y;  // the one-number form of this instruction came only with sm_90
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(0.0f), "f"(x));
+        return static_cast<unsigned short>(y);
+#else
+        const unsigned bits = __float_as_uint(x);
+        if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // NaN must not be rounded to infinity
+        return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
+    }
+};
+
+// ---- arithmetic
+
+template <class Real>
+__device__ __forceinline__ Complex<Real> add(Complex<Real> x, Complex<Real> y) {
+    return {add(x.re, y.re), add(x.im, y.im)};
+}
+template <class Real>
+__device__ __forceinline__ Complex<Real> sub(Complex<Real> x, Complex<Real> y) {
+    return {sub(x.re, y.re), sub(x.im, y.im)};
+}
+template <class Real>
+__device__ __forceinline__ Complex<Real> mul(Complex<Real> x, Complex<Real> y) {
+    return {sub(mul(x.re, y.re), mul(x.im, y.im)), add(mul(x.re, y.im), mul(x.im, y.re))};
+}
+
+template <class Number>
+struct Make {  // a number from a coefficient
+    __device__ static __forceinline__ Number from(double re, double) { return static_cast<Number>(re); }
+};
+template <class Real>
+struct Make<Complex<Real>> {
+    __device__ static __forceinline__ Complex<Real> from(double re, double im) {
+        return {static_cast<Real>(re), static_cast<Real>(im)};
+    }
+};
+
+// ---- values: LANES numbers in registers
+
+template <class Number, int LANES>
+struct Value {
+    Number lane[LANES];
+};
+
+template <class Number, int LANES>
+__device__ __forceinline__ Value<Number, LANES> operator+(const Value<Number, LANES>& x, const Value<Number, LANES>& y) {
+    Value<Number, LANES> z;
+#pragma unroll
+    for (int e = 0; e < LANES; ++e) z.lane[e] = add(x.lane[e], y.lane[e]);
+    return z;
+}
+template <class Number, int LANES>
+__device__ __forceinline__ Value<Number, LANES> operator-(const Value<Number, LANES>& x, const Value<Number, LANES>& y) {
+    Value<Number, LANES> z;
+#pragma unroll
+    for (int e = 0; e < LANES; ++e) z.lane[e] = sub(x.lane[e], y.lane[e]);
+    return z;
+}
+template <class Number, int LANES>
+__device__ __forceinline__ Value<Number, LANES> operator*(Number c, const Value<Number, LANES>& x) {
+    Value<Number, LANES> z;
+#pragma unroll
+    for (int e = 0; e < LANES; ++e) z.lane[e] = mul(c, x.lane[e]);
+    return z;
+}
+
+__device__ __forceinline__ bool finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+__device__ __forceinline__ bool finite(double x) { return (__double2hiint(x) & 0x7ff00000) != 0x7ff00000; }
+template <class Real>
+__device__ __forceinline__ bool finite(Complex<Real> x) {
+    return finite(x.re) && finite(x.im);
+}
+
+// ---- arrays: a grid of blocks of one matrix, or equal layers at a constant distance
+
+struct Array {
+    void* data;
+    long long row, col;     // elements from one row, one column to the next
+    long long down, right;  // elements from one block to the one below it, to the one right of it
+    int rows, cols;         // what the array holds
+    int height, width;      // of a block
+};
+
+template <int ARRAYS, int SCALARS>
+struct Parameters {
+    Array arrays[ARRAYS];
+    double scalars[2 * SCALARS + 1];  // real and imaginary parts of the coefficients known only at launch
+    int* flag;                        // raised where an output is not finite (only in kernels that FLAG)
+    int rows, cols;                   // of the largest output block
+    int inner_rows, inner_cols;       // within these no block ends: no tests are needed there
+};
+
+// ---- memory access
+
+enum class Access {
+    VECTOR,  // a thread's lanes are neighbours, moved in one access: columns lie side by side, everything is aligned
+    SCALAR,  // a thread's lanes are a block's width apart, one access each: any strides, any alignment
+};
+
+// All threads of a block side by side: what a block writes to one output is then one long piece of a row, and memory is
+// written in pieces that are as long as can be. 128 threads leave up to 255 registers each, twice over.
+constexpr int THREADS = 128;
+
+// Where inputs lie column by column and outputs row by row, the threads of a block take a tile: a warp reads whole sectors
+// of 32 bytes in every column, and writes a few wide words side by side in every row.
+template <int ITEM, int HIGH>
+struct Tile {
+    static constexpr int DOWN = 32 / ITEM, ACROSS = 32 / DOWN;  // threads of a warp
+    static constexpr int HEIGHT = HIGH * DOWN;                  // rows of a block: its warps stand HIGH below each other
+};
+
+template <int BYTES>
+struct Word;
+template <>
+struct Word<2> {
+    using Type = unsigned short;
+};
+template <>
+struct Word<4> {
+    using Type = unsigned;
+};
+template <>
+struct Word<8> {
+    using Type = uint2;
+};
+template <>
+struct Word<16> {
+    using Type = uint4;
+};
+
+// Bytes from global to shared memory, in flight while the thread goes on; of `valid` 0, nothing is read and zeros come.
+template <int BYTES>
+__device__ __forceinline__ void copy_ahead(void* cell, const void* q, int valid) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(cell));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(q), "n"(BYTES), "r"(valid) : "memory");
+#endif
+}
+
+// Accesses that happen only `inside` a block: predicated instructions, where C++ alone would give a branch each, and
+// loads could not be in flight together.
+#define FMM_IF_INSIDE(TYPE, SUFFIX, REGISTER)                                                                     \
+    __device__ __forceinline__ TYPE load_if(const TYPE* q, bool inside) {                                         \
+        TYPE x = 0;                                                                                               \
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global." SUFFIX " %0, [%1];}"                    \
+                     : "+" REGISTER(x)                                                                            \
+                     : "l"(q), "r"(static_cast<int>(inside)));                                                    \
+        return x;                                                                                                 \
+    }                                                                                                             \
+    __device__ __forceinline__ void store_if(TYPE* q, TYPE x, bool inside) {                                      \
+        asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p st.global." SUFFIX " [%0], %1;}" ::"l"(q),          \
+                     REGISTER(x), "r"(static_cast<int>(inside)));                                                 \
+    }
+
+FMM_IF_INSIDE(unsigned short, "u16", "h")
+FMM_IF_INSIDE(float, "f32", "f")
+FMM_IF_INSIDE(double, "f64", "d")
+
+// What is read or written once leaves the caches first.
+template <class Stored>
+__device__ __forceinline__ Stored load_once(const Stored* q) {
+    return __ldcs(q);
+}
+template <class Stored>
+__device__ __forceinline__ void store_once(Stored* q, Stored x) {
+    __stcs(q, x);
+}
+template <class Real>
+__device__ __forceinline__ Complex<Real> load_once(const Complex<Real>* q) {
+    return {__ldcs(&q->re), __ldcs(&q->im)};
+}
+template <class Real>
+__device__ __forceinline__ void store_once(Complex<Real>* q, Complex<Real> x) {
+    __stcs(&q->re, x.re);
+    __stcs(&q->im, x.im);
+}
+
+template <class Real>
+__device__ __forceinline__ Complex<Real> load_if(const Complex<Real>* q, bool inside) {
+    return {load_if(&q->re, inside), load_if(&q->im, inside)};
+}
+template <class Real>
+__device__ __forceinline__ void store_if(Complex<Real>* q, Complex<Real> x, bool inside) {
+    store_if(&q->re, x.re, inside);
+    store_if(&q->im, x.im, inside);
+}
+
+// A thread's place in shared memory for one value.
+template <class Stored, int LANES>
+struct alignas(LANES * sizeof(Stored)) Cell {
+    Stored s[LANES];
+};
+
+// What a program sees: inputs, outputs and coefficients at this thread's position (r, c) of every block.
+template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params>
+struct Io {
+    using Stored = typename Traits<Element>::Stored;
+    using Number = typename Traits<Element>::Sum;
+    using Values = Value<Number, LANES>;
+
+    static constexpr bool VECTOR = ACCESS == Access::VECTOR;
+    static constexpr int STEP = VECTOR || Step::TURNED ? 1 : THREADS;  // columns from one lane to the next
+    static constexpr int ITEM = static_cast<int>(sizeof(Stored));
+    static constexpr int PIECE = VECTOR ? LANES * ITEM : ITEM;  // bytes of one access
+    using Packed = typename Word<VECTOR ? PIECE : 2>::Type;
+    using Cell = fmm::Cell<Stored, LANES>;
+
+    // Loads far ahead go through shared memory, where they take no registers while they are under way.
+#if __CUDA_ARCH__ >= 800
+    static constexpr bool AHEAD = PIECE >= 4;
+#else
+    static constexpr bool AHEAD = false;
+#endif
+
+    const Params& p;
+    const int r, c;
+    Cell* const cells;  // this thread's: THREADS apart
+    const int none;
+    bool finite_so_far = true;
+
+    __device__ __forceinline__ Io(const Params& p, int r, int c, Cell* cells)
+        : p(p), r(r), c(c), cells(cells), none(hidden_zero()) {}
+
+    // In the loop over lanes that come apart, the compiler would work out beforehand where dozens of blocks begin,
+    // and keep that in registers: it must not know that this is the same in every pass.
+    __device__ static __forceinline__ int hidden_zero() {
+        int x = 0;
+        if constexpr (Step::APART && !VECTOR) asm volatile("" : "+r"(x));
+        return x;
+    }
+
+    __device__ static __forceinline__ Number constant(double x) { return Make<Number>::from(x, 0.0); }
+
+    __device__ __forceinline__ Number scalar(int i) const {
+        return Make<Number>::from(p.scalars[2 * i], p.scalars[2 * i + 1]);
+    }
+
+    __device__ static __forceinline__ Values zero() {
+        Values v;
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) v.lane[e] = constant(0.0);
+        return v;
+    }
+
+    // In a sum done in place, loads that stand before a store stay before it.
+    __device__ static __forceinline__ void fence() { asm volatile("" ::: "memory"); }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ Values load() const {
+        const Stored* q = at<A, I, J>();
+        Stored s[LANES];
+        if constexpr (!tested<A>() && wide<A>()) {
+            const Packed w = __ldcs(reinterpret_cast<const Packed*>(q));
+            memcpy(s, &w, sizeof w);
+        } else {
+#pragma unroll
+            for (int e = 0; e < LANES; ++e) {
+                if constexpr (tested<A>())
+                    s[e] = load_if(q + e * step<A>(), e * STEP < room<A, I, J>());
+                else if constexpr (Step::LONG && sizeof(Number) == 8)
+                    s[e] = load_if(q + e * step<A>(), p.inner_rows >= 0);
+                else
+                    s[e] = load_once(q + e * step<A>());
+            }
+        }
+        return widened(s);
+    }
+
+    // A load in two parts: `fetch` starts it, `take` has the values, once `wait` said that the fetches of all but the last
+    // so many `commit`s have come.
+    template <int A, int I, int J>
+    __device__ __forceinline__ void fetch(int slot) const {
+        if constexpr (AHEAD) {
+            const Stored* q = at<A, I, J>();
+            Stored* s = cells[slot * THREADS].s;
+#pragma unroll
+            for (int e = 0; e < (VECTOR ? 1 : LANES); ++e) {
+                int valid = PIECE;
+                if constexpr (tested<A>()) valid = min(max(room<A, I, J>() - e * STEP, 0) * ITEM, PIECE);
+                copy_ahead<PIECE>(s + e, q + e * step<A>(), valid);
+            }
+        }
+    }
+
+    __device__ static __forceinline__ void commit() {
+        if constexpr (AHEAD) asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+
+    template <int PENDING>
+    __device__ static __forceinline__ void wait() {
+        if constexpr (AHEAD) asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ Values take(int slot) const {
+        if constexpr (AHEAD) {
+            const Cell cell = cells[slot * THREADS];
+            return widened(cell.s);
+        } else {
+            return load<A, I, J>();
+        }
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ void store(const Values& v) {
+        Stored* q = at<A, I, J>();
+        Stored s[LANES];
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) s[e] = Convert<Element>::narrow(v.lane[e]);
+        if constexpr (!tested<A>() && wide<A>()) {
+            Packed w;
+            memcpy(&w, s, sizeof w);
+            __stcs(reinterpret_cast<Packed*>(q), w);
+        } else {
+#pragma unroll
+            for (int e = 0; e < LANES; ++e) {
+                if constexpr (tested<A>())
+                    store_if(q + e * step<A>(), s[e], e * STEP < room<A, I, J>());
+                else
+                    store_once(q + e * step<A>(), s[e]);
+            }
+        }
+        if constexpr (FLAG) check<A, I, J>(s);
+    }
+
+    // One write a warp at most, and none once the flag is up.
+    __device__ __forceinline__ void report() const {
+        if (finite_so_far) return;
+        const unsigned active = __activemask();
+        if (threadIdx.x % 32 == __ffs(active) - 1 && *static_cast<volatile int*>(p.flag) == 0) atomicOr(p.flag, 1);
+    }
+
+private:
+    __device__ static __forceinline__ Values widened(const Stored (&s)[LANES]) {
+        Values v;
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) v.lane[e] = Convert<Element>::widen(s[e]);
+        return v;
+    }
+
+    // Must accesses to this array be tested? Not within `inner`; and of layers that are as large as the whole launch only
+    // where lanes lie apart, so that some may be beyond the launch.
+    template <int A>
+    __device__ static constexpr bool tested() {
+        return EDGE && !(Step::whole(A) && (STEP == 1 || LANES == 1));
+    }
+
+    // Do a thread's lanes lie side by side in this array?
+    template <int A>
+    __device__ static constexpr bool wide() {
+        return VECTOR && !Step::tall(A);
+    }
+
+    template <int A>
+    __device__ __forceinline__ long long step() const {
+        return wide<A>() ? 1 : STEP * p.arrays[A].col;
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ Stored* at() const {
+        const Array& x = p.arrays[A];
+        const long long column = wide<A>() ? c : c * x.col;
+        const long long down = x.down + none, right = x.right + none;
+        return static_cast<Stored*>(x.data) + (r * x.row + column) + (I * down + J * right);
+    }
+
+    // How many columns of the block lie to the right of this thread's first element, itself included.
+    template <int A, int I, int J>
+    __device__ __forceinline__ int room() const {
+        const Array& x = p.arrays[A];
+        const int rows = min(x.height, x.rows - I * x.height), cols = min(x.width, x.cols - J * x.width);
+        return r < rows ? cols - c : 0;
+    }
+
+    // What was stored counts, not the sum before it was rounded: a float16 overflows when it is narrowed.
+    template <int A, int I, int J>
+    __device__ __forceinline__ void check(const Stored (&s)[LANES]) {
+#pragma unroll
+        for (int e = 0; e < LANES; ++e)
+            finite_so_far &= finite(Convert<Element>::widen(s[e])) || (tested<A>() && e * STEP >= room<A, I, J>());
+    }
+};
+
+// ---- the kernel
+
+template <class Step, class Element, int LANES, Access ACCESS, bool EDGE, bool FLAG, class Params, class Cell>
+__device__ __forceinline__ void run(const Params& p, int r, int c, Cell* cells) {
+    Io<Step, Element, LANES, ACCESS, EDGE, FLAG, Params> io(p, r, c, cells);
+    Step::run(io);
+    if constexpr (FLAG) io.report();
+}
+
+template <class Step, class Element, int LANES, Access ACCESS, bool FLAG, class Params>
+__device__ __forceinline__ void sum(const Params& p) {
+    using Stored = typename Traits<Element>::Stored;
+    using Tile = fmm::Tile<static_cast<int>(sizeof(Stored)), Step::HIGH>;
+    constexpr bool VECTOR = ACCESS == Access::VECTOR;
+    constexpr int STEP = VECTOR || Step::TURNED ? 1 : THREADS;
+    // Where an address for every lane of every access does not fit in registers: one lane after the other.
+    constexpr int PASSES = Step::APART && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
+    __shared__ Cell<Stored, WIDTH> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
+    int r = blockIdx.z * gridDim.y + blockIdx.y, first;
+    if constexpr (Step::TURNED) {
+        const int warp = threadIdx.x / 32, across = blockIdx.x * (THREADS / 32 / Step::HIGH) + warp / Step::HIGH;
+        r = r * Tile::HEIGHT + warp % Step::HIGH * Tile::DOWN + threadIdx.x % Tile::DOWN;
+        first = (across * Tile::ACROSS + threadIdx.x % 32 / Tile::DOWN) * LANES;
+    } else {
+        first = blockIdx.x * THREADS * LANES + threadIdx.x * (VECTOR ? LANES : 1);
+    }
+    if (r >= p.rows) return;
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; ++pass) {
+        const int c = first + pass * STEP, last = c + (WIDTH - 1) * STEP;
+        if (c >= p.cols) return;
+        // A program of hundreds of lines comes once only: twice would cost compile time and registers.
+        if (!Step::LONG && r < p.inner_rows && last < p.inner_cols)
+            run<Step, Element, WIDTH, ACCESS, false, FLAG>(p, r, c, cells + threadIdx.x);
+        else
+            run<Step, Element, WIDTH, ACCESS, true, FLAG>(p, r, c, cells + threadIdx.x);
+    }
+}
+
+}  // namespace fmm

@@ -1,0 +1,38 @@
+// Arithmetic that keeps subnormal numbers, for all kernels but those of gemm_simt.cuh.
+//
+// CuPy compiles with -ftz=true, by which plain operations on floats take them for zero: sums of tiny numbers would lose
+// what the vendor's product keeps, and an inf times one of them would be NaN. These instructions do not, whatever the
+// option says. On the host, where tests run, plain operations keep them.
+//
+// No header is needed, so that NVRTC alone compiles this.
+#pragma once
+
+namespace fmm {
+
+#ifdef __CUDA_ARCH__
+#define FMM_FLOAT(NAME, SIGN)                                            \
+    __device__ __forceinline__ float NAME(float x, float y) {            \
+        float z;                                                         \
+        asm(#NAME ".rn.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));     \
+        return z;                                                        \
+    }
+__device__ __forceinline__ float multiply_add(float x, float y, float z) {
+    asm("fma.rn.f32 %0, %1, %2, %0;" : "+f"(z) : "f"(x), "f"(y));
+    return z;
+}
+__device__ __forceinline__ double multiply_add(double x, double y, double z) { return fma(x, y, z); }
+#else
+#define FMM_FLOAT(NAME, SIGN) \
+    inline float NAME(float x, float y) { return x SIGN y; }
+inline float multiply_add(float x, float y, float z) { return x * y + z; }
+inline double multiply_add(double x, double y, double z) { return x * y + z; }
+#endif
+
+FMM_FLOAT(add, +)
+FMM_FLOAT(sub, -)
+FMM_FLOAT(mul, *)
+__device__ __forceinline__ double add(double x, double y) { return x + y; }
+__device__ __forceinline__ double sub(double x, double y) { return x - y; }
+__device__ __forceinline__ double mul(double x, double y) { return x * y; }
+
+}  // namespace fmm

@@ -1,0 +1,134 @@
+// The classical product, computed again where a fast one cannot be trusted.
+//
+// A fast algorithm spreads one inf or NaN over whole blocks, and its sums can overflow where the classical product stays
+// finite. Whatever writes C raises a flag where it stores an inf or NaN; after the plan this kernel looks at the flag,
+// and returns at once if it is down. If it is up, the product is computed again in the classical order, so that inf and
+// NaN stand where the vendor's product has them. The host is never asked: it reads a count in its own memory at some
+// later call.
+//
+// For types that the tiled kernel does not compute again (see recompute_tiled.cuh), and to look for inf and NaN in what raises no
+// flag. Comes after block_sums.cuh, whose element types it uses, and nonfinite_flag.cuh.
+#pragma once
+
+namespace fmm::classical {
+
+struct Operand {
+    void* data;
+    long long row, col;  // elements from one row, one column to the next
+};
+
+struct Rescue {
+    Operand a, b, c;
+    long long m, k, n;
+    Slot* slot;
+    unsigned* count;  // the slot's rescues once more, in the host's memory
+};
+
+using fmm::multiply_add;
+template <class Real>
+__device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<Real> y, Complex<Real> z) {
+    return {multiply_add(mul(Real(-1), x.im), y.im, multiply_add(x.re, y.re, z.re)),
+            multiply_add(x.im, y.re, multiply_add(x.re, y.im, z.im))};
+}
+
+// cuBLAS scales a result by alpha, which is 1 here: that changes no real number, but a complex one with an inf or NaN.
+__device__ __forceinline__ float scaled_by_one(float x) { return x; }
+__device__ __forceinline__ double scaled_by_one(double x) { return x; }
+template <class Real>
+__device__ __forceinline__ Complex<Real> scaled_by_one(Complex<Real> x) {
+    const Complex<Real> one = {Real(1), Real(0)};
+    return mul(one, x);
+}
+
+constexpr int SIDE = 16;   // threads along either side of a tile
+constexpr int THREADS = SIDE * SIDE;
+constexpr int DEPTH = 16;  // of the inner dimension at a time
+
+// A tile of an operand into shared memory, `outer` (a row of A, a column of B) fastest there; zeros beyond its edge.
+template <class Element, int TILE, class Number>
+__device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, long long outer_step, long long inner_step,
+                                      long long outer, long long outers, long long inner, long long inners) {
+    using Stored = typename Traits<Element>::Stored;
+    const Stored* data = static_cast<const Stored*>(x.data);
+    const bool along_inner = inner_step == 1;  // neighbouring threads read neighbouring elements
+#pragma unroll
+    for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
+        const int o = along_inner ? i / DEPTH : i % TILE, d = along_inner ? i % DEPTH : i / TILE;
+        Number value = Make<Number>::from(0.0, 0.0);
+        if (outer + o < outers && inner + d < inners)
+            value = Convert<Element>::widen(data[(outer + o) * outer_step + (inner + d) * inner_step]);
+        tile[d][o] = value;
+    }
+}
+
+template <class Element, int EACH>
+__device__ __forceinline__ void classical_tile(const Rescue& p, long long row, long long col) {
+    using Stored = typename Traits<Element>::Stored;
+    using Number = typename Traits<Element>::Sum;
+    constexpr int TILE = SIDE * EACH;
+    __shared__ __align__(16) unsigned char memory[2 * DEPTH * TILE * sizeof(Number)];
+    Number(*left)[TILE] = reinterpret_cast<Number(*)[TILE]>(memory);
+    Number(*right)[TILE] = left + DEPTH;
+    const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+
+    Number sums[EACH][EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) sums[i][j] = Make<Number>::from(0.0, 0.0);
+
+    for (long long inner = 0; inner < p.k; inner += DEPTH) {
+        __syncthreads();
+        fetch<Element, TILE>(left, p.a, p.a.row, p.a.col, row, p.m, inner, p.k);
+        fetch<Element, TILE>(right, p.b, p.b.col, p.b.row, col, p.n, inner, p.k);
+        __syncthreads();
+        // What lies beyond k is skipped, not multiplied: zeros there would do, but not all of a short k is worth its time.
+        const int depth = p.k - inner < DEPTH ? static_cast<int>(p.k - inner) : DEPTH;
+        for (int d = 0; d < depth; ++d) {
+            Number l[EACH], r[EACH];
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) l[i] = left[d][y + i * SIDE];
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) r[j] = right[d][x + j * SIDE];
+#pragma unroll
+            for (int i = 0; i < EACH; ++i)
+#pragma unroll
+                for (int j = 0; j < EACH; ++j) sums[i][j] = multiply_add(l[i], r[j], sums[i][j]);
+        }
+    }
+    Stored* c = static_cast<Stored*>(p.c.data);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) {
+            const long long r = row + y + i * SIDE, s = col + x + j * SIDE;
+            if (r < p.m && s < p.n)
+                c[r * p.c.row + s * p.c.col] = Convert<Element>::narrow(scaled_by_one(sums[i][j]));
+        }
+}
+
+template <class Element, int EACH>
+__device__ __forceinline__ void rescue(const Rescue& p) {
+    if (!is_up(&p.slot->flag)) return;
+    constexpr int TILE = SIDE * EACH;
+    const long long down = (p.m + TILE - 1) / TILE, across = (p.n + TILE - 1) / TILE;
+    for (long long tile = blockIdx.x; tile < down * across; tile += gridDim.x)
+        classical_tile<Element, EACH>(p, tile / across * TILE, tile % across * TILE);
+    finish(p.slot, p.count);
+}
+
+// Raises the flag for what was not stored by a sum: blocks of C that came straight out of a GEMM.
+template <class Element>
+__device__ __forceinline__ void scan(const Rescue& p) {
+    using Stored = typename Traits<Element>::Stored;
+    const Stored* c = static_cast<const Stored*>(p.c.data);
+    const bool rows_first = p.c.row == 1;
+    const long long near = rows_first ? p.m : p.n, far = rows_first ? p.n : p.m;
+    const long long step = rows_first ? p.c.col : p.c.row;
+    bool all_finite = true;
+    for (long long y = blockIdx.x; y < far; y += gridDim.x)
+        for (long long x = threadIdx.x; x < near; x += THREADS) all_finite &= finite(Convert<Element>::widen(c[y * step + x]));
+    if (!all_finite) *static_cast<volatile int*>(&p.slot->flag) = 1;
+}
+
+}  // namespace fmm::classical

@@ -1,0 +1,297 @@
+"""GEMM calls on the device: cuBLAS (the leaf `vendor`), and candidates of cuBLASLt one by one (`lt0`, `lt1`, ...).
+
+The libraries are called through ctypes: CuPy's own wrappers refuse to be captured into a graph, and are not faster if
+ctypes is given arguments that are made ready.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import gcd
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
+
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.views import BASES, Factor
+from fmm.kernels.plans.workspace import LT_SCRATCH
+
+Math = Literal["ieee", "tf32"]
+Pointers = tuple[int, int, int, int]  # of A, B, C and the workspace
+_Pointer = ctypes.c_void_p
+
+
+class Lane(NamedTuple):
+    """Where a call goes: a cuBLAS handle that is set to a stream, and the event by which others wait for it."""
+
+    handle: int
+    stream: int
+    event: int
+
+
+class Gemm(Protocol):
+    """A GEMM with everything but the pointers filled in; behind those of the bases there may be a flag's."""
+
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None: ...
+
+
+def gemm(op: GemmOp, problem: Problem, math: Math, grain: Mapping[str, int]) -> Gemm:
+    """The call of a leaf product; `grain`: a power of two that divides each base's address."""
+    dtype = "float32" if problem.dtype == "tf32" else problem.dtype
+    if op.leaf == "vendor":
+        return _Gemm(op, dtype)
+    alignments = [alignment(x, problem.itemsize, grain[x.base]) for x in (op.left, op.right, op.dest)]
+    return _LtGemm(op, _LT_TYPES[dtype, math if dtype == "float32" else "ieee"], int(op.leaf[2:]), alignments)
+
+
+def alignment(x: Factor, itemsize: int, grain: int) -> int:
+    """A power of two that divides the addresses of all rows or columns of an operand."""
+    return gcd(grain, x.offset, x.leading * itemsize, x.stride * itemsize)
+
+
+def _checked(status: int, library: str = "cuBLAS") -> None:
+    if status:
+        raise RuntimeError(f"{library} failed with status {status}")
+
+
+def _loaded(name: str) -> Any:
+    for version in (13, 12):
+        try:
+            return ctypes.CDLL(f"{name}.so.{version}")
+        except OSError:
+            continue
+    raise ImportError(f"{name} 12 or 13 was not found beside CuPy")
+
+
+# ---- cuBLAS
+
+
+class _Call(NamedTuple):
+    """A GEMM of one type: the names of the plain and the batched function, and the type of its scalars."""
+
+    plain: str
+    batched: str
+    scalar: Any
+    kind: int = -1  # cudaDataType of the operands, for the functions that take any
+
+
+_GEMMS = {
+    "float32": _Call("cublasSgemm_v2", "cublasSgemmStridedBatched", np.float32),
+    "float64": _Call("cublasDgemm_v2", "cublasDgemmStridedBatched", np.float64),
+    "complex64": _Call("cublasCgemm_v2", "cublasCgemmStridedBatched", np.complex64),
+    "complex128": _Call("cublasZgemm_v2", "cublasZgemmStridedBatched", np.complex128),
+    "float16": _Call("cublasGemmEx", "cublasGemmStridedBatchedEx", np.float32, 2),
+    "bfloat16": _Call("cublasGemmEx", "cublasGemmStridedBatchedEx", np.float32, 14),
+}
+_COMPUTE_32F, _DEFAULT_ALGORITHM = 68, -1
+_MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    """The cuBLAS that CuPy has loaded, with the types of the arguments that we pass."""
+    library = _loaded("libcublas")
+    i, p, q = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
+    for call in _GEMMS.values():
+        kind = [i] if call.kind >= 0 else []
+        operand, tail = [p, *kind, i], [i, i] if kind else []
+        head = [p, i, i, i, i, i, p]
+        getattr(library, call.plain).argtypes = [*head, *operand, *operand, p, *operand, *tail]
+        strided = [*operand, q]
+        getattr(library, call.batched).argtypes = [*head, *strided, *strided, p, *strided, i, *tail]
+    library.cublasSetStream_v2.argtypes = [p, p]
+    library.cublasSetWorkspace_v2.argtypes = [p, p, ctypes.c_size_t]
+    return library
+
+
+def version() -> int:
+    """Of cuBLAS, as cublasGetVersion says it, but without a handle, which cannot be made while a stream is captured."""
+    parts = []
+    for number in range(3):
+        value = ctypes.c_int()
+        _checked(_library().cublasGetProperty(number, ctypes.byref(value)))
+        parts.append(value.value)
+    return parts[0] * 10000 + parts[1] * 100 + parts[2]
+
+
+def begin(lane: Lane, math: Math) -> int:
+    """Set a lane's handle to its stream and to this mode; returns the mode that it had."""
+    before = int(_cublas.getMathMode(lane.handle))
+    set_stream(lane)
+    if before != _MATH[math]:
+        _cublas.setMathMode(lane.handle, _MATH[math])
+    return before
+
+
+def end(lane: Lane, math: Math, before: int) -> None:
+    """Give the handle back in the mode that it had."""
+    if before != _MATH[math]:
+        _cublas.setMathMode(lane.handle, before)
+
+
+def set_stream(lane: Lane) -> None:
+    """What the handle is used for next goes to the lane's stream; cuBLAS forgets what memory it was given."""
+    _checked(_library().cublasSetStream_v2(lane.handle, lane.stream))
+
+
+def new_handle() -> int:
+    """A handle of our own on the current device, which lives as long as the process."""
+    handle = ctypes.c_void_p()
+    _checked(_library().cublasCreate_v2(ctypes.byref(handle)))
+    return int(handle.value or 0)
+
+
+def own_memory(lane: Lane, pointer: int, size: int) -> None:
+    """What cuBLAS may use for itself, until the handle's stream is set anew: in a capture it may allocate nothing."""
+    _checked(_library().cublasSetWorkspace_v2(lane.handle, pointer, size))
+
+
+class _Gemm:
+    def __init__(self, op: GemmOp, dtype: str) -> None:
+        call = _GEMMS[dtype]
+        name = call.plain if op.count == 1 else call.batched
+        self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
+        self.scalars = np.array([op.alpha, op.beta]).astype(call.scalar)  # the host's copies, read at the call
+        alpha = self.scalars.ctypes.data
+        kind = (call.kind,) if call.kind >= 0 else ()
+        factors = (op.left, op.right, op.dest)
+        x, y, z = ((*kind, f.leading, *((f.stride,) if op.count > 1 else ())) for f in factors)
+        tail = (*((op.count,) if op.count > 1 else ()), *((_COMPUTE_32F, _DEFAULT_ALGORITHM) if kind else ()))
+        head = 0, int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha
+        values = *head, 0, *x, 0, *y, alpha + self.scalars.itemsize, 0, *z, *tail
+        made = [make(value) for make, value in zip(getattr(_library(), name).argtypes, values, strict=True)]
+        a, b, c = len(head), len(head) + 1 + len(x), len(head) + 3 + len(x) + len(y)  # where the pointers stand
+        self.parts = made[1:a], made[a + 1 : b], made[b + 1 : c], made[c + 1 :]
+        self.where = [(BASES.index(f.base), f.offset) for f in factors]
+
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
+        (i, x), (j, y), (k, z) = self.where
+        head, left, right, dest = self.parts
+        a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
+        _checked(self.function(_Pointer(lane.handle), *head, a, *left, b, *right, c, *dest))
+
+
+# ---- cuBLASLt
+
+CANDIDATES = 32  # as many as are asked for
+
+
+class _LtTypes(NamedTuple):
+    """cudaDataType of the operands, cublasComputeType_t, cudaDataType and NumPy's type of the scalars."""
+
+    kind: int
+    compute: int
+    scalar_kind: int
+    scalar: Any
+
+
+_LT_TYPES = {
+    ("float32", "ieee"): _LtTypes(0, 68, 0, np.float32),
+    ("float32", "tf32"): _LtTypes(0, 77, 0, np.float32),
+    ("float64", "ieee"): _LtTypes(1, 70, 1, np.float64),
+    ("float16", "ieee"): _LtTypes(2, 68, 0, np.float32),
+    ("bfloat16", "ieee"): _LtTypes(14, 68, 0, np.float32),
+    ("complex64", "ieee"): _LtTypes(4, 68, 4, np.complex64),
+    ("complex128", "ieee"): _LtTypes(5, 70, 5, np.complex128),
+}
+# Numbers of attributes in cublasLt.h.
+_TRANSPOSE_A, _TRANSPOSE_B = 3, 4
+_BATCH_COUNT, _BATCH_STRIDE = 5, 6
+_MAX_WORKSPACE, _LEAST_ALIGNMENT = 1, (5, 6, 7, 8)
+
+
+class _Algorithm(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class _Candidate(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", _Algorithm),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@lru_cache(maxsize=1)
+def _lt() -> tuple[Any, ctypes.c_void_p]:
+    library, handle = _loaded("libcublasLt"), ctypes.c_void_p()
+    p = ctypes.c_void_p
+    library.cublasLtMatmul.argtypes = [p] * 14 + [ctypes.c_size_t, p]
+    library.cublasLtMatrixLayoutCreate.argtypes = [p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64]
+    for name in ("MatrixLayout", "MatmulDesc", "MatmulPreference"):
+        getattr(library, f"cublasLt{name}SetAttribute").argtypes = [p, ctypes.c_int, p, ctypes.c_size_t]
+    _checked(library.cublasLtCreate(ctypes.byref(handle)), "cuBLASLt")
+    return library, handle
+
+
+class _LtGemm:
+    """One candidate of cuBLASLt's heuristic. Its scratch is part of the workspace, so that calls on many streams are
+    safe; its descriptions are small and live as long as the process, as tapes do.
+    """
+
+    def __init__(self, op: GemmOp, types: _LtTypes, number: int, alignments: Sequence[int]) -> None:
+        self.types, self.scratch = types, op.scratch
+        self.library, self.handle = _lt()
+        self.scalars = np.array([op.alpha, op.beta]).astype(types.scalar)
+        shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
+        factors = (op.left, op.right, op.dest)
+        self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
+        self.operation = self._operation(op)
+        self.where = [(BASES.index(x.base), x.offset) for x in factors]
+        self.candidate = self._candidate(number, alignments)
+        self.algorithm = ctypes.addressof(self.candidate.algorithm)
+        alpha = self.scalars.ctypes.data
+        self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
+
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
+        a, b, c = (bases[base] + offset for base, offset in self.where)
+        x, y, z = self.layouts
+        call = self.library.cublasLtMatmul
+        operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
+        scratch = bases[3] + self.scratch, LT_SCRATCH
+        _checked(call(self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream), "cuBLASLt")
+
+    def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        function = getattr(self.library, f"cublasLt{what}SetAttribute")
+        _checked(function(made, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
+
+    def _layout(self, rows: int, cols: int, x: Factor, count: int) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        stored = (cols, rows) if x.transposed else (rows, cols)
+        _checked(self.library.cublasLtMatrixLayoutCreate(ctypes.byref(made), self.types.kind, *stored, x.leading))
+        if count > 1:
+            self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
+            self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(x.stride))
+        return made
+
+    def _operation(self, op: GemmOp) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        create = self.library.cublasLtMatmulDescCreate
+        _checked(create(ctypes.byref(made), self.types.compute, self.types.scalar_kind), "cuBLASLt")
+        self._set("MatmulDesc", made, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
+        self._set("MatmulDesc", made, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
+        return made
+
+    def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
+        preference, found, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
+        _checked(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
+        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(LT_SCRATCH))
+        for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
+            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
+        x, y, z = self.layouts
+        _checked(
+            self.library.cublasLtMatmulAlgoGetHeuristic(
+                self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
+            ),
+            "cuBLASLt",
+        )
+        self.library.cublasLtMatmulPreferenceDestroy(preference)
+        if number >= count.value:
+            raise RuntimeError(f"cuBLASLt has {count.value} candidates for this product: there is no lt{number}")
+        return _Candidate.from_buffer_copy(found[number])

@@ -1,0 +1,1 @@
+"""fmm/kernels/cuda/products."""

@@ -1,0 +1,293 @@
+"""Launches of the tiled product's kernel: what one is told, how many thread blocks it has."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
+
+from fmm.hardware.chip import Chip
+from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.cuda.products.tile_sizes import SUMMING, Strategy, strategy
+from fmm.kernels.cuda.products.tiled_source import (
+    ELEMENTS,
+    Access,
+    Along,
+    Epilogue,
+    Path,
+    TileKernel,
+    Update,
+    added,
+    short,
+)
+from fmm.perfmodel.tile_choice import BEST
+
+PARAMETER_BYTES = 4096  # what every driver passes to a kernel
+BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
+GROUP = 8  # rows of tiles that are done together
+WIDE = 16  # bytes of an access of `vector`
+
+
+class Piece(NamedTuple):
+    """A block of A, B or C: where it begins in which base, in bytes, its sizes, and how often it is taken."""
+
+    base: str
+    offset: int
+    rows: int
+    cols: int
+    factor: float = 1  # of a block in a sum, whose first has 1; of the product in a destination
+    keep: float = 0  # what a destination keeps of its old value: with 0 that is never read
+
+
+class Lines(NamedTuple):
+    """How an operand's blocks lie: elements from one line to the next, and from one product of a batch to the next."""
+
+    leading: int
+    layer: int = 0
+
+
+@dataclass(frozen=True)
+class TileOp:
+    """One launch: `count` products (sum of a_i A_i)(sum of b_j B_j), layer by layer, each with its epilogue, which is
+    C_d = keep_d C_d + c_d times it unless a step table says otherwise. `lines`: of A, of B, of each destination."""
+
+    kernel: TileKernel
+    left: tuple[Piece, ...]
+    right: tuple[Piece, ...]
+    dest: tuple[Piece, ...]
+    lines: tuple[Lines, ...]
+    m: int
+    n: int
+    k: int
+    count: int = 1
+    follows: bool = False  # what the launch before this one writes is only added to: they may overlap until then
+    open: bool = False  # any strategy will do
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def ops(self) -> tuple[TileOp, ...]:
+        """As of several products."""
+        return (self,)
+
+    @property
+    def largest(self) -> TileOp:
+        return self
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """In the order of the launch's parameters."""
+        return (*self.left, *self.right, *self.dest)
+
+    @property
+    def writes_result(self) -> bool:
+        return any(self.dest[d].base == "C" for d in self.kernel.epilogue.writes)
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Below each other and side by side."""
+        return -(-self.m // self.kernel.strategy.m_s), -(-self.n // self.kernel.strategy.n_s)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        down, across = self.tiles
+        return down * across * self.count, 1, 1
+
+    @property
+    def itemsize(self) -> int:
+        return ELEMENTS[self.kernel.element].itemsize
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """struct Parameters of gemm_simt.cuh, its pointers null: first in each block, the flag's last."""
+        return self.sums + self.sizes
+
+    @property
+    def sums(self) -> bytes:
+        """struct Sums: what is added up, and where the product goes."""
+        return b"".join(struct.pack(BLOCK[self.itemsize], 0, *x[2:]) for x in self.pieces)
+
+    @property
+    def sizes(self) -> bytes:
+        """What comes behind the products."""
+        steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
+        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, GROUP, 0)
+
+    @cached_property
+    def access(self) -> Access:
+        """`vector` where every line of every block is aligned, if the bases are."""
+        fits = all(x * self.itemsize % WIDE == 0 for lines in self.lines for x in lines)
+        return "vector" if fits and all(p.offset % WIDE == 0 for p in self.pieces) else "scalar"
+
+
+@dataclass(frozen=True)
+class Several:
+    """Products in one launch, if the kernel can. `order`: no two write the same block (`free`), they do so one after
+    the other (`turns`), or number by number in any order (`atomic`)."""
+
+    ops: tuple[TileOp, ...]
+    order: Literal["free", "turns", "atomic"] = "free"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def at_once(self) -> bool:
+        """Can gemm_simt.cuh do it in one launch? Products of one variant, of which none waits for another."""
+        alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
+        return alike and self.order != "turns" and len(self.parameters) <= PARAMETER_BYTES
+
+    @cached_property
+    def kernel(self) -> TileKernel:
+        return replace(self.ops[0].kernel, products=len(self.ops))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """In the order of the launch's parameters."""
+        return tuple(x for op in self.ops for x in op.pieces)
+
+    @property
+    def writes_result(self) -> bool:
+        return any(op.writes_result for op in self.ops)
+
+    @property
+    def follows(self) -> bool:
+        return self.ops[0].follows
+
+    @cached_property
+    def largest(self) -> TileOp:
+        """A product as large as any: what the others lack of it counts as zero, and is not written."""
+        m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
+        return replace(self.ops[0], m=m, n=n, k=k)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Block index z is the product's."""
+        across, _, _ = self.largest.grid
+        return across, 1, len(self.ops)
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """As a TileOp's, for all products."""
+        return b"".join(op.sums for op in self.ops) + self.largest.sizes
+
+    @cached_property
+    def access(self) -> Access:
+        return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
+
+
+def settled(op: TileOp, chip: Chip) -> TileOp:
+    """The launch with the tuned strategy that this device wants, if any will do."""
+    if not op.open:
+        return op
+    best = BEST[op.kernel.element]((op.m, op.k, op.n), chip, op.count, op.kernel.along)
+    return replace(op, kernel=replace(op.kernel, strategy=best))
+
+
+def pointers(op: TileOp | Several) -> range:
+    """Which of the parameters' words of 8 bytes are the pieces' pointers."""
+    words = struct.calcsize(BLOCK[ELEMENTS[op.kernel.element].itemsize]) // 8
+    return range(0, words * len(op.pieces), words)
+
+
+def fitted(op: TileOp | Several, shared: int, warps: bool) -> TileOp | Several:
+    """With another strategy where its own does not do on a device.
+
+    `shared`: the bytes of shared memory that a thread block may have; `warps`: are there instructions by which a warp
+    multiplies float64? Threads alone have registers for small tiles.
+    """
+    if isinstance(op, Several):
+        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted(y, shared, warps), TileOp)))
+    names = ("Medium",) if op.kernel.deep and not warps else ("", "Huge", "Medium")
+    kernels = [replace(op.kernel, strategy=strategy(name)) if name else op.kernel for name in names]
+    fits = next((kernel for kernel in kernels if kernel.shared <= shared), kernels[-1])
+    return op if fits is op.kernel else replace(op, kernel=fits)
+
+
+# ---- what a plan wants of the kernel
+
+
+class View(Protocol):
+    """A rectangle of memory, as tapes have it: strides in elements, the offset in bytes."""
+
+    @property
+    def base(self) -> str: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def down(self) -> int: ...
+    @property
+    def right(self) -> int: ...
+
+
+Terms = Sequence[tuple[float, View]]
+
+
+PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
+
+
+def strategy_of(leaf: str) -> Strategy | None:
+    """What the leaf `tile.huge` and the like compiles; `tile` leaves the choice open."""
+    names = [part for part in leaf.split(".")[1:] if part not in PATHS]
+    return strategy(names[0]) if names else None
+
+
+def paths_of(leaf: str) -> tuple[Path, Path]:
+    """How the leaf's tiles come to shared memory: `tile.gpu8.texture` and the like say it."""
+    return PATHS.get(leaf.rpartition(".")[2], ("async", "async"))
+
+
+def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
+    """One product with its sums, added to its destinations. Of a C that lies column by column, the transpose is
+    computed."""
+    m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
+    k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
+    turned = dest[0][1].right != 1
+    if turned:
+        left, right, m, n = right, left, n, m
+    along: tuple[Along, Along] = _along(left, 0, turned), _along(right, 1, turned)
+    # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
+    epilogue = added(len(dest), update)
+    kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
+    # The first block of a sum is taken as it is: its coefficient is the product's.
+    own = left[0][0] * right[0][0]
+    a, b = (tuple(_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))
+    into = tuple(_piece(x, turned, own * c, 1) for c, x in dest)
+    u, v, w = (Lines(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
+    return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
+
+
+def updating_op(
+    leaf: str, dtype: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
+) -> TileOp:
+    """One product and what a step table's kernel makes of it: `update` over it and the reads."""
+    s, turned, k = strategy_of(leaf), writes[0].right != 1, min(left.cols, right.rows)
+    m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
+    if turned:
+        left, right, m, n = right, left, n, m
+    places = list(dict.fromkeys((*writes, *reads)))
+    read, written = (tuple(places.index(x) for x in side) for side in (reads, writes))
+    epilogue, coefficients = short(Epilogue(update, read, written))
+    along: tuple[Along, Along] = _along([(1, left)], 0, turned), _along([(1, right)], 1, turned)
+    kernel = TileKernel(s or SUMMING[dtype], dtype, epilogue=epilogue, along=along, paths=paths_of(leaf))
+    a, b = (_piece(x, turned, 1) for x in (left, right))
+    dests = tuple(_piece(x, turned, *pair) for x, pair in zip(places, coefficients, strict=True))
+    lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))
+    return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open=s is None)
+
+
+def _along(terms: Terms, inner: int, turned: bool) -> Along:
+    """Of the kernel's operand number `inner`; turned, its rows are what is a column of the view."""
+    rows = (terms[0][1].right == 1) != turned
+    return "inner" if rows == (inner == 0) else "outer"
+
+
+def _piece(x: View, turned: bool, factor: float, keep: float = 0) -> Piece:
+    return Piece(x.base, x.offset, *((x.cols, x.rows) if turned else (x.rows, x.cols)), factor, keep)

@@ -1,0 +1,266 @@
+"""CUDA source of a product with sums in it: a short stub for the kernel in gemm_simt.cuh or gemm_mma_f64.cuh.
+
+The stub is all that depends on a scheme: how many blocks of A, B and C a product touches, and what becomes of each
+number of C. Which blocks, and their coefficients, come with the launch: a variant of Huang, Yu, van de Geijn's Figure 6
+is one kernel. What a step table's kernel makes of a product stands in the stub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from fmm.kernels.algorithms.additions import Program, Terms
+from fmm.kernels.cuda.device_code.read import text
+from fmm.kernels.cuda.products.tile_sizes import Strategy
+
+Along = Literal["inner", "outer"]
+Access = Literal["vector", "scalar"]
+Path = Literal["async", "plain", "texture"]  # how tiles come to shared memory: gemm_simt.cuh says it
+# How a product is added to a destination: beside what that keeps of its old value while nobody else writes it, or
+# number by number, whoever else adds at the same time.
+Update = Literal["keep", "atomic"]
+Flag = Literal["", "raises", "obeys"]
+ASYNC: tuple[Path, Path] = ("async", "async")
+ENTRY = "fmm_tile"
+# The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
+# can read their operands without waiting: a third of a cycle is lost for each of them.
+OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
+WIDE = 16  # bytes of the widest access
+ROWS, COLS, STEPS = 16, 8, 4  # of an instruction of a warp: 4 steps, or 8 or 16
+
+
+class Element(NamedTuple):
+    """How CUDA keeps numbers of one type: its C++ name, bytes in memory."""
+
+    name: str
+    itemsize: int
+
+
+ELEMENTS = {"float32": Element("float", 4), "float64": Element("double", 8)}
+
+
+class Scalar(NamedTuple):
+    """A coefficient that comes with the launch: what a destination takes of the product, or keeps of its old value."""
+
+    name: Literal["factor", "keep"]
+    dest: int
+
+    def __str__(self) -> str:
+        return f"dest[{self.dest}].{self.name}"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of every number of some destinations, once the product's is known.
+
+    The program's inputs are the product and the old values of the destinations `reads`; its outputs go to `writes`, or
+    are added to what is there, if `atomic`. A destination may be read only.
+    """
+
+    program: Program  # its coefficients may be Scalars
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    atomic: bool = False
+
+    def __post_init__(self) -> None:
+        inputs, outputs = self.program.inputs, len(self.program.outputs)
+        if (len(self.reads) + 1, len(self.writes)) != (inputs, outputs) or len(set(self.writes)) < outputs:
+            raise ValueError(f"{inputs} inputs and {outputs} outputs for reads {self.reads}, writes {self.writes}")
+
+    @property
+    def destinations(self) -> int:
+        return max((*self.reads, *self.writes)) + 1
+
+
+@lru_cache(maxsize=256)
+def added(destinations: int, update: Update = "keep") -> Epilogue:
+    """The product is added to each, with coefficients that come with the launch; nothing kept is nothing read."""
+    every = tuple(range(destinations))
+    reads = every if update == "keep" else ()
+    lines: list[Terms] = []
+    for d in every:
+        old = ((Scalar("keep", d), d + 1),) if reads else ()
+        lines.append((*old, (Scalar("factor", d), 0)))  # type: ignore[arg-type]
+    program = Program(len(reads) + 1, tuple(lines), tuple(len(reads) + 1 + d for d in every))
+    return Epilogue(program, reads, every, update == "atomic")
+
+
+KEPT = added(1)
+
+
+@lru_cache(maxsize=256)
+def short(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
+    """An epilogue in which each destination is on its own, as `added` with (factor, keep) of each; others as they are.
+
+    So most kernels of the step tables are one: mulIncInc and mulStoreDec are told apart by what comes with the launch.
+    """
+    every = range(e.destinations)
+    rows = dict(zip(e.writes, e.program.matrix(), strict=True))
+    old = {d: i for i, d in enumerate(e.reads, 1)}
+    alone = set(rows) == set(every) and all(not c or i in (0, old.get(d)) for d in rows for i, c in enumerate(rows[d]))
+    if e.atomic or len(old) < len(e.reads) or not alone:
+        return e, ((1.0, 0.0),) * e.destinations
+    pairs = tuple((float(rows[d][0]), float(rows[d][old[d]]) if d in old else 0.0) for d in every)  # type: ignore[arg-type]
+    return added(e.destinations), pairs
+
+
+@dataclass(frozen=True)
+class TileKernel:
+    """`products` at a time of (sum of `left` blocks of A)(sum of `right` blocks of B), and what the epilogue does.
+
+    With a flag comes its address too: a kernel that `raises` it does so where what it stores is inf or NaN; one that
+    `obeys` does nothing if it is down, and comes with the address of the host's count (recompute_tiled.cuh).
+    """
+
+    strategy: Strategy
+    element: str
+    left: int = 1
+    right: int = 1
+    epilogue: Epilogue = KEPT
+    along: tuple[Along, Along] = ("inner", "outer")  # how A and B are contiguous: rows of both, here
+    products: int = 1
+    flag: Flag = ""
+    paths: tuple[Path, Path] = ASYNC  # of A's tiles, of B's
+
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """Blocks of A, B and C: Huang's (W_A, W_B, W_C)."""
+        return self.left, self.right, self.epilogue.destinations
+
+    @property
+    def deep(self) -> int:
+        """Steps of the inner dimension in an instruction of a warp; 0 where threads multiply alone."""
+        s = self.strategy
+        if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % ROWS or s.n_r * s.warp_n % COLS:
+            return 0
+        return min(s.deep, STEPS) if self.sums or self.paths != ASYNC else s.deep  # these want registers too
+
+    @property
+    def sums(self) -> bool:
+        return self.left + self.right > 2
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks on a multiprocessor for which the compiler leaves registers; 0: as it likes."""
+        return 1 if self.sums and self.deep else self.strategy.blocks  # no shared memory for more
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: tiles that are used, and beside them copies of what is added up."""
+        s, item = self.strategy, ELEMENTS[self.element].itemsize
+        wide = WIDE // item
+        numbers = 0
+        for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
+            lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
+            spaced = 2 * wide if self.deep else wide if along == "inner" else 0  # so lines are in other banks
+            copied = lines * (length + spaced)
+            turned = along == "inner" and s.turned and not self.deep
+            summed = (out + wide) * s.k_s if turned else copied
+            numbers += s.stages * copied if blocks == 1 else s.stages * summed + blocks * copied
+        return item * numbers
+
+
+@lru_cache(maxsize=512)
+def source(kernel: TileKernel, access: Access) -> str:
+    """The whole CUDA source of a kernel, entry point `ENTRY`."""
+    s, element = kernel.strategy, ELEMENTS[kernel.element].name
+    counts = *kernel.operands, kernel.products
+    paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
+    left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
+    obeys = kernel.flag == "obeys"
+    told, number, call, tile = f"fmm::Parameters<Number, {commas(counts)}>", element, "multiply", ", blockIdx.x"
+    if obeys:
+        told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
+    files = "gemm_simt.cuh", *(("gemm_mma_f64.cuh",) if kernel.deep else ())
+    files += ("ieee_arith.cuh", "nonfinite_flag.cuh", "recompute_tiled.cuh") if obeys else ()
+    lines = [
+        *map(text, files),
+        "struct Product {",
+        "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
+        f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
+        "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
+        *_epilogue(kernel.epilogue),
+        "};",
+        f"using Number = {number};",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {kernel.blocks}" if kernel.blocks else ""})',
+        f"{ENTRY}(const __grid_constant__ {told} p) {{",
+        f"    using Sizes = {sizes(s)};",
+        "    extern __shared__ float4 memory[];",
+        *_call(kernel, call, f"{left}, {right}, fmm::Access::{access.upper()}", tile),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
+    """By warps where the device has instructions for them; else threads alone, with no more shared memory."""
+    given = f"        p, reinterpret_cast<Number*>(memory){tile});"
+    alone = [f"    fmm::{name}<Product, Number, Sizes, {access}>(", given]
+    if not kernel.deep:
+        return alone
+    together = [f"    fmm::multiply_by_warps<Product, Number, Sizes, {kernel.deep}, {access}>(", given]
+    return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800", *alone, "#else", *together, "#endif"]
+
+
+def _epilogue(e: Epilogue) -> Iterator[str]:
+    """Which destinations are read and written, and how a number of the product changes those in its place."""
+    dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destinations}]"
+    yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
+    yield "    template <class Element>"
+    yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
+    yield f"        return {_choice('d', [_is_read(e, d) for d in range(e.destinations)])};"
+    yield "    }"
+    yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
+    yield f"        return {_choice('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
+    yield "    }"
+    yield "    template <class Element>"
+    yield f"    __device__ static __forceinline__ void update(Element product, {dests},"
+    yield f"                                                  Element (&value)[{e.destinations}]) {{"
+    yield from (f"        const Element old{i} = value[{d}];" for i, d in enumerate(e.reads))
+    names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
+    for number, terms in enumerate(e.program.lines):
+        yield f"        const Element sum{number} = {_sum(terms, names)};"
+        names.append(f"sum{number}")
+    yield from (f"        value[{d}] = {names[v]};" for d, v in zip(e.writes, e.program.outputs, strict=True))
+    yield "    }"
+
+
+def _is_read(e: Epilogue, dest: int) -> str:
+    """A C++ condition: an old value with a coefficient that comes with the launch is read if that is not zero."""
+    values = {i for i, d in enumerate(e.reads, 1) if d == dest}
+    factors = {c for terms in e.program.lines for c, v in terms if v in values}
+    asked = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, Scalar))
+    handed_on = any(v in values for v in e.program.outputs)
+    return "true" if handed_on or len(asked) < len(factors) else " || ".join(asked) or "false"
+
+
+def _sum(terms: Terms, names: Sequence[str]) -> str:
+    """`old0 - product`; a sum of nothing is zero."""
+    words = []
+    for c, v in terms:
+        sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{_factor(c)} * ")
+        words.append(f"{sign} {size}{names[v]}")
+    return " ".join(words).removeprefix("+ ") or "Element(0)"
+
+
+def _factor(c: object) -> str:
+    return str(c) if isinstance(c, Scalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
+
+
+def _choice(name: str, values: Sequence[str]) -> str:
+    """The value with this number."""
+    *first, last = values
+    return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last
+
+
+def sizes(s: Strategy) -> str:
+    """The strategy as a C++ type."""
+    return f"fmm::Strategy<{commas((s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)))}>"
+
+
+def commas(values: Iterable[int]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,61 @@
+"""CUDA source of the tiled products whose operands the copy engine brings: a stub for gemm_tma.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fmm.kernels.cuda.device_code.read import text
+from fmm.kernels.cuda.products.tile_sizes import Strategy
+from fmm.kernels.cuda.products.tiled_source import ELEMENTS, ENTRY, Along, commas, sizes
+
+FILES = ("ieee_arith.cuh", "gemm_simt.cuh", "ptx_tma.cuh", "gemm_tma.cuh")
+Counts = tuple[int, int, int]  # of A, B, C
+
+
+@dataclass(frozen=True)
+class BulkKernel:
+    """Up to `tasks` products of the `blocks`, each of at most so many `terms`.
+
+    `shapes`: whether A's operand is a sum, and whether B's is, of all that occur.
+    """
+
+    strategy: Strategy
+    element: str
+    terms: Counts
+    blocks: Counts
+    tasks: int
+    shapes: frozenset[tuple[bool, bool]]
+    order: str
+    along: tuple[Along, Along]
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: in every stage copies of all terms, their sum where there are several, or a tile of C
+        in their place; two gates a stage."""
+        s = self.strategy
+        left, right = (terms + (terms > 1) for terms in self.terms[:2])
+        numbers = max(s.stages * s.k_s * (s.m_s * left + s.n_s * right), s.m_s * s.n_s)
+        return numbers * ELEMENTS[self.element].itemsize + 16 * s.stages
+
+
+@lru_cache(maxsize=256)
+def source(kernel: BulkKernel) -> str:
+    """The whole CUDA source of a kernel, entry point `ENTRY`."""
+    s, element = kernel.strategy, ELEMENTS[kernel.element].name
+    left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
+    shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
+    lines = [
+        *map(text, FILES),
+        f"using Task = fmm::Task<{element}, {commas(kernel.terms)}>;",
+        f"using Launch = fmm::Launch<{element}, Task, {commas((*kernel.blocks, kernel.tasks))}>;",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.blocks})',
+        f"{ENTRY}(const __grid_constant__ Launch p) {{",
+        f"    using Sizes = {sizes(s)};",
+        f"    extern __shared__ __align__(1024) {element} memory[];",
+        f"    fmm::multiply_all<{element}, Sizes, {left}, {right}, {commas(kernel.terms[:2])}, {shapes},",
+        f"                      fmm::Order::{kernel.order.upper()}>(p, memory);",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"

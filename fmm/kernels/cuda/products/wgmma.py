@@ -1,0 +1,100 @@
+"""Launches of the product by Hopper's warpgroups: how operands lie, which sizes, what the kernel is told."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tiled import GROUP, WIDE, Lines, Piece
+from fmm.kernels.cuda.products.tiled_gemm import sides
+from fmm.kernels.cuda.products.tma import MAP_BYTES, Map
+from fmm.kernels.cuda.products.wgmma_source import ELEMENTS, LINE, GroupKernel, Sizes
+from fmm.kernels.cuda.views import Factor
+
+CAPABILITY = 90  # the only one that has these instructions
+SIZES = (Sizes(128, 256), Sizes(128, 128))
+EDGE = 24  # columns in whose time a tile begins and ends
+
+
+@dataclass(frozen=True)
+class GroupOp:
+    """One launch: C = factor A B, or added to what C holds, layer by layer."""
+
+    kernel: GroupKernel
+    maps: tuple[Map, Map, Map]
+    steps: int
+    tiles: tuple[int, int]  # of clusters, below each other and side by side
+    count: int
+    adds: bool
+    factor: float
+    clusters: int  # that the device has room for
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def units(self) -> int:
+        return self.tiles[0] * self.tiles[1] * self.count
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return min(self.units, self.clusters) * self.kernel.sizes.cluster, 1, 1
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """struct Product of gemm_wgmma.cuh, its maps zero."""
+        numbers = struct.pack("<6if", self.steps, *self.tiles, GROUP, self.units, self.adds, self.factor)
+        whole = bytes(MAP_BYTES * len(self.maps)) + numbers
+        return whole + bytes(-len(whole) % 64)
+
+
+@lru_cache(maxsize=4096)
+def group_op(op: GemmOp, dtype: str, multiprocessors: int) -> GroupOp | None:
+    """The launch of a GEMM whose bases are aligned; None where the kernel cannot do it."""
+    element, (m, n, k) = ELEMENTS[dtype], (op.n, op.m, op.k)
+    left, right, along = sides(op)
+    alpha, beta = complex(op.alpha), complex(op.beta)
+    turned = element.itemsize > 2 and along != ("inner", "inner")  # the instructions do not turn such operands
+    aligned = all(_aligned(x, element.itemsize) for x in op.pieces)
+    # What the engine writes it writes 16 bytes at a time: zeros behind a row of C that ends in the middle of them.
+    cut = n * element.itemsize % WIDE != 0
+    if turned or cut or not aligned or alpha.imag or beta not in (0, 1):
+        return None
+    s = sizes_for(m, n, op.count, multiprocessors)
+    line = LINE // element.itemsize
+
+    def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> Map:
+        """In lines of the block: its rows, if `inner`, else its columns. A copy has no more than `most` of them."""
+        length, lines = (cols, rows) if inner else (rows, cols)
+        lying = Lines(x.leading, x.stride)
+        return Map(Piece(x.base, x.offset, rows, cols), length, lines, op.count, *lying, (line, most), LINE)
+
+    maps = (
+        mapped(left, m, k, along[0] == "inner", s.m_s if along[0] == "inner" else line),
+        mapped(right, k, n, along[1] != "inner", s.n_s // s.cluster if along[1] == "inner" else line),
+        mapped(op.dest, m, n, True, 64),
+    )
+    tiles, clusters = tiles_of(m, n, s), max(multiprocessors // s.cluster, 1)
+    kernel = GroupKernel(dtype, s, along)
+    return GroupOp(kernel, maps, -(-k // line), tiles, op.count, beta == 1, alpha.real, clusters)
+
+
+def _aligned(x: Factor, itemsize: int) -> bool:
+    return all(step * itemsize % WIDE == 0 for step in (x.leading, x.stride)) and x.offset % WIDE == 0
+
+
+def tiles_of(m: int, n: int, s: Sizes) -> tuple[int, int]:
+    return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
+
+
+@lru_cache(maxsize=4096)
+def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> Sizes:
+    """Those with which the last cluster is done first."""
+
+    def end(s: Sizes) -> int:
+        down, across = tiles_of(m, n, s)
+        return -(-down * across * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
+
+    return min(SIZES, key=end)

@@ -1,0 +1,249 @@
+"""fmm/kernels/cuda/sums/sum_launch.py."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES
+from fmm.kernels.cuda.sums.sum_kernel import ELEMENTS, Access, Scalar, Spot, SumKernel
+from fmm.kernels.cuda.views import View, _columns, _distance, _transposed
+from fmm.kernels.plans.level_steps import Place
+from fmm.kernels.plans.plan import PlanError
+
+ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
+GRID = 65535  # thread blocks along the second and third axis of a grid
+
+
+class Array(NamedTuple):
+    """What a kernel is told of one of its arrays: a grid of blocks of a matrix, or equal layers. In elements."""
+
+    base: str
+    offset: int  # bytes
+    row: int
+    col: int
+    down: int  # from one block to the one below it
+    right: int  # from one block to the one right of it
+    rows: int  # valid ones of the whole array
+    cols: int
+    height: int  # of a block
+    width: int
+
+
+@dataclass(frozen=True)
+class SumOp:
+    """One launch of a sum kernel."""
+
+    label: str
+    kernel: SumKernel
+    arrays: tuple[Array, ...]
+    scalars: tuple[complex, ...]
+    rows: int
+    cols: int
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def inner(self) -> tuple[int, int]:
+        """Rows and columns within which every block of this launch is whole."""
+        rooms = [_room(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
+        return max(min(r for r, _ in rooms), 0), max(min(c for _, c in rooms), 0)
+
+    @cached_property
+    def parameters(self) -> bytes:
+        """struct Parameters of block_sums.cuh, its pointers null: the arrays' come first in each array."""
+        arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in self.arrays)
+        scalars = [part for c in self.scalars for part in (c.real, c.imag)]
+        sizes = self.rows, self.cols, *self.inner
+        return arrays + struct.pack(f"<{len(scalars) + 1}dq4i", *scalars, 0.0, 0, *sizes)
+
+    @property
+    def writes_result(self) -> bool:
+        return any(self.arrays[spot.array].base == "C" for spot in self.kernel.writes)
+
+    @cached_property
+    def access(self) -> Access:
+        """`vector` where every block is aligned, if the bases of its arrays are."""
+        lanes = self.kernel.lanes
+        size = lanes * ELEMENTS[self.kernel.element].itemsize
+        fits = all(
+            x.col == 1 and x.offset % size == 0 and not any(step % lanes for step in (x.row, x.down, x.right))
+            for i, x in enumerate(self.arrays)
+            if i not in self.kernel.tall
+        )
+        return "vector" if fits and lanes > 1 else "scalar"
+
+    @cached_property
+    def alignment(self) -> tuple[int, frozenset[str]]:
+        """What `vector` asks of the bases: a multiple of so many bytes, of these."""
+        bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.tall)
+        return self.kernel.lanes * ELEMENTS[self.kernel.element].itemsize, bases
+
+    @cached_property
+    def grid(self) -> tuple[int, int, int]:
+        """Thread blocks side by side and below each other; a very tall launch is folded into the third axis."""
+        height, width = self.kernel.tile
+        down = -(-self.rows // height)
+        deep = -(-down // GRID)
+        return -(-self.cols // width), -(-down // deep), deep
+
+
+def _room(array: Array, spot: Spot) -> tuple[int, int]:
+    return (
+        min(array.height, array.rows - spot.i * array.height),
+        min(array.width, array.cols - spot.j * array.width),
+    )
+
+
+def _holds(array: Array, spot: Spot, rows: int, cols: int) -> bool:
+    room = _room(array, spot)
+    return room[0] >= rows and room[1] >= cols
+
+
+Placed = tuple[Place, View]
+
+
+def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequence[Placed], dtype: str) -> SumOp | None:
+    """The launch that does a step of sums; None where there is nothing to write."""
+    rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
+    if rows == 0 or cols == 0:
+        return None
+    lines, scalars = _launch_scalars(program)
+    # Along what is contiguous; a split that turns its blocks writes more than it reads, so what it writes decides.
+    if all(_columns(v) for _, v in writes):
+        reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
+        rows, cols = cols, rows
+    arrays, spots, batches = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
+    element = dtype
+    if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
+        # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
+        element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
+        arrays = [_doubled(x) for x in arrays]
+    if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
+        raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
+    aliases = _aliases(reads, writes)
+    whole = frozenset(a for a in batches if all(_holds(arrays[a], s, rows, cols) for s in spots if s.array == a))
+    shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
+    kernel = _interned(SumKernel(lines, len(scalars), *shape, whole, element, _tall(arrays, *shape[:2])))
+    if cols % kernel.lanes:
+        kernel = _interned(replace(kernel, whole=frozenset()))
+    return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
+
+
+@lru_cache(maxsize=4096)
+def _interned(kernel: SumKernel) -> SumKernel:
+    """One object for equal kernels: what is known of it (its order, its lanes) is found once."""
+    return kernel
+
+
+# Coefficients that stand in the code: those of the schemes. Others come with the launch, so that a new alpha or beta
+# costs no compilation. By value, since equal plans share a recipe whether alpha was 2 or 2.0.
+LITERALS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
+
+
+def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
+    """The program with Scalars for the coefficients that come with the launch, and their values."""
+    found: dict[complex, Any] = {}
+    for c in (complex(c) for terms in program.lines for c, _ in terms):
+        if c not in LITERALS:
+            found.setdefault(c, Scalar(len(found)))
+    if not found:
+        return program, ()
+    lines = tuple(tuple((found.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
+    return Program(program.inputs, lines, program.outputs), tuple(found)
+
+
+def _tall(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]) -> frozenset[int]:
+    """The arrays that are read, if they lie column by column and all that is written row by row; else none."""
+    read, written = ({spot.array for spot in side} for side in (reads, writes))
+    turned = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
+    return frozenset(read) if turned else frozenset()
+
+
+def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:
+    starts: dict[tuple[str, int], list[int]] = {}
+    for i, (_, v) in enumerate(reads):
+        starts.setdefault((v.base, v.offset), []).append(i)
+    return tuple((o, i) for o, (_, w) in enumerate(writes) for i in starts.get((w.base, w.offset), ()))
+
+
+def _flipped(placed: Placed) -> Placed:
+    """The same place of the transposed problem, whose fast index runs along the contiguous columns."""
+    p, v = placed
+    return Place(p.name, p.col, p.row, p.cols, p.rows), _transposed(v)
+
+
+def _doubled(x: Array) -> Array:
+    return x._replace(row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width)
+
+
+class _Fitting:
+    """Finds few arrays that hold all places of a step: grids of blocks, equal layers, or a block on its own."""
+
+    def __init__(self, placed: Sequence[Placed], itemsize: int) -> None:
+        self.placed, self.itemsize = placed, itemsize
+        self.arrays: list[Array] = []
+        self.batches: list[int] = []  # arrays that hold several temporaries
+        self.spots: list[Spot | None] = [None] * len(placed)
+
+    def run(self) -> tuple[list[Array], tuple[Spot, ...], list[int]]:
+        names: dict[str, list[int]] = {}
+        for i, (place, _) in enumerate(self.placed):
+            names.setdefault(place.name, []).append(i)
+        alone = [i for members in names.values() if not self._grid(members) for i in members]
+        for run in self._layers(sorted(alone)):
+            self._stack(run)
+        return self.arrays, tuple(s for s in self.spots if s is not None), self.batches
+
+    def _grid(self, members: Sequence[int]) -> bool:
+        """Places of one matrix, all at multiples of one block's size, none shorter than its edge demands."""
+        places = [self.placed[i][0] for i in members]
+        height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
+        rows, cols = max(p.row + p.rows for p in places), max(p.col + p.cols for p in places)
+        if len({(p.row, p.col) for p in places}) < 2:
+            return False
+        for p in places:
+            there = min(height, rows - p.row), min(width, cols - p.col)
+            misplaced = p.row % height or p.col % width or there != (p.rows, p.cols)
+            if misplaced and p.rows and p.cols:
+                return False
+        place, view = self.placed[members[0]]
+        offset = view.offset - (place.row * view.down + place.col * view.right) * self.itemsize
+        blocks = height * view.down, width * view.right
+        if place.name not in "ABC":
+            self.batches.append(len(self.arrays))
+        self.arrays.append(Array(view.base, offset, *view.strides, *blocks, rows, cols, height, width))
+        for i, p in zip(members, places, strict=True):
+            self.spots[i] = Spot(len(self.arrays) - 1, -(-p.row // height), -(-p.col // width))
+        return True
+
+    def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:
+        """Runs of equal blocks at equal distances; the same block met again joins the run that has it."""
+        run: list[int] = []
+        for i in members:
+            if run and not self._continues(run, i):
+                yield run
+                run = []
+            run.append(i)
+        if run:
+            yield run
+
+    def _continues(self, run: Sequence[int], i: int) -> bool:
+        nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
+        first, last = (_distance(pair, self.itemsize) for pair in (nearest[:2], nearest[-2:]))
+        return last not in (None, 0) and (len(run) == 1 or first == last)
+
+    def _stack(self, run: Sequence[int]) -> None:
+        views = [self.placed[i][1] for i in run]
+        v, distance = views[0], _distance(views, self.itemsize) or 0
+        array = Array(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
+        if len(run) > 1:
+            self.batches.append(len(self.arrays))
+        self.arrays.append(array)
+        for layer, i in enumerate(run):
+            self.spots[i] = Spot(len(self.arrays) - 1, layer, 0)

@@ -1,0 +1,117 @@
+"""CUDA source of the sums: a straight-line program as a short stub, for the one kernel in block_sums.cuh.
+
+The stub is all that depends on a scheme's coefficients: which block of which array each input and output is, and the
+additions between them, ordered so that few values are alive at a time (a value that does not fit in a register would
+go through memory, and memory is what these kernels wait for).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.cuda.device_code.read import text
+from fmm.kernels.cuda.sums.sum_kernel import BATCHES, ELEMENTS, HIGH, Access, Event, Scalar, Spot, SumKernel
+
+OPTIONS = ("--std=c++17",)  # of the compiler
+FILES = ("ieee_arith.cuh", "block_sums.cuh")
+ENTRY = "fmm_sum"
+
+
+# ---- text
+
+
+@lru_cache(maxsize=512)
+def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
+    """The whole CUDA source of a kernel, entry point `ENTRY`."""
+    parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
+    variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
+    lines = [
+        *map(text, FILES),
+        "struct Step {",
+        f"    static constexpr bool LONG = {str(kernel.long).lower()};",
+        f"    static constexpr bool APART = {str(kernel.apart).lower()};",
+        f"    static constexpr bool TURNED = {str(bool(kernel.tall)).lower()};",
+        f"    static constexpr int HIGH = {HIGH};",
+        f"    static constexpr int SLOTS = {kernel.slots};",
+        f"    __device__ static constexpr bool whole(int array) {{ return {_any_of(kernel.whole)}; }}",
+        f"    __device__ static constexpr bool tall(int array) {{ return {_any_of(kernel.tall)}; }}",
+        "    template <class Io>",
+        "    __device__ static __forceinline__ void run(Io& io) {",
+        "        using Values = typename Io::Values;",
+        *(f"        {statement}" for statement in _statements(kernel)),
+        "    }",
+        "};",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({kernel.bounds})',
+        f"{ENTRY}(const __grid_constant__ {parameters} p) {{",
+        f"    fmm::sum<Step, {ELEMENTS[kernel.element].name}, {kernel.lanes}, {variant}>(p);",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _any_of(arrays: frozenset[int]) -> str:
+    return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
+
+
+def _statements(kernel: SumKernel) -> Iterator[str]:
+    loads = [event.value for event in kernel.events if event.kind == "load"]
+    number = {value: i for i, value in enumerate(loads)}
+    for batch in range(BATCHES if kernel.batch else 0):
+        yield from _fetches(kernel, loads, batch)
+    for event in kernel.events:
+        if event.kind == "load" and kernel.batch:
+            yield from _taken(kernel, loads, number[event.value])
+        elif event.kind == "load":
+            yield f"const Values v{event.value} = io.template load<{_spot(kernel.reads[event.value])}>();"
+        elif event.kind == "store":
+            if any(o == event.source for o, _ in kernel.aliases):
+                yield "Io::fence();"
+            yield f"io.template store<{_spot(kernel.writes[event.source])}>(v{event.value});"
+        elif event.kind == "start":
+            yield f"Values v{event.value} = {_first(event)};"
+        else:
+            yield f"v{event.value} = v{event.value} {_next(event)};"
+
+
+def _fetches(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
+    """Start a batch of loads; past the last one too there is something to commit: nothing."""
+    for i in range(batch * kernel.batch, min((batch + 1) * kernel.batch, len(loads))):
+        yield f"io.template fetch<{_spot(kernel.reads[loads[i]])}>({i % kernel.slots});"
+    yield "Io::commit();"
+
+
+def _taken(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
+    """Take a fetched value; with the last of its batch, whose slots are free then, start a later batch."""
+    batch, within = divmod(i, kernel.batch)
+    if within == 0:
+        yield f"Io::template wait<{BATCHES - 1}>();"
+    yield f"const Values v{loads[i]} = io.template take<{_spot(kernel.reads[loads[i]])}>({i % kernel.slots});"
+    if within == kernel.batch - 1:
+        yield from _fetches(kernel, loads, batch + BATCHES)
+
+
+def _spot(spot: Spot) -> str:
+    return f"{spot.array}, {spot.i}, {spot.j}"
+
+
+def _first(event: Event) -> str:
+    if event.source < 0:
+        return "io.zero()"
+    if event.factor == 1:
+        return f"v{event.source}"
+    return f"{_factor(event.factor)} * v{event.source}"
+
+
+def _next(event: Event) -> str:
+    if event.factor in (1, -1):
+        return f"{'+' if event.factor == 1 else '-'} v{event.source}"
+    return f"+ {_factor(event.factor)} * v{event.source}"
+
+
+def _factor(c: Coefficient | Scalar) -> str:
+    if isinstance(c, Scalar):
+        return f"io.scalar({c.number})"
+    return f"io.constant({float(c.real)!r})"

@@ -1,0 +1,58 @@
+"""fmm/kernels/cuda/views.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+BASES = ("A", "B", "C", "W")  # W: the workspace
+
+
+class Layout(NamedTuple):
+    """How a matrix lies in memory: rows (`C`) or columns (`F`) contiguous, the next one `leading` elements further."""
+
+    order: Literal["C", "F"]
+    leading: int
+
+
+class View(NamedTuple):
+    """A rectangle of memory; strides in elements of the problem's type, the offset from the base in bytes."""
+
+    base: str
+    offset: int
+    rows: int
+    cols: int
+    down: int  # from one row to the next
+    right: int  # from one column to the next
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        return self.down, self.right
+
+
+class Factor(NamedTuple):
+    """One operand of a GEMM as BLAS sees it, column by column."""
+
+    base: str
+    offset: int  # bytes
+    leading: int
+    transposed: bool
+    stride: int  # elements from one of a batch to the next
+
+
+def _distance(views: Sequence[View], itemsize: int) -> int | None:
+    """The constant distance, in elements, between views that are alike; None if there is none."""
+    if any(v._replace(offset=0) != views[0]._replace(offset=0) for v in views):
+        return None
+    steps = {y.offset - x.offset for x, y in pairwise(views)} or {0}
+    return steps.pop() // itemsize if len(steps) == 1 else None
+
+
+def _columns(x: View) -> bool:
+    """Are its columns contiguous?"""
+    return x.down == 1 and (x.right != 1 or x.rows == 1)
+
+
+def _transposed(x: View) -> View:
+    return View(x.base, x.offset, x.cols, x.rows, x.right, x.down)

@@ -1,0 +1,78 @@
+"""Tasks: which products of a fused level are one launch, and which launches run side by side.
+
+Huang, Yu, van de Geijn 2020, section 3.3: products in any order, as long as no two write a block at the same time. What
+a product writes follows from the scheme's W; nothing here knows any scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from fmm.kernels.algorithms.scheme import Scheme
+from fmm.kernels.plans.variants import operands
+
+TASKS = ("streams", "atomic", "variants")  # what a plan may say of a fused level
+LANES = 7  # streams, for one level's products
+Task = tuple[int, ...]  # products in one launch
+Lane = tuple[Task, ...]  # launches one after the other
+Stage = tuple[Lane, ...]  # lanes side by side, which all end before the next stage begins
+Blocks = frozenset[int]  # of C
+
+
+@lru_cache(maxsize=256)
+def stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[Stage, ...]:
+    """A fused level's launches: all in order, or on two `streams`, or, where they write atomically, on many."""
+    tasks = variants(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
+    if "streams" in options:
+        return tuple(_two_streams(tasks, [_written(scheme, task) for task in tasks]))
+    if "atomic" in options:
+        return (tuple(tuple(tasks[lane::LANES]) for lane in range(min(LANES, len(tasks)))),)
+    return ((tuple(tasks),),)
+
+
+def launches(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
+    return sum(len(lane) for stage in stages(scheme, options) for lane in stage)
+
+
+def lanes(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
+    return max(len(stage) for stage in stages(scheme, options))
+
+
+def variants(scheme: Scheme, atomic: bool) -> list[Task]:
+    """Products of a variant as one launch; if they are not added atomically, only such as write blocks of their own."""
+    groups: list[list[int]] = []
+    for p in range(scheme.rank):
+        for group in groups:
+            alike = operands(scheme, group[0]) == operands(scheme, p)
+            if alike and (atomic or not _written(scheme, group) & _written(scheme, [p])):
+                group.append(p)
+                break
+        else:
+            groups.append([p])
+    return [tuple(group) for group in groups]
+
+
+def _written(scheme: Scheme, task: Sequence[int]) -> Blocks:
+    return frozenset(i for i, row in enumerate(scheme.w) if any(row[p] for p in task))
+
+
+def _two_streams(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iterator[Stage]:
+    """Figure 7: a stage begins with two tasks that share no block; others join the lane that they share blocks with."""
+    left = list(range(len(tasks)))
+    while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):
+        lanes, blocks = [[pair[0]], [pair[1]]], [written[pair[0]], written[pair[1]]]
+        left = [i for i in left if i not in pair]
+        while found := next(((i, x) for i in left for x in (0, 1) if _fits(lanes, blocks, x, written[i])), None):
+            task, lane = found
+            left.remove(task)
+            lanes[lane].append(task)
+            blocks[lane] |= written[task]
+        yield tuple(tuple(tasks[i] for i in lane) for lane in lanes)
+    if left:
+        yield (tuple(tasks[i] for i in left),)
+
+
+def _fits(lanes: Sequence[Sequence[int]], blocks: Sequence[Blocks], lane: int, written: Blocks) -> bool:
+    """Is the lane not the longer one, and does the other write nothing of this?"""
+    return len(lanes[lane]) <= len(lanes[1 - lane]) and not written & blocks[1 - lane]

@@ -1,0 +1,150 @@
+"""Recipes: one level of a plan as sums and products over named rectangles. The one description of what runs.
+
+The executor runs a recipe on arrays, `workspace` and the counters read the same steps, and the symbolic proof runs it
+on symbols. Sizes are exact: a place is the rectangle that holds numbers, so a block at the fringe is simply smaller,
+and a sum of unequal blocks is as if the smaller were padded with zeros. `lowering` finds recipes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.plans.plan import Plan
+
+OPERANDS = ("A", "B", "C")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rectangle of A, B, C or of a temporary."""
+
+    name: str
+    row: int
+    col: int
+    rows: int
+    cols: int
+
+    def cropped(self, rows: int, cols: int) -> Place:
+        return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols))
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Additions in one pass: `program` over the `reads` gives the `writes`; what a read lacks counts as zero."""
+
+    label: str
+    program: Program
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+
+    @cached_property
+    def aliases(self) -> tuple[tuple[int, int], ...]:
+        """(write, read) pairs that stand in the same place: sums done in place."""
+        spots = [(p.name, p.row, p.col) for p in self.reads]
+        writes = [(p.name, p.row, p.col) for p in self.writes]
+        return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
+
+    @property
+    def tidied(self) -> Sum:
+        """Each place read once, and no output that stands where it belongs already (a product written in place)."""
+        places = tuple(dict.fromkeys(self.reads))
+        rename = [places.index(place) for place in self.reads]
+        rename += range(len(places), len(places) + len(self.program.lines))
+        lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in self.program.lines)
+        outputs = [(rename[v], w) for v, w in zip(self.program.outputs, self.writes, strict=True)]
+        kept = [(v, w) for v, w in outputs if v >= len(places) or places[v] != w]
+        program = Program(len(places), lines, tuple(v for v, _ in kept))
+        return Sum(self.label, program, places, tuple(w for _, w in kept))
+
+
+@dataclass(frozen=True)
+class Product:
+    """dest = left right (+ dest if `accumulate`), by a plan of its own."""
+
+    left: Place
+    right: Place
+    dest: Place
+    plan: Plan
+    accumulate: bool = False
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.left.rows, self.left.cols, self.right.cols
+
+
+@dataclass(frozen=True)
+class Updating:
+    """A product, and at once what a step table's kernel makes of it: `update` reads it first, then old values."""
+
+    product: Product
+    update: Sum
+
+    @property
+    def apart(self) -> tuple[Sum | Product, ...]:
+        """In two steps, for which the product needs the place that it names."""
+        update = self.update.tidied
+        return (self.product, update) if update.writes else (self.product,)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Independent products of one size by one plan, their operands and results at constant distances."""
+
+    products: tuple[Product, ...]
+
+    @property
+    def places(self) -> tuple[tuple[Place, ...], ...]:
+        """All left operands, all right ones, all results."""
+        return tuple(zip(*((p.left, p.right, p.dest) for p in self.products), strict=True))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The steps of one level, and the temporaries they need (name -> rows, columns).
+
+    `lanes`: how many of its products may run at a time, each with temporaries of its own below it.
+    """
+
+    temporaries: tuple[tuple[str, int, int], ...]
+    steps: tuple[Sum | Product | Updating | Batch, ...]
+    lanes: int = 1
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def flat(self) -> Iterator[Sum | Product]:
+        """The steps with everything taken apart."""
+        for step in self.steps:
+            if isinstance(step, Batch):
+                yield from step.products
+            elif isinstance(step, Updating):
+                yield from step.apart
+            else:
+                yield step
+
+    @property
+    def products(self) -> Iterator[Product]:
+        return (step for step in self.flat if isinstance(step, Product))
+
+    @cached_property
+    def layouts(self) -> dict[str, str]:
+        """Whose memory order each temporary should follow: the operand that it is first formed from.
+
+        All places that one kernel updates lie alike.
+        """
+        if any(isinstance(step, Updating) for step in self.steps):
+            return {name: "C" for name, _, _ in self.temporaries}
+        follows = {"A": "A", "B": "B", "C": "C"}
+        for step in self.flat:
+            parent = follows[step.reads[0].name] if isinstance(step, Sum) and step.reads else "C"
+            for place in step.writes if isinstance(step, Sum) else (step.dest,):
+                follows.setdefault(place.name, parent)
+        return follows
+
+
+def whole(name: str, rows: int, cols: int) -> Place:
+    return Place(name, 0, 0, rows, cols)

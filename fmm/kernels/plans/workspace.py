@@ -1,0 +1,61 @@
+"""Needs: what a plan takes to run, read off its recipes: workspace, leaf products, flops."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.memory_layout import temporary_bytes
+from fmm.kernels.plans.plan import Level, Plan, PlanError
+
+LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
+GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
+
+
+@lru_cache(maxsize=65536)
+def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> int:
+    """Peak bytes of temporaries, all levels: this level's, plus the hungriest of its products' (they take turns).
+
+    Where two products run at a time, both count.
+    """
+    recipe = None if plan.fused else lower(plan, m, k, n, alpha, beta)
+    if recipe is None:
+        return LT_SCRATCH if plan.leaf.startswith("lt") else 0
+    own = sum(temporary_bytes(rows, cols, itemsize) for _, rows, cols in recipe.temporaries)
+    inner = {(p.plan, *p.size, p.accumulate) for p in recipe.products}
+    return own + recipe.lanes * max((workspace(p, *size, itemsize, 1, int(acc)) for p, *size, acc in inner), default=0)
+
+
+def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, int], int]:
+    """The multiset of leaf products (m, k, n) -> how many."""
+    return dict(_leaves(plan, m, k, n, 0))
+
+
+@lru_cache(maxsize=65536)
+def _leaves(plan: Plan, m: int, k: int, n: int, beta: int) -> tuple[tuple[tuple[int, int, int], int], ...]:
+    recipe = lower(plan, m, k, n, 1, beta)
+    if recipe is None:
+        return (((m, k, n), 1),)
+    found: dict[tuple[int, int, int], int] = {}
+    for p in recipe.products:
+        for size, count in _leaves(p.plan, *p.size, int(p.accumulate)):
+            found[size] = found.get(size, 0) + count
+    return tuple(found.items())
+
+
+FEW = 4096  # products that any plan may make
+
+
+def check_depth(plan: Plan, m: int, k: int, n: int) -> None:
+    """PlanError for a plan so deep that it makes more products than there are numbers to multiply: each level makes at
+    least seven times as many, and what is below one number is nothing but time."""
+    count = prod(level.products for level in plan.levels if isinstance(level, Level))
+    if count > max(m * k * n, FEW):
+        raise PlanError(f"{plan} makes {count} products of a {m} x {k} x {n} one; take fewer levels")
+
+
+def flops(plan: Plan, m: int, k: int, n: int) -> int:
+    """Multiplications and additions inside the leaf products, 2mkn each."""
+    return sum(2 * prod(size) * count for size, count in leaf_products(plan, m, k, n).items())

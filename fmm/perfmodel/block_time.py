@@ -1,0 +1,218 @@
+"""How long the thread blocks of a tiled product take: the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS
+46, 2020, section 5), its counts by their equations' numbers, and what a multiprocessor of today adds, in cycles.
+
+As in the paper, the resource decides that takes longest. Beyond it: reads of shared memory and other instructions want
+issue slots as multiply-adds do; a warp waits at every tile, during which others go on if there are any; the last thread
+blocks of a multiprocessor are fewer than fit. fmm.perfmodel.papers.huang_blocks has the paper's bounds and rates. Left out: that
+multiprocessors share the second-level cache, conflicts between banks of registers, clocks that fall for want of power.
+For float64 it only counts rounds of tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+from fmm.hardware.capability import Capability
+from fmm.hardware.chip import Chip
+from fmm.hardware.occupancy import WARP, active_blocks, most_registers
+from fmm.kernels.cuda.products.tile_sizes import Strategy
+from fmm.kernels.cuda.products.tiled_source import Along
+
+Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
+Alongs = tuple[Along, Along]  # how A and B are contiguous
+Shape = tuple[int, int, int]  # (m, k, n)
+
+GEMM: Operands = (1, 1, 1)
+ROWS: Alongs = ("inner", "outer")
+ITEM, WIDE = 4, 4  # bytes of a float32; numbers of the widest access
+
+# Counted in machine code for sm_90, not fitted: instructions of a wide copy and its address; of a tile besides;
+# registers beside those of (16).
+COPY, LOOP, BESIDE = 5, 50, 32
+
+
+# ---- counts of elements per thread block, equations (8) to (17)
+
+
+def tile_loads(s: Strategy, k: int) -> tuple[int, int]:
+    """Eq. (8): elements of A and of B from global memory to registers, and as many on to shared memory."""
+    return s.m_s * k, s.n_s * k
+
+
+def fragment_loads(s: Strategy, k: int) -> tuple[int, int]:
+    """Eq. (9): elements of A and of B from shared memory to registers."""
+    return s.threads * s.m_r * k, s.threads * s.n_r * k
+
+
+def write_back(s: Strategy) -> int:
+    """Eq. (10): elements of C from registers to global memory, for each block of C."""
+    return s.m_s * s.n_s
+
+
+def flops(s: Strategy, w: Operands, k: int) -> int:
+    """Eq. (11): the product's flops and the extra additions on A, B and C."""
+    w_a, w_b, w_c = w
+    multiply = 2 * s.m_s * s.n_s * k
+    return multiply + (w_a - 1) * s.m_s * k + (w_b - 1) * s.n_s * k + (w_c - 1) * s.m_s * s.n_s
+
+
+def global_elements(s: Strategy, w: Operands, k: int) -> int:
+    """Eq. (12): elements moved to and from global memory."""
+    a, b = tile_loads(s, k)
+    return a * w[0] + b * w[1] + write_back(s) * w[2]
+
+
+def shared_elements(s: Strategy, k: int) -> int:
+    """Eq. (14): elements to and from shared memory (sums are formed on the way in: no W here)."""
+    return sum(tile_loads(s, k)) + sum(fragment_loads(s, k))
+
+
+def registers(s: Strategy, w: Operands) -> int:
+    """Left side of (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
+    return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
+
+
+def shared_tile(s: Strategy) -> int:
+    """Left side of (17), in elements: the tiles of A and B."""
+    return (s.m_s + s.n_s) * s.k_s
+
+
+# ---- one operand's way through a tile, where today's kernel differs from Algorithm 1
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A or B in one tile: the tile's and the thread's size across, blocks added up, and how lines run.
+
+    Sums are copied to shared memory block by block, read again, added and written once more. Lines along the inner
+    dimension are spaced, so that writing them takes two passes; a thread reads four steps of such a line at once.
+    """
+
+    tile: int  # elements
+    piece: int  # of a thread
+    blocks: int
+    inner: bool  # do lines run along the inner dimension?
+    turned: bool  # and are their sums turned?
+    threads: int
+
+    @property
+    def copies(self) -> int:
+        """Wide accesses of a thread for a tile of one block."""
+        return -(-self.tile // WIDE // self.threads)
+
+    @property
+    def instructions(self) -> int:
+        """Copies, and for sums reads, additions and writes."""
+        stores = WIDE if self.inner and self.turned else 1
+        sums = self.blocks + WIDE * (self.blocks - 1) + stores if self.blocks > 1 else 0
+        return self.copies * (COPY * self.blocks + sums)
+
+    @property
+    def stored(self) -> int:
+        """Elements' passes through shared memory until the tile can be used; (8) has each once."""
+        passes = 2 if self.inner else 1
+        return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
+
+    @property
+    def bursts(self) -> bool:
+        """Are fragments read four steps at once?"""
+        return self.inner and not (self.turned and self.blocks > 1)
+
+    def reads(self, depth: int) -> int:
+        """A thread's accesses to shared memory for fragments of so many steps: as wide as lines allow."""
+        width = WIDE if self.bursts or self.piece % WIDE == 0 else 2 - self.piece % 2
+        return -(-self.piece * depth // width)
+
+
+def sides(s: Strategy, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
+    (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
+    return (
+        Side(a, s.m_r, w[0], inner[0], s.turned, s.threads),
+        Side(b, s.n_r, w[1], inner[1], s.turned, s.threads),
+    )
+
+
+# ---- time of tiles, in cycles of a multiprocessor
+
+
+@lru_cache(maxsize=1024)
+def resident(s: Strategy, w: Operands, limits: Capability) -> int:
+    """Thread blocks on a multiprocessor, by (16) and what kernels want beside, and (17) for all tiles that are kept."""
+    wanted = min(registers(s, w) + BESIDE, limits.max_registers_per_thread)
+    if s.blocks:
+        wanted = min(wanted, most_registers(limits, s.threads, s.blocks))
+    a, b = sides(s, w)
+    copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
+    return active_blocks(limits, s.threads, wanted, ITEM * (s.stages * shared_tile(s) + copies))
+
+
+def issued(s: Strategy, w: Operands, along: Alongs, chip: Chip) -> float:
+    """Cycles of a scheduler for one warp's tile: slots, or multiply-adds where lanes are fewer than schedulers feed."""
+    adds = s.m_r * s.n_r * s.k_s
+    slots = adds + LOOP + sum(x.reads(s.k_s) + x.instructions for x in sides(s, w, along))
+    return max(slots, adds * chip.schedulers * WARP / chip.limits.fp32_per_clock) / s.rate
+
+
+def waited(s: Strategy, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
+    """Cycles that a warp waits at every tile, were it alone; `touched`: bytes of all operands.
+
+    Fragments of four steps must all come within a step: what shared memory takes longer, multiply-adds wait for.
+    """
+    step = ceil(s.threads / WARP / chip.schedulers) * s.m_r * s.n_r
+    burst = 0.0
+    for side, elements in zip(sides(s, w, along), fragment_loads(s, WIDE), strict=True):
+        if side.bursts:
+            burst += s.k_s / WIDE * max(0.0, elements * ITEM / chip.limits.shared_bytes_per_clock - step)
+    beyond = max(0.0, 1 - chip.near / touched)
+    return chip.fitted.wait + burst + chip.fitted.far * beyond
+
+
+def shared_cycles(s: Strategy, w: Operands, along: Alongs, chip: Chip) -> float:
+    """Of shared memory, for one thread block's tile: (14), less what is read once for several threads."""
+    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(x.stored for x in sides(s, w, along))
+    return ITEM * elements / chip.limits.shared_bytes_per_clock
+
+
+def cycles(s: Strategy, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
+    """Of a multiprocessor in which so many thread blocks do a tile each: what takes longest, as in the paper.
+
+    Of v warps of a scheduler, each waiting a share p of its time, one can go on but for p^v of the time.
+    """
+    issue, wait = issued(s, w, along, chip), waited(s, w, along, chip, touched)
+    warps = ceil(blocks * s.threads / WARP / chip.schedulers)
+    busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
+    return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
+
+
+def full(s: Strategy, shape: Shape, chip: Chip, count: int = 1) -> float:
+    """Multiply-adds a cycle of a multiprocessor with as many thread blocks of these products as fit."""
+    blocks = resident(s, GEMM, chip.limits)
+    return blocks * s.m_s * s.n_s * s.k_s / cycles(s, GEMM, ROWS, chip, footprint(GEMM, shape, count), blocks)
+
+
+def footprint(w: Operands, shape: Shape, count: int) -> int:
+    """Bytes of all operands."""
+    m, k, n = shape
+    return ITEM * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
+
+
+def seconds(s: Strategy, w: Operands, shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS) -> float:
+    """Of `count` products of one shape in one launch, operands in the cache if they fit.
+
+    The multiprocessor with the most tiles decides. It does as many at a time as fit; what (10) writes comes on top.
+    """
+    m, k, n = shape
+    most = resident(s, w, chip.limits)
+    if not most:
+        raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
+    touched = footprint(w, shape, count)
+    steps, tiles = -(-k // s.k_s), -(-m // s.m_s) * -(-n // s.n_s) * count
+    written = ITEM * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes  # several are read before
+
+    def together(blocks: int) -> float:
+        return steps * cycles(s, w, along, chip, touched, blocks) + blocks * written
+
+    rounds, last = divmod(-(-tiles // chip.multiprocessors), most)
+    return chip.fitted.launch + (rounds * together(most) + together(last)) / chip.clock

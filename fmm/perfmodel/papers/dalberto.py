@@ -1,0 +1,119 @@
+"""D'Alberto, Nicolau, "Adaptive Strassen's Matrix Multiplication" (ICS 2007): printed, computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from fmm.perfmodel.papers.recursion_points import first_speedup, recursion_point
+from fmm.perfmodel.papers.table import Cell, Table
+
+HALF: Final = Fraction(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One row of Table 3: rates in MFLOPS at n = 1000, the theoretical and the measured recursion point."""
+
+    name: str
+    processor: str
+    product_rate: int  # 1/pi
+    addition_rate: int  # 1/alpha
+    theoretical: int  # n_1
+    measured: int | None
+
+    @property
+    def ratio(self) -> Fraction:
+        """alpha/pi from the printed rates."""
+        return Fraction(self.product_rate, self.addition_rate)
+
+    def range(self, below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
+        """n_1 for true rates from (printed - below) up to, but not including, (printed + above)."""
+        low = (self.product_rate - below) / (self.addition_rate + above)
+        high = (self.product_rate + above) / (self.addition_rate - below)
+        return 22 * low, 22 * high
+
+    def follows(self, below: Fraction, above: Fraction) -> bool:
+        """Whether the printed n_1, a rounded number, is within that range."""
+        low, high = self.range(below, above)
+        return low < self.theoretical + HALF and self.theoretical - HALF < high
+
+
+TABLE_3: Final = (
+    System("Fujitsu HAL 300", "SPARC64 100MHz", 177, 10, 390, 400),
+    System("RX1600", "Itanium 2@1.0GHz", 3023, 105, 487, 725),
+    System("ES40", "Alpha ev67 4@667MHz", 1240, 41, 665, 700),
+    System("Altura 939", "Athlon 64 2.45GHz", 4320, 110, 860, 900),
+    System("Optiplex GX280", "Pentium 4 3.2GHz", 4810, 120, 900, 1000),
+    System("RP5470", "8600 PA-RISC 550MHz", 763, 21, 772, 1175),
+    System("Ultra 5", "UltraSparc2 300MHz", 407, 9, 984, 1225),
+    System("ProLiant DL140", "Xeon 2@3.2GHz", 2395, 53, 995, 1175),
+    System("ProLiant DL145", "Opteron 2@2.2GHz", 3888, 93, 918, 1175),
+    System("Ultra-250", "UltraSparc2 2@300MHz", 492, 10, 1061, 1300),
+    System("HP ZV 6005", "Athlon 64 2GHz", 3520, 71, 1106, 1500),
+    System("Sun-Fire-V210", "UltraSparc3 1GHz", 1140, 22, 1140, 1150),
+    System("Sun Blade", "UltraSparc2 500MHz", 460, 8, 1191, 1884),
+    System("ASUS", "AthlonXP 2800+ 2GHz", 2160, 39, 1218, 1300),
+    System("Unknown server", "Itanium 2@700MHz", 2132, 27, 1737, 2150),
+    System("Fosa", "Pentium III 800MHz", 420, 4, 2009, None),
+    System("SGI O2", "MIPS 12K 300MHz", 320, 2, 2816, None),
+)
+
+
+def dalberto_table3() -> Table:
+    """The 17 systems: n_1 = 22 alpha/pi from the printed rates, and whether the printed n_1 follows."""
+    columns = (
+        *("system", "processor", "1/pi", "1/alpha", "printed", "computed", "difference", "low", "high"),
+        *("follows", "follows if truncated", "measured", "epsilon"),
+    )
+    rows = tuple(_row(s) for s in TABLE_3)
+    title = "Table 3: theoretical recursion points of 17 systems"
+    return Table("dalberto-table3", title, columns, rows, _notes())
+
+
+def not_following() -> tuple[System, ...]:
+    """The systems whose printed n_1 is outside what the printed rates, rounded to whole MFLOPS, allow."""
+    return tuple(s for s in TABLE_3 if not s.follows(HALF, HALF))
+
+
+def _row(s: System) -> tuple[Cell, ...]:
+    computed = recursion_point(float(s.ratio))
+    low, high = s.range(HALF, HALF)
+    # Equation 3 with epsilon: measured = 22 (alpha/pi + epsilon).
+    epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
+    fits = (s.follows(HALF, HALF), s.follows(Fraction(0), Fraction(1)))
+    rates = (s.product_rate, s.addition_rate, s.theoretical)
+    return (
+        *(s.name, s.processor, *rates, computed, computed - s.theoretical),
+        *(float(low), float(high), *fits, s.measured, epsilon),
+    )
+
+
+def _notes() -> tuple[str, ...]:
+    missed = ", ".join(s.name for s in not_following())
+    truncated = ", ".join(s.name for s in TABLE_3 if not s.follows(Fraction(0), Fraction(1)))
+    gains = [first_speedup(5000, s.measured) for s in TABLE_3 if s.measured]
+    return (
+        "low and high: n_1 for rates that round to the printed ones (r stands for [r - 0.5, r + 0.5)).",
+        f"Not within rounding of the printed rates: {missed}.",
+        f"If the printed rates were cut off instead (r for [r, r + 1)), only {truncated} do not follow: "
+        "most printed rates look truncated. HP ZV 6005 follows from an addition rate of 70 instead of 71, "
+        "Optiplex GX280 from rates rounded to tens, RX1600 from no nearby rate (it would need 136.6 MFLOPS, "
+        "not 105).",
+        "Section 4.2 writes n_1 = 22 pi/alpha and 22 (pi/alpha + epsilon): upside down; Equation 3, the "
+        "caption and the numbers have alpha/pi.",
+        "Section 3.3 has l levels for l n_1 <= n < (l+1) n_1; Figure 2's caption, and halving, have them for "
+        "2^(l-1) n_1 <= n < 2^l n_1.",
+        "Section 4.1.1's epsilon = 20 for the ZV 6005 gives 22 (alpha/pi + 20) = 1546 from the printed n_1 "
+        "= 1106; its measured 1500 needs 17.9.",
+        f"Section 4.2's sp_1 at n = 5000 is {min(gains):.1%} to {max(gains):.1%} over the systems with a "
+        "measured point, printed as about 7-10%; three times that is 21-30%, printed as 24-30%.",
+        "Section 2 gives Strassen's complexity as O(n^2.86); log2 7 = 2.807.",
+        "Section 3.3's time of the seven products has ceil(p/2) columns in M5 = (A0 + A1) B3, and B3 has "
+        "floor(p/2): for odd p it counts that product too large. Table 2 keeps B0 + B1 in T3 but multiplies "
+        "by T2 in M6.",
+    )
+
+
+TABLES: Final = (dalberto_table3,)

@@ -1,0 +1,295 @@
+"""Huang, Yu, van de Geijn, "Strassen's Algorithm Reloaded on GPUs" (ACM TOMS 46, 2020): printed, computed.
+
+Where a printed number does not follow from the paper's own formulas, the notes say what was tried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from fmm.hardware.datasheets import device
+from fmm.hardware.occupancy import register_counts
+from fmm.kernels.algorithms.catalogue import scheme
+from fmm.kernels.algorithms.scheme import Scheme
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, Strategy, strategy
+from fmm.kernels.plans.fused_order import stages
+from fmm.kernels.plans.variants import FIGURE_6
+from fmm.perfmodel import block_time
+from fmm.perfmodel.block_time import GEMM, Operands
+from fmm.perfmodel.papers import huang_blocks
+from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
+from fmm.perfmodel.papers.table import Cell, Table
+
+LAMBDA: Final = 0.2  # footnote 12: the multiplier "adjusted to match the GEMM performance"
+SMOP_FIGURE_9: Final = 15.30e12  # what Figure 9 prints; footnote 13 and the text have 15.67
+
+# Figure 3's threads of a block (t_x, t_y), which follow from its other columns.
+FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
+    "Small": (8, 8),
+    "Medium": (8, 8),
+    "Large": (8, 8),
+    "Tall": (16, 8),
+    "Wide": (8, 16),
+    "Huge": (16, 16),
+}
+
+# Figure 7: the products of each stage on each stream, in order; its last has one stream.
+FIGURE_7: Final = ("M1, M5", "M4, M6", "M2", "M3", "M0")
+
+VAR_0: Final[tuple[Operands, ...]] = (GEMM, (2, 2, 2), (4, 4, 4))  # Var#0 of no, one and two levels
+
+# Footnote 15: strategy, level, active blocks per SM (Var#0 of the level).
+FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
+    ("Huge", 0, 2),
+    ("Huge", 1, 2),
+    ("Huge", 2, 2),
+    ("Small", 0, 24),
+    ("Small", 1, 20),
+    ("Small", 2, 18),
+)
+
+
+def v100() -> Machine:
+    """The paper's machine: 15.67 TFLOPS, 900 GB/s x 1.2, and footnote 13's shared memory bandwidth."""
+    return huang_blocks.machine(device("V100"), element_bytes=4, cache=LAMBDA)
+
+
+def direct(level: int) -> Scheme:
+    """The scheme of Equation (3) at one level, its Kronecker square at two."""
+    if level not in (1, 2):
+        raise ValueError(f"the paper has 1 and 2 levels, not {level}")
+    return scheme("strassen-huang" if level == 1 else "strassen-huang^2")
+
+
+def counts(level: int) -> Counter[Operands]:
+    """Operand counts of plain GEMM (level 0) or direct Strassen, derived from the coefficients."""
+    if level == 0:
+        return Counter({GEMM: 1})
+    found = direct(level)
+    return huang_blocks.operand_counts(found.u, found.v, found.w)
+
+
+# ---- Figures 3 and 6
+
+
+def huang_fig3() -> Table:
+    """The six strategies, the thread counts that follow from them, and whether (18) holds."""
+    rows = tuple(_strategy_row(s) for s in STRATEGIES)
+    columns = (
+        *("strategy", "m_S", "n_S", "k_S", "m_R", "n_R", "t_x printed", "t_x computed", "t_x difference"),
+        *("t_y printed", "t_y computed", "t_y difference", "threads", "(18) holds"),
+    )
+    note = (
+        "Small breaks (18), the precondition that one prefetch fills a tile: 64 threads x m_R 2 = 128 "
+        "elements against a tile of m_S k_S = 256, so each thread must prefetch 4 elements of A and of B, "
+        "not m_R and n_R."
+    )
+    return Table("huang-fig3", "Figure 3: CUTLASS's six strategies", columns, rows, (note,))
+
+
+def _strategy_row(s: Strategy) -> tuple[Cell, ...]:
+    x, y = FIGURE_3_THREADS[s.name]
+    holds = _bound(s, GEMM, v100(), 18).holds
+    sizes = (s.name, s.m_s, s.n_s, s.k_s, s.m_r, s.n_r)
+    return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.threads, holds)
+
+
+def _bound(s: Strategy, w: Operands, on: Machine, equation: int) -> huang_blocks.Bound:
+    return next(b for b in huang_blocks.bounds(s, w, on) if b.equation == equation)
+
+
+def huang_fig6() -> Table:
+    """Operand counts derived from Equation (3) and its Kronecker square."""
+    derived = {level: counts(level) for level in range(3)}
+    rows = tuple(
+        (
+            level,
+            f"Var#{var}" if level else "GEMM",
+            *w,
+            printed,
+            derived[level][w],
+            derived[level][w] - printed,
+        )
+        for level, var, w, printed in FIGURE_6
+    )
+    totals = ", ".join(f"{level}-level {sum(derived[level].values())}" for level in (1, 2))
+    notes = (
+        f"Derived instances: {totals}.",
+        "Section 3.2 says that Var#3 (W_B = 1) allocates only next1_B; with W_B = 1 there is nothing for "
+        "next1_B to hold, so it must be next1_A (Algorithm 1, line 3).",
+        "Figure 5 agrees with the derived products in all 49 rows but for one sign: it prints C14 += M10, "
+        "and the Kronecker product has C14 -= M10 (as C10 -= M10 beside it). In the text of the paper that "
+        "was used, it also has no minus signs inside the operands.",
+    )
+    columns = ("level", "variant", "W_A", "W_B", "W_C", "printed", "computed", "difference")
+    return Table("huang-fig6", "Figure 6: operand and instance counts", columns, rows, notes)
+
+
+def huang_fig7() -> Table:
+    """Two streams: the stages that follow from which blocks each product of Equation (3) writes."""
+    computed = [
+        (stage, stream, ", ".join(f"M{product}" for task in lane for product in task))
+        for stage, lanes in enumerate(stages(direct(1), ("streams",)))
+        for stream, lane in enumerate(lanes)
+    ]
+    rows = tuple(
+        (stage, stream, printed, found, "" if printed == found else "differs")
+        for (stage, stream, found), printed in zip(computed, FIGURE_7, strict=True)
+    )
+    notes = (
+        "Section 3.3 begins with stages 0 to 2, as the figure does; further on the text calls the last two 2 and 3.",
+    )
+    columns = ("stage", "stream", "printed", "computed", "difference")
+    return Table("huang-fig7", "Figure 7: products on two streams", columns, rows, notes)
+
+
+# ---- section 5.2: bounds
+
+
+def huang_bounds() -> Table:
+    """The rates of section 5 and the block sizes that they demand."""
+    rows = tuple(
+        (name, printed, computed, None if printed is None else computed - printed)
+        for name, printed, computed in (*_rates(), *_sizes(), *_limits())
+    )
+    columns = ("quantity", "printed", "computed", "difference")
+    return Table("huang-bounds", "Section 5.2: rates and bounds", columns, rows, _bound_notes())
+
+
+def _rates() -> tuple[tuple[str, float | None, float], ...]:
+    on, gpu = v100(), device("V100")
+    return (
+        ("tau_flop, TFLOPS (footnote 4)", 15.67, on.flop / 1e12),
+        ("double precision peak, TFLOPS (footnote 5)", 7.83, gpu.fp64_peak / 1e12),
+        ("tau_gmop, TB/s (footnote 12)", 1.08, on.gmop / 1e12),
+        ("tau_smop, TB/s (section 5.2, footnote 13)", 15.67, on.smop / 1e12),
+        ("tau_smop, TB/s (Figure 9)", SMOP_FIGURE_9 / 1e12, on.smop / 1e12),
+    )
+
+
+def _sizes() -> tuple[tuple[str, float | None, float], ...]:
+    on = v100()
+    figure_9 = replace(on, smop=SMOP_FIGURE_9)
+    one, two = VAR_0[1:]
+    return (
+        ("(13) least m_S, GEMM, k without limit", 58.2, huang_blocks.least_square_tile(GEMM, on)),
+        ("(13) least m_S, GEMM, k = 10240", 58.2, huang_blocks.least_square_tile(GEMM, on, 10240)),
+        ("(13) least m_S, 1-level Var#0", None, huang_blocks.least_square_tile(one, on)),
+        ("(13) least m_S, 2-level Var#0", None, huang_blocks.least_square_tile(two, on)),
+        ("(15) least m_R, tau_smop 15.67, m_S = 128", 4.1, huang_blocks.least_square_piece(128, on)),
+        ("(15) least m_R, tau_smop 15.67, m_S without limit", 4.1, huang_blocks.least_square_piece(inf, on)),
+        ("(15) least m_R, tau_smop 15.30, m_S = 128", 4.1, huang_blocks.least_square_piece(128, figure_9)),
+        ("(15) least m_R, tau_smop 15.30, m_S without limit", 4.1, huang_blocks.least_square_piece(inf, figure_9)),
+    )
+
+
+def _limits() -> tuple[tuple[str, float | None, float], ...]:
+    on, huge = v100(), strategy("Huge")
+    one, two = VAR_0[1:]
+    pointers = 2 * (one[0] + one[1]) + 5
+    throughput = on.element_bytes * on.flop / huang_blocks.global_intensity(huge, two)
+    return (
+        ("(16) m_R below, GEMM", 12, huang_blocks.greatest_square_piece(GEMM, on)),
+        ("(16) m_R below, 1-level Var#0", 12, huang_blocks.greatest_square_piece(one, on)),
+        ("(16) m_R below, 1-level Var#0, footnote 14", 12, huang_blocks.greatest_square_piece(one, on, pointers)),
+        ("(16) m_R below, 2-level Var#0", 12, huang_blocks.greatest_square_piece(two, on)),
+        ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, block_time.registers(huge, two)),
+        ("(13) GB/s, Huge, 2-level Var#0 (section 5.4)", 1900, throughput / 1e9),
+    )
+
+
+def _bound_notes() -> tuple[str, ...]:
+    return (
+        "tau_smop: footnote 13's factors, 80 x 32 x 4 B x 1530 MHz, give 15.67 TB/s; Figure 9's 15.30 would "
+        "need 1494 MHz.",
+        "m_S >= 58.2: (13) gives 58.03 as k grows; the write-back of C raises it to 58.15..58.25, the "
+        "printed 58.2, for k from about 7,600 to 13,600 (58.19 at 10,240).",
+        "m_R >= 4.1: (15) gives 4.00 with the text's 15.67 when m_S is large, 4.13 at m_S = 128; Figure 9's "
+        "15.30 gives 4.10 when m_S is large, 4.23 at 128. Two of the four round to the printed 4.1.",
+        "m_R < 12: the root of (16) is 13.25 for GEMM, 12.46 for 1-level Var#0 (12.06 with footnote 14's "
+        "registers and 64-bit pointers) and 11.06 for 2-level Var#0. As printed, with '< 12', it excludes "
+        "m_R = 12, which (16) admits for GEMM and for every 1-level variant (144 + 8 x 12 = 240 < 255).",
+        "No strategy admits all 2-level variants, as printed; but Var#7 (2,2,4) alone has 1-level Var#0's "
+        "bound (115.1) as k grows, and Huge meets it.",
+    )
+
+
+def huang_admitted() -> Table:
+    """Which strategies meet every bound, k without limit: GEMM, direct 1-level, direct 2-level."""
+    on = v100()
+    printed = ("Large, Huge", "Huge", "")
+    names = ("GEMM", "1-level", "2-level")
+    rows = []
+    for level, (name, expected) in enumerate(zip(names, printed, strict=True)):
+        found = ", ".join(s.name for s in huang_blocks.admitted(STRATEGIES, counts(level), on))
+        rows.append((name, expected, found, "" if found == expected else "differs"))
+    columns = ("algorithm", "printed", "computed", "difference")
+    title = "Section 5.2: strategies that meet (13) and (15) to (18)"
+    return Table("huang-admitted", title, columns, tuple(rows))
+
+
+# ---- footnote 15
+
+
+def huang_footnote15() -> Table:
+    """Active blocks per SM, the registers per thread from which they follow, and what the formulas give."""
+    rows = tuple(_occupancy_row(*case) for case in FOOTNOTE_15_BLOCKS)
+    columns = (
+        *("strategy", "kernel", "printed", "computed", "difference", "(16) alone", "with footnote 14"),
+        *("model", "least registers", "most registers"),
+    )
+    notes = (
+        "least and most registers: the range from which the printed count follows on compute capability 7.0.",
+        "Small: (16) with footnote 14 (one register per pointer) gives 23, 29 and 41 registers; the printed "
+        "counts need 33..40, 41..48 and 49..56. A constant of 12 to 15 further registers, which the paper "
+        "does not print, reproduces all three; with two registers per pointer no constant does. The model "
+        "uses 12.",
+        "Huge: the printed 2 needs 81..128 registers. (16) gives 112, 128 and 160, footnote 14 adds at "
+        "least 7, 9 and 13: 1- and 2-level kernels have 2 active blocks only if the compiler holds them to "
+        "128 and spills.",
+    )
+    return Table("huang-footnote15", "Footnote 15: active blocks per SM", columns, rows, notes)
+
+
+def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
+    s, w, on = strategy(name), VAR_0[level], v100()
+    computed = huang_blocks.blocks_per_sm(s, w, on)
+    follows = register_counts(on.limits, s.threads, on.element_bytes * block_time.shared_tile(s), printed)
+    kernel = f"{level}-level Var#0" if level else "GEMM"
+    formulas = (block_time.registers(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
+    return (name, kernel, printed, computed, computed - printed, *formulas, follows[0], follows[-1])
+
+
+# ---- Figure 10
+
+
+def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Table:
+    """The modelled curves: effective TFLOPS of m = k = n for GEMM and direct 1- and 2-level Strassen."""
+    rows = tuple((s, size, *_tflops(s, size)) for s in ("Huge", "Small") for size in sizes)
+    notes = (
+        "Figure 10 is a plot without numbers, so nothing is printed here beside the computed values.",
+        "Huge: 1-level is above GEMM throughout from 6144 on; direct 2-level is below both at every size, "
+        "for want of tiles at small sizes and of global bandwidth at large ones. Small: global memory limits "
+        "all three from 2048 on.",
+        f"lambda = {LAMBDA}, active blocks as in footnote 15, seven or 49 products one after the other.",
+    )
+    columns = ("strategy", "m=n=k", "GEMM", "1-level", "2-level")
+    return Table("huang-fig10", "Figure 10: modelled TFLOPS on V100", columns, rows, notes)
+
+
+def _tflops(name: str, size: int) -> tuple[float, float, float]:
+    s, on, shape = strategy(name), v100(), (size, size, size)
+
+    def at(level: int) -> float:
+        split = (2**level,) * 3
+        seconds = huang_blocks.direct_seconds(s, counts(level), (split[0], split[1], split[2]), shape, on)
+        return huang_blocks.effective_tflops(shape, seconds)
+
+    return at(0), at(1), at(2)
+
+
+TABLES: Final = (huang_fig3, huang_fig6, huang_fig7, huang_bounds, huang_admitted, huang_footnote15, huang_fig10)

@@ -1,0 +1,78 @@
+"""Measuring in place: the first products of a large shape time the model's choice against the vendor.
+
+D'Alberto and Nicolau's dynamic HASA, made practical: every product returns its result, in shuffled pairs, and the
+decision is kept for the process and written into the config. Asked for by FMM_TUNING_MODE=online.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fmm.config import certify, environment, locate, schema, store
+from fmm.config.identity import Identity
+from fmm.config.schema import Entry
+from fmm.kernels.cpu.fork_safe import Lock
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import Problem
+
+PAIRS = certify.ROUNDS
+NOISE = 0.01
+
+
+class Trial:
+    """Shuffled pairs of the vendor and one plan; `entry` is what they showed, once they are complete."""
+
+    def __init__(self, problem: Problem, device: Identity, plan: Plan) -> None:
+        self.problem, self.device, self.plan = problem, device, plan
+        self.entry: Entry | None = None
+        self._lock = threading.Lock()
+        shuffled = random.Random(0)
+        pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(PAIRS)]
+        self._queue = [plan, VENDOR, *(p for pair in pairs for p in pair)]  # first one of each that does not count
+        self._seconds: dict[Plan, list[float]] = {VENDOR: [], plan: []}
+
+    def run(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
+        """One product, by the plan whose turn it is; products in other threads meanwhile are not measured.
+
+        `settle` waits for a device that computes on its own.
+        """
+        if self.entry is not None or not self._lock.acquire(blocking=False):
+            return multiply(Plan.parse(self.entry.plan) if self.entry else self.plan)
+        try:
+            turn = self._queue[0]
+            settle()
+            start = time.perf_counter()
+            result = multiply(turn)
+            settle()
+            self._note(turn, time.perf_counter() - start)
+            return result
+        finally:
+            self._lock.release()
+
+    def _note(self, turn: Plan, seconds: float) -> None:
+        self._queue.pop(0)
+        self._seconds[turn].append(seconds)
+        if not self._queue:
+            vendor, candidate = (self._seconds[p][1:] for p in (VENDOR, self.plan))
+            self.entry = certify.entry(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
+            self._keep(self.entry)
+
+    def _keep(self, entry: Entry) -> None:
+        try:
+            store.add_entry(locate.default_path(), self.device, self.problem.dtype, entry)
+        except (OSError, RuntimeError, schema.ConfigError) as error:
+            environment.once(f"what was measured is kept for this process only: {error}")
+
+
+_trials: dict[tuple[Problem, Identity, Plan], Trial] = {}
+_lock = Lock()
+
+
+def trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
+    """The trial of a shape, begun at its first product."""
+    with _lock.now:
+        return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))

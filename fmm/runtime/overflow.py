@@ -1,0 +1,119 @@
+"""Overflow and non-finite data: would the fast product differ from the vendor's in where it is inf or NaN?
+
+A fast algorithm turns one inf into a block of NaN, and its sums can overflow where the classical product does not; the
+classical product's own partial sums can overflow where the fast ones do not. One bound settles all three: if max|A|,
+max|B| and k max|A| max|B|, times the plan's gain, are below the largest number, every intermediate of either algorithm
+is finite, so neither result has an inf or NaN. If not (NaN and inf included, since the maximum passes them on), the
+vendor multiplies.
+
+Frobenius norms bound the same sums (by Cauchy and Schwarz, without the k), and BLAS finds them in one pass on all its
+threads. They are tried first; the maxima settle what the norms, which are larger, leave in doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Product, Sum
+from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.plan import Plan
+
+ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
+SUMMED = 1 << 18  # numbers whose squares are summed at a time, so that rounding stays within SLACK
+SLACK = 1.05
+TASK = 1 << 21  # numbers that a thread sums before it asks for more
+SHORT = 1024  # rows shorter than this cost more to ask for than to sum
+PANEL = 256 * 1024  # bytes scanned at a time, so that the second reduction finds its data in cache
+
+
+def may_overflow(plan: Plan, a: Array, b: Array, threads: Threads) -> bool:
+    """True unless no intermediate of the plan or of the classical product can leave the finite numbers."""
+    (m, k), n = a.shape, b.shape[1]
+    limit = float(np.finfo(a.dtype).max)
+    parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
+    growth = gain(plan, m, k, n)
+
+    def safe(left: float, right: float, terms: int) -> bool:
+        largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too
+        return largest * growth < limit * ROOM and left < limit and right < limit
+
+    return not (safe(norm(a, threads), norm(b, threads), 1) or safe(peak(a, threads), peak(b, threads), k * parts))
+
+
+def norm(x: Array, threads: Threads) -> float:
+    """At least the Frobenius norm, and not much more; inf if BLAS cannot find it quickly or cannot hold the squares."""
+    rows = x if x.strides[1] == x.itemsize else x.T
+    if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT and not rows.flags.c_contiguous):
+        return math.inf
+    real = x.dtype.type(0).real.dtype
+    lines = [row.view(real) for row in ([rows.reshape(-1)] if rows.flags.c_contiguous else rows)]
+    parts = [line[start : start + SUMMED] for line in lines for start in range(0, len(line), SUMMED)]
+    found: list[float] = []
+    if real.itemsize == 4:  # OpenBLAS's own threads share a dot product of float64, but not one of float32
+        each = max(TASK // max(len(lines[0]), 1), TASK // SUMMED)
+        threads.run([partial(_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
+    else:
+        _squares(parts, found)
+    total = sum(found)
+    lost = float(np.finfo(real).tiny)  # what a square that underflows can have been
+    return math.sqrt(total * SLACK + lost * 2 * x.size)
+
+
+def _squares(parts: Sequence[Array], found: list[float]) -> None:
+    with np.errstate(all="ignore"):
+        found.append(sum(float(np.dot(part, part)) for part in parts))
+
+
+def peak(x: Array, threads: Threads) -> float:
+    """The largest absolute value (of real and imaginary parts), or NaN or inf if there is one."""
+    if x.size == 0:
+        return 0.0
+    if x.dtype.kind == "c":
+        return max(peak(x.real, threads), peak(x.imag, threads), key=lambda v: (v != v, v))
+    rows = x if abs(x.strides[0]) >= abs(x.strides[1]) else x.T
+    height = max(PANEL // max(rows.shape[1] * x.itemsize, 1), 1)
+    found: list[Any] = []
+
+    def scan(start: int) -> None:
+        band = rows[start : start + height]
+        found.append((band.max(), band.min()))
+
+    threads.run([lambda start=start: scan(start) for start in range(0, len(rows), height)])  # type: ignore[misc]
+    return float(np.abs(np.array(found)).max())
+
+
+@lru_cache(maxsize=4096)
+def gain(plan: Plan, m: int, k: int, n: int) -> float:
+    """How much larger than max|A| max|B| k an intermediate can be, by the absolute coefficients of the recipes."""
+    recipe = lower(plan, m, k, n)
+    if recipe is None:
+        return 1.0
+    size = dict.fromkeys("ABC", 1.0)
+    largest = 1.0
+    for step in recipe.flat:
+        if isinstance(step, Product):
+            inner = gain(step.plan, *step.size) * size[step.left.name] * size[step.right.name]
+            before = size.get(step.dest.name, 0.0)
+            size[step.dest.name] = inner + before if step.accumulate else max(inner, before)
+            largest = max(largest, size[step.dest.name])
+        else:
+            largest = max(largest, _sum(step, size))
+    return largest
+
+
+def _sum(step: Sum, size: dict[str, float]) -> float:
+    """Bound a sum's writes (updating `size`, the largest value that each place may hold) and its partial sums."""
+    values = [size[place.name] for place in step.reads]
+    for terms in step.program.lines:
+        values.append(sum(float(abs(c)) * values[v] for c, v in terms))
+    for place, value in zip(step.writes, step.program.outputs, strict=True):
+        # Blocks of one operand share a name: the bound only ever grows.
+        size[place.name] = max(size.get(place.name, 0.0), values[value])
+    return max(values, default=1.0)

@@ -1,0 +1,104 @@
+"""fmm-tune compare: do two tunings of one device choose alike? Over a grid of shapes, tuned and not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+from fmm.config.schema import ConfigError, Tuned
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Limits, usual_growth
+from fmm.perfmodel.predict import seconds
+from fmm.perfmodel.work import estimated
+from fmm.problem import Problem
+from fmm.runtime.decide import certified, modelled
+from fmm.tuner.commands.config import checked, sections
+from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.tune import output_path
+
+SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
+LEAST = 0.95  # of the choices that should be equal
+ANY_MEMORY = 1 << 62  # bytes
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of two sections: shapes, equal choices, and how much apart the others are by the models, beside the noise."""
+
+    device: str
+    dtype: str
+    shapes: int
+    equal: int
+    worst: float
+    noise: float
+
+    @property
+    def holds(self) -> bool:
+        return self.equal >= LEAST * self.shapes and self.worst <= self.noise
+
+
+def compared(one: Tuned, two: Tuned, noise: float) -> Agreement:
+    """The runtime's choices by either, on products of all these sides."""
+    equal, worst, sizes = 0, 0.0, list(product(SIDES, repeat=3))
+    for m, k, n in sizes:
+        problem = Problem(m, k, n, one.dtype)
+        first, second = (_chosen(tuned, problem) for tuned in (one, two))
+        equal += first == second
+        if first != second:
+            worst = max(worst, *(_apart(t.calibration, problem, first, second) for t in (one, two) if t.calibration))
+    return Agreement(one.identity.key, one.dtype, len(sizes), equal, worst, noise)
+
+
+def _chosen(tuned: Tuned, problem: Problem) -> Plan:
+    known = tuned.calibration
+    limits = Limits(ANY_MEMORY, usual_growth(known is not None and known.batches))
+    return (certified(problem, limits, tuned) or modelled(problem, limits, known, True, tuned.identity)).plan
+
+
+def _apart(calibration: Calibration, problem: Problem, first: Plan, second: Plan) -> float:
+    """How much longer than the other the slower one takes, by this calibration."""
+    times = sorted(seconds(p, problem, estimated(p, problem), calibration).seconds for p in (first, second))
+    return times[1] / times[0] - 1
+
+
+# ---- the command
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("compare", help="do two configs of one device choose the same plans?")
+    parser.add_argument("configs", nargs=2, type=Path, metavar="CONFIG")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 if they disagree by more than the noise, or have nothing in common."""
+    try:
+        found = list(_agreements(*(output_path(path) for path in options.configs)))
+    except (ConfigError, OSError) as error:
+        print(f"fmm-tune compare: {error}", file=sys.stderr)
+        return 1
+    if not found:
+        print("fmm-tune compare: the configs have no device and type in common", file=sys.stderr)
+        return 1
+    print(json.dumps([asdict(a) for a in found]) if options.json else "\n".join(map(_line, found)))
+    return int(not all(a.holds for a in found))
+
+
+def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
+    others = {(key, dtype): raw for key, dtype, raw in sections(two)}
+    for key, dtype, raw in sections(one):
+        if (other := others.get((key, dtype))) is not None:
+            noise = max(float(raw["noise"]), float(other["noise"]))
+            yield compared(checked(key, dtype, raw), checked(key, dtype, other), noise)
+
+
+def _line(a: Agreement) -> str:
+    share = f"{a.equal} of {a.shapes} choices are equal ({a.equal / a.shapes:.1%})"
+    return f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {a.noise:.1%}"

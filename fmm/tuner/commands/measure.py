@@ -1,0 +1,217 @@
+"""fmm-tune suites | bench | canary: measurements beside the tuning."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fmm.config import certify, schema, store
+from fmm.config.schema import Entry
+from fmm.dtypes import ELEMENTS
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.choose import Limits, usual_growth
+from fmm.problem import Problem
+from fmm.runtime.decide import answer
+from fmm.tuner.commands.config import guarded, sections
+from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.tune import output_path
+from fmm.tuner.devices.choose import UnknownDeviceError, chosen
+from fmm.tuner.devices.device import Device
+from fmm.tuner.environment import command, device_folder, environment
+from fmm.tuner.journal import Journal, Pace, Samples, speedup
+from fmm.tuner.trials import Run
+
+SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    # Options that stand before the command too have no default of their own here, so that either place holds.
+    bench = commands.add_parser("bench", help="time fmm's choice for an M x K by K x N product against the vendor")
+    for side in ("m", "k", "n"):
+        bench.add_argument(side, type=int, metavar=side.upper())
+    bench.add_argument("--plan", action="append", default=[], help="this plan too (may be repeated)")
+    bench.add_argument("--dtype", default="float64", help=", ".join(ELEMENTS))
+    bench.add_argument("--device", default=argparse.SUPPRESS)
+    bench.add_argument("--rounds", type=int, default=9)
+    add_json(bench)
+    bench.set_defaults(run=_bench)
+    canary = commands.add_parser("canary", help="measure a few certified entries again after an update, in a second")
+    canary.add_argument("--device", default=argparse.SUPPRESS)
+    canary.add_argument("--output", type=Path, default=argparse.SUPPRESS, metavar="PATH")
+    canary.set_defaults(run=guarded(_canary))
+    suites = commands.add_parser(
+        "suites", help="measure what fmm gains on this CPU, and that it costs nothing elsewhere"
+    )
+    suites.add_argument("--effort", choices=("quick", "full"), default="quick", help="how much to measure")
+    suites.add_argument("--suite", action="append", choices=SUITE_NAMES, help="only this suite (may be repeated)")
+    suites.add_argument("--output", type=Path, metavar="DIR", help="write the results below this folder")
+    add_json(suites, "the rows as JSON lines")
+    suites.set_defaults(run=_suites)
+
+
+# ---- bench
+
+
+def _bench(options: argparse.Namespace) -> int:
+    try:
+        device = chosen(options.device)[0]
+        if options.dtype not in device.dtypes:
+            raise ValueError(f"unknown dtype {options.dtype!r}; valid: {', '.join(device.dtypes)}")
+        if options.rounds < 1:
+            raise ValueError(f"--rounds must be 1 or more, not {options.rounds}")
+        problem = Problem(options.m, options.k, options.n, options.dtype)
+        if not min(problem.size):
+            raise ValueError(f"sizes must be positive, not {options.m} {options.k} {options.n}")
+        plans = [Plan.parse(text) for text in options.plan]
+    except (UnknownDeviceError, PlanError, ValueError) as error:
+        print(f"fmm-tune bench: {error}", file=sys.stderr)
+        return 2
+    rows = list(benched(device, problem, plans, options.rounds))
+    print(json.dumps(rows, indent=1) if options.json else "\n".join(map(_benched_line, rows)))
+    return 0
+
+
+def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
+    """fmm's own choice and the given plans, in rounds with the vendor."""
+    limits = Limits(device.memory, usual_growth(device.untuned().batches))
+    decision = answer(problem, limits, device.identity, device.untuned)
+    runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
+    journal = Journal("bench", device)
+    with journal.open("bench", problem) as desk:
+        samples = desk.rounds(runs, Pace(rounds))
+    for run in runs:
+        if samples[run]:
+            step = decision.step if run.plan == decision.plan else "given"
+            yield _bench_row(problem, run, samples, step if run != Run() or run.plan == decision.plan else "vendor")
+    for trial in journal.recorded:
+        if trial.failed:
+            yield {"plan": trial.plan, "failed": trial.failed}
+
+
+def _bench_row(problem: Problem, run: Run, samples: Samples, step: str) -> dict[str, Any]:
+    low, high = certify.interval(certify.ratios(samples[Run()][: len(samples[run])], samples[run]))
+    seconds = median(samples[run])
+    return {
+        "plan": str(run.plan),
+        "answered_by": step,
+        "seconds": seconds,
+        "gflops": problem.flops / seconds / 1e9,
+        "speedup": speedup(samples, Run(), run),
+        "low": low,
+        "high": high,
+        "samples": samples[run],
+    }
+
+
+def _benched_line(row: dict[str, Any]) -> str:
+    if "failed" in row:
+        return f"failed: {row['failed']}  {row['plan']}"
+    times = f"{row['seconds']:.4g} s, {row['gflops']:.4g} Gflop/s"
+    return f"{times}, {row['speedup']:.3f} [{row['low']:.3f}, {row['high']:.3f}]  {row['plan']} ({row['answered_by']})"
+
+
+# ---- canary
+
+CANARY_SECONDS = 1.0
+CANARY_ROUNDS = 3
+
+
+def _canary(options: argparse.Namespace) -> int:
+    try:
+        devices = chosen(options.device)
+    except UnknownDeviceError as error:
+        print(f"fmm-tune canary: {error}", file=sys.stderr)
+        return 2
+    path, code = output_path(options.output), 0
+    known = list(sections(path))
+    for device in devices:
+        own = [(dtype, raw) for key, dtype, raw in known if key == device.identity.key]
+        if not own:
+            raise schema.ConfigError(f"{path} says nothing of {device.identity.key}; `fmm-tune` measures it")
+        for dtype, raw in own:
+            code = max(code, _tested(path, device, dtype, raw))
+    return code
+
+
+def _tested(path: Path, device: Device, dtype: str, raw: Any) -> int:
+    try:
+        found = schema.section(raw, f"{device.identity.key}.{dtype}", device.identity, dtype)
+    except schema.ConfigError as error:
+        print(f"fmm-tune canary: {path}: {error}", file=sys.stderr)
+        return 1
+    holds, said = canary(Journal("canary", device), dtype, list(found.entries.values()))
+    entries = [asdict(replace(e, verified=holds)) for e in found.entries.values()]
+    store.merge(
+        path, device.identity.key, dtype, {**raw, "versions": dict(device.identity.versions), "entries": entries}
+    )
+    print(f"{device.identity.key}, {dtype}: {said}")
+    return 0
+
+
+def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, str]:
+    """Do the entries hold, to judge by the cheapest few that a second allows? A gain that is gone condemns all."""
+    fast = sorted((e for e in entries if e.plan != "vendor"), key=lambda e: e.vendor_seconds)
+    left, tried = CANARY_SECONDS, 0
+    for entry in fast:
+        cost = (entry.vendor_seconds + entry.seconds) * (CANARY_ROUNDS + 1)
+        if tried and cost > left:
+            break
+        run = Run(Plan.parse(entry.plan))
+        with journal.open("canary", Problem(*entry.size, dtype)) as desk:
+            samples = desk.rounds([Run(), run], Pace(CANARY_ROUNDS if cost <= left else 1))
+        left, tried = left - cost, tried + 1
+        gain = speedup(samples, Run(), run) if samples[run] else 0.0
+        if gain < max(1.0, entry.low - entry.noise - 0.02):
+            return False, f"{entry.size} gains {gain:.3f}, was {entry.text}: entries stay set aside; tune again"
+    return True, f"{tried} of {len(fast)} gains measured again: all entries are trusted"
+
+
+# ---- suites
+
+
+def _suites(options: argparse.Namespace) -> int:
+    from fmm.tuner.commands.suites import EFFORTS, SUITES  # NumPy's random generators and threads, only when measuring
+
+    where = environment(command())
+    if not options.json:
+        print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")
+    for name in options.suite or SUITES:
+        suite = SUITES[name]
+        rows: list[dict[str, Any]] = []
+        for row in suite(EFFORTS[options.effort]):
+            rows.append(row)
+            print(json.dumps({"suite": name, **row}) if options.json else _line(name, row), flush=True)
+        if options.output:
+            write(options.output / device_folder() / f"{name}.json", {"environment": where, "rows": rows})
+    return 0
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a result whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = ",\n".join("  " + json.dumps(row) for row in content["rows"])
+    text = f'{{\n"environment": {json.dumps(content["environment"], indent=1)},\n"rows": [\n{rows}\n]\n}}\n'
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _line(suite: str, row: dict[str, Any]) -> str:
+    size = "x".join(map(str, row["size"])) if "size" in row else str(row.get("side"))
+    return f"{suite:13}{size:>16}  {row.get('dtype', ''):8} {_VERDICTS[suite](row)}"
+
+
+_VERDICTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "speed": lambda r: f"{r['speedup']:.3f} times numpy [{r['low']:.3f}, {r['high']:.3f}]  {r['plan']}",
+    "never_slower": lambda r: f"{r['speedup']:.3f} times numpy [{r['low']:.3f}, {r['high']:.3f}]  {r['plan']}",
+    "small_calls": lambda r: f"{r['extra_microseconds']:+.2f} microseconds a call",
+    "memory": lambda r: f"peak {r['peak_bytes'] / 2**20:.1f} MiB, {r['ratio']:.4f} of what the plan said",
+    "errors": lambda r: f"{r['ratio']:.2f} times numpy's error ({r['data']}; expected {r['expected_growth']:.1f})",
+    "guard": lambda r: f"the overflow check takes {r['share']:.2%} of the time",
+}

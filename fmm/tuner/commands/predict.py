@@ -1,0 +1,176 @@
+"""fmm-tune predict: the plan that the model would choose for a product on a device, and the runners-up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from fmm.config import environment, files, identity
+from fmm.config.identity import Identity
+from fmm.dtypes import ELEMENTS
+from fmm.hardware.datasheets import device, device_names
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.explain import spelled_bytes, table
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration, cpu, datasheet
+from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
+from fmm.perfmodel.cost import cost
+from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.problem import Problem
+from fmm.tuner.commands.options import add_json
+
+NO_LIMIT = 1 << 62
+DEVICES = ("cpu", *device_names())
+GROWTH_HELP = f"default {CPU_GROWTH:g}, on a GPU {GPU_GROWTH:g}"
+NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("predict", help="predict the best plan for an M x K by K x N product")
+    for side in ("m", "k", "n"):
+        parser.add_argument(side, type=int, metavar=side.upper())
+    parser.add_argument("--dtype", default="float64", help=", ".join(ELEMENTS))
+    parser.add_argument("--device", default=argparse.SUPPRESS, help=", ".join(DEVICES))
+    parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
+    parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the choice; exit code 2 and one line if the arguments are off."""
+    try:
+        problem = _problem(options)
+        calibration = _calibration("cpu" if options.device is None else options.device, problem.dtype)
+        calibration.rate(problem.dtype)
+        limits = _limits(options, problem, usual_growth(calibration.batches))
+    except ValueError as error:
+        print(f"fmm-tune predict: {error}", file=sys.stderr)
+        return 2
+    found = fields(choose(problem, calibration, limits), calibration, limits)
+    print(json.dumps(found, indent=1) if options.json else _text(found))
+    return 0
+
+
+def _problem(options: argparse.Namespace) -> Problem:
+    problem = Problem(options.m, options.k, options.n, options.dtype)
+    if not min(problem.size):
+        raise ValueError(f"sizes must be positive, not {options.m} {options.k} {options.n}")
+    return problem
+
+
+def _calibration(name: str, dtype: str) -> Calibration:
+    """Of a device that was tuned, by its key in a config ("cpu": this one), else of a datasheet."""
+    here = identity.cpu(blas_threads())
+    wanted = here if name.casefold() == "cpu" else Identity(name, name)
+    tuned = None if environment.mode() == "off" else files.configs().tuned(wanted, dtype)
+    if tuned and tuned.calibration:
+        return tuned.calibration
+    if wanted is here:
+        return cpu(blas_threads())
+    try:
+        return datasheet(name)
+    except ValueError:
+        keys = [key for devices in files.configs().files.values() for key in devices]
+        raise ValueError(f"unknown device {name!r}; valid: {', '.join((*DEVICES, *keys))}") from None
+
+
+def _limits(options: argparse.Namespace, problem: Problem, usual: float) -> Limits:
+    """The limits given; never more workspace than the device has left beside the operands."""
+    workspace = NO_LIMIT if options.workspace is None else options.workspace
+    if workspace < 0:
+        raise ValueError(f"--workspace must be 0 or more, not {workspace}")
+    growth = usual if options.max_error_growth is None else options.max_error_growth
+    if not growth >= 1:  # nan too
+        raise ValueError(f"--max-error-growth must be a number, 1 or more, not {growth}")
+    name = "cpu" if options.device is None else options.device
+    left = _left(name, problem) if name.casefold() in map(str.casefold, device_names()) else NO_LIMIT
+    return Limits(min(workspace, left), growth)
+
+
+def _left(name: str, problem: Problem) -> int:
+    (m, k, n), gpu = problem.size, device(name)
+    memory, operands = int(gpu.memory_gb * 1e9), (m * k + k * n + m * n) * problem.itemsize
+    if operands > memory:
+        raise ValueError(f"A, B and C take {spelled_bytes(operands)}, {gpu.name} has {spelled_bytes(memory)}")
+    return memory - operands
+
+
+# ---- what is printed, as text or as JSON
+
+
+def fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
+    """All that is printed. Times are of exact counts, like the vendor's to which they are compared."""
+    problem = choice.best.prediction.problem
+    vendor = predict(VENDOR, problem, calibration).seconds
+    rest = [candidate for candidate in choice.considered if candidate is not choice.best]
+    return {
+        "device": calibration.name,
+        "source": calibration.source,
+        "size": problem.size,
+        "dtype": problem.dtype,
+        "workspace_limit": None if limits.workspace == NO_LIMIT else limits.workspace,
+        "error_growth_limit": limits.error_growth,
+        "reason": choice.reason,
+        "chosen": _row(choice.best, calibration, limits, vendor),
+        "runners_up": [_row(candidate, calibration, limits, vendor) for candidate in rest],
+        "seconds_are": NOMINAL if calibration.source == cpu(1).source else "predicted",
+        "leaves_out": LEAVES_OUT,
+    }
+
+
+def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor: float) -> dict[str, Any]:
+    problem = candidate.prediction.problem
+    exact = predict(candidate.plan, problem, calibration)
+    counts = cost(candidate.plan, *problem.size, problem.itemsize)
+    return {
+        "plan": str(candidate.plan),
+        "seconds": exact.seconds,
+        "speedup": vendor / exact.seconds,
+        "tflops": exact.effective_flops / 1e12,
+        "dominant": exact.dominant,
+        "traffic": counts.bytes,
+        "launches": counts.launches,
+        "workspace": counts.workspace,
+        "error_growth": candidate.error_growth,
+        "exceeds": _exceeds(candidate, limits),
+    }
+
+
+def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
+    """The limits that the candidate does not keep."""
+    kept = {"error": candidate.error_growth <= limits.error_growth, "workspace": candidate.fits(limits.workspace)}
+    return [name for name, keeps in kept.items() if not keeps]
+
+
+def _text(found: dict[str, Any]) -> str:
+    best, (m, k, n) = found["chosen"], found["size"]
+    lines = [
+        f"{m}x{k}x{n} {found['dtype']} on {found['device']} ({found['source']})",
+        f"plan: {best['plan']}",
+        f"why: {found['reason']}",
+        f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as the vendor, "
+        f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
+        f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
+        f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times the vendor's",
+        "",
+        table(Plan.parse(best["plan"]), m, k, n, ELEMENTS[found["dtype"]].itemsize),
+        "",
+        "runners-up, by estimated time:",
+        f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
+        *map(_runner_up, found["runners_up"]),
+        "",
+        *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
+        f"left out: {found['leaves_out']}",
+    ]
+    return "\n".join(lines)
+
+
+def _runner_up(row: dict[str, Any]) -> str:
+    exceeds = f" (too much {' and '.join(row['exceeds'])})" if row["exceeds"] else ""
+    return (
+        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{spelled_bytes(row['traffic']):>11}"
+        f"{spelled_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
+    )

@@ -1,0 +1,90 @@
+"""Tables for people, spreadsheets and programs: aligned text, HTML, CSV and JSON from the same rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from html import escape
+from textwrap import fill
+from typing import Any
+
+from fmm.perfmodel.papers.table import Cell, Table
+
+
+def text(table: Table) -> str:
+    """Title, aligned columns, and the notes below, wrapped."""
+    cells = [[spelled(cell) for cell in row] for row in (table.columns, *table.rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+    numeric = _numeric(table)
+    lines = [
+        "  ".join(
+            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    rule = "  ".join("-" * w for w in widths)
+    notes = [fill(note, 110, initial_indent="* ", subsequent_indent="  ") for note in table.notes]
+    return "\n".join([f"{table.name}: {table.title}", "", lines[0], rule, *lines[1:], *([""] if notes else []), *notes])
+
+
+def as_html(table: Table) -> str:
+    """The rows as an HTML table, powers as superscripts; numbers to the right, on any background."""
+    sides = ["right" if numeric else "left" for numeric in _numeric(table)]
+    lines = [_html_row("th", table.columns, sides)]
+    lines += [_html_row("td", [spelled(cell) for cell in row], sides) for row in table.rows]
+    return "\n".join(["<table>", *lines, "</table>"])
+
+
+def _html_row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
+    styled = [f'<{tag} style="text-align: {side}">{_html(c)}</{tag}>' for c, side in zip(cells, sides, strict=True)]
+    return f"<tr>{''.join(styled)}</tr>"
+
+
+def _html(text: str) -> str:
+    return re.sub(r"\^(\d+|[a-z]\b|\([^)]*\))", r"<sup>\1</sup>", escape(text, quote=False))
+
+
+def notes_as_html(tables: Sequence[Table]) -> str:
+    """Every note once, below the title of the first table that has it."""
+    lines, seen = [], set[str]()
+    for table in tables:
+        if new := [note for note in table.notes if note not in seen]:
+            items = "".join(f"<li>{_html(note)}</li>" for note in new)
+            lines.append(f"<p><b>{_html(table.title)}</b></p>\n<ul>{items}</ul>")
+        seen.update(new)
+    return "\n".join(lines)
+
+
+def _numeric(table: Table) -> list[bool]:
+    return [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
+
+
+def as_csv(table: Table) -> str:
+    """Floats with all their digits, unlike in text."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows([repr(cell) if isinstance(cell, float) else spelled(cell) for cell in row] for row in table.rows)
+    return out.getvalue().rstrip("\n")
+
+
+def fields(table: Table) -> dict[str, Any]:
+    """What JSON has of a table: fractions as text, since no JSON number is exact."""
+    rows = [dict(zip(table.columns, map(_plain, row), strict=True)) for row in table.rows]
+    return {"name": table.name, "title": table.title, "rows": rows, "notes": list(table.notes)}
+
+
+def spelled(cell: Cell) -> str:
+    """A cell as text: yes and no, empty for nothing, six significant digits."""
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
+
+
+def _plain(cell: Cell) -> str | int | float | bool | None:
+    return str(cell) if isinstance(cell, Fraction) else cell

@@ -1,0 +1,144 @@
+"""Kernels compiled ahead: worker processes fill CuPy's cache on disk while the tuner measures what needs none of them.
+
+NVRTC takes up to ten seconds for each sum of three levels, and a tuning has a dozen of those for every element type.
+Processes, not threads: recording plans and writing sources is Python's work, which would hold up the launches that are
+being timed; and a process dies at once, whatever the compiler is doing. A kernel that is not there when it is needed,
+for whatever reason, is compiled where it is needed: what fails fails there, as a row of the trials.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from fmm.kernels.cuda.launch_list import pays
+from fmm.kernels.plans.plan import Level, Plan
+
+MOST = 16  # processes
+# One of each kind: sides that every level divides, sides that are aligned to vectors but must be padded, odd sides.
+SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
+HEAVY = 7**3  # products of a level whose kernels are jobs of their own, by their labels, the longest first
+LABELS = ("join", "split A", "split B")
+WORKER = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
+
+Job = tuple[str, str, tuple[int, int, int], str]  # dtype, plan, size, label
+Place = tuple[str, bool]  # a level, and whether it is the last of its plan
+
+
+def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
+    """What makes all kernels of the plans, type by type, the quickest first: with them measuring can begin."""
+    covering = _covering(plans)
+    for dtype in dtypes:
+        for plan in covering:
+            for size in SIZES if not plan.tiled or pays(plan, dtype) else ():
+                for label in LABELS if weight(plan) >= HEAVY else ("",):
+                    yield dtype, str(plan), size, label
+
+
+def _covering(plans: Iterable[Plan]) -> list[Plan]:
+    """Plans enough for every level of all, the light ones first."""
+    found: list[Plan] = []
+    seen: set[Place] = set()
+    for plan in sorted((p for p in plans if p.levels), key=weight):
+        if not places(plan) <= seen:
+            found.append(plan)
+            seen |= places(plan)
+    return found
+
+
+def places(plan: Plan) -> frozenset[Place]:
+    """A plan's levels as their kernels tell them apart: with leaf products, or above others."""
+    return frozenset((str(step), step is plan.levels[-1]) for step in plan.levels)
+
+
+def weight(plan: Plan) -> int:
+    """As the compiler's time: the statements of the largest kernel."""
+    return max(step.products if isinstance(step, Level) else 0 for step in plan.levels)
+
+
+def _makes(job: Job) -> list[tuple[str, Place]]:
+    return [(job[0], place) for place in places(Plan.parse(job[1]))]
+
+
+def stored(dtype: str) -> str:
+    """The type whose sums a type's plans have."""
+    return "float32" if dtype == "tf32" else dtype
+
+
+class Ahead:
+    """Workers that do jobs in their order, and who waits for which plan's."""
+
+    def __init__(self, device: int, wanted: Sequence[Job], workers: int, worker: Sequence[str] = WORKER) -> None:
+        self._queue, self._left = deque(wanted), Counter(made for job in wanted for made in _makes(job))
+        self._changed = threading.Condition()
+        self._claims = tempfile.TemporaryDirectory(prefix="fmm-")
+        command = [*worker, str(device), self._claims.name]
+        self._workers = [_started(command) for _ in range(min(workers, len(wanted)))]
+        self._threads = [threading.Thread(target=self._serve, args=(w,), daemon=True) for w in self._workers]
+        self._alive = len(self._threads)
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, worker: subprocess.Popen[str]) -> None:
+        """Hand jobs to one worker until none is left, or it is dead."""
+        assert worker.stdin and worker.stdout
+        with suppress(OSError, ValueError, IndexError):
+            while True:
+                job = self._queue.popleft()
+                worker.stdin.write(json.dumps(job) + "\n")
+                worker.stdin.flush()
+                if not worker.stdout.readline():
+                    break
+                with self._changed:
+                    self._left.subtract(_makes(job))
+                    self._changed.notify_all()
+        with self._changed:
+            self._alive -= 1
+            self._changed.notify_all()
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        """Until all that a plan needs is done, or nobody is there to do it; False if the seconds were not enough."""
+        needed = [(stored(dtype), place) for place in places(plan)]
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: all(self._left[x] <= 0 for x in needed) or not self._alive, min(seconds, 3600.0)
+            )
+
+    def close(self) -> None:
+        self._queue.clear()
+        for worker in self._workers:
+            worker.kill()
+        for thread in self._threads:
+            thread.join()
+        for worker in self._workers:
+            worker.wait()
+            for pipe in (worker.stdin, worker.stdout):
+                with suppress(OSError):
+                    if pipe:
+                        pipe.close()
+        self._claims.cleanup()
+
+
+def _started(command: Sequence[str]) -> subprocess.Popen[str]:
+    """A worker that finds what this process finds; what its compiler says is not for the user's eyes."""
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=found)
+
+
+@contextmanager
+def ahead(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[Ahead]:
+    """Workers on all processors but two, which the timing needs; they end when this does, however it ends."""
+    wanted = list(jobs(dict.fromkeys(map(stored, dtypes)), plans))
+    made = Ahead(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MOST))
+    try:
+        yield made
+    finally:
+        made.close()

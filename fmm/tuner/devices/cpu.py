@@ -1,0 +1,199 @@
+"""The CPU as the tuner sees it: plans through fmm.matmul itself, against numpy.matmul."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+import fmm
+from fmm.config import identity
+from fmm.config.identity import Identity
+from fmm.kernels.cpu.arena import Arena, Array
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.side_by_side import lanes
+from fmm.kernels.cpu.step_timer import Spent, spent
+from fmm.kernels.cpu.thread_pool import blas_threads, processors
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.walk import execute
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
+from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.stability import expected_growth
+from fmm.problem import Problem
+from fmm.runtime import host_memory
+from fmm.runtime.overflow import may_overflow
+from fmm.tuner.devices.device import FailedError
+from fmm.tuner.effort import EFFORTS, Effort
+from fmm.tuner.space import CPU_SPACE
+from fmm.tuner.trials import Run
+
+LEAST = 2e-3  # seconds of a sample: shorter calls are repeated
+ROWS = 8  # rows of a result that are checked
+
+
+class CpuDevice:
+    """The processor that this runs on, with as many threads as BLAS uses now."""
+
+    usual = 2
+
+    def __init__(self) -> None:
+        self.threads = blas_threads()
+        with lanes(self.threads) as (self.lanes, _):
+            pass
+        self._normal: tuple[tuple[str, int], Array] | None = None
+
+    @cached_property
+    def identity(self) -> Identity:
+        return identity.cpu(self.threads)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        return {"processor": identity.processor(), "processors": processors(), "threads": self.threads, "load": load}
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return "float32", "float64", "complex64", "complex128"
+
+    @property
+    def memory(self) -> int:
+        return host_memory.default_limit()
+
+    def untuned(self) -> Calibration:
+        return in_lanes(cpu(self.threads), self.lanes)
+
+    def candidates(self) -> Sequence[Plan]:
+        return candidates(False)
+
+    def peers(self) -> Sequence[Plan]:
+        return ()
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return EFFORTS
+
+    def space(self) -> Mapping[str, Sequence[str]]:
+        return CPU_SPACE
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[CpuSession]:
+        m, k, n = problem.size
+        kept = self._normal[1].nbytes if self._normal else 0
+        if (m * k + k * n + m * n) * problem.itemsize > host_memory.available() + kept:
+            raise MemoryError  # the system would hand it out, and end this process once it is filled
+        numbers = self._numbers(problem.dtype, seed, m * k + k * n)
+        a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
+        yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
+
+    def _numbers(self, dtype: str, seed: int, count: int) -> Array:
+        """Random normal numbers, drawn once for a type and a seed: drawing takes as long as many a product."""
+        if self._normal is None or self._normal[0] != (dtype, seed) or self._normal[1].size < count:
+            rng = np.random.Generator(np.random.SFC64(seed))
+            real = np.float64 if dtype in ("float64", "complex128") else np.float32
+            parts = 2 if dtype.startswith("complex") else 1
+            self._normal = None
+            self._normal = (dtype, seed), rng.standard_normal(parts * count, dtype=real).view(dtype)
+        return self._normal[1]
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        return True
+
+
+@dataclass
+class CpuSession:
+    """The operands and result of one problem."""
+
+    problem: Problem
+    a: Array
+    b: Array
+    c: Array
+    threads: int
+
+    def __post_init__(self) -> None:
+        self._repeats: dict[Run, int] = {}
+        self._spent: dict[Plan, dict[str, float]] = {}
+
+    @cached_property
+    def _exact(self) -> tuple[Array, Array]:
+        """Which rows of the product are checked, and those rows in at least float64."""
+        rows = np.linspace(0, self.problem.m - 1, min(ROWS, self.problem.m)).astype(np.intp)
+        wide = np.result_type(self.a.dtype, np.float64)
+        exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)
+        return rows, exact
+
+    def prepare(self, run: Run) -> None:
+        call = self._call(run)
+        start = time.perf_counter()
+        try:
+            call()
+        except PlanError as error:
+            raise FailedError(str(error)) from None
+        self._repeats[run] = max(int(LEAST / max(time.perf_counter() - start, 1e-7)), 1)
+        if run.part == "whole" and run.plan != VENDOR:
+            self._check(run.plan)
+
+    def _check(self, plan: Plan) -> None:
+        rows, exact = self._exact
+        found = _distance(self.c[rows], exact)
+        growth, eps = expected_growth(plan, self.problem.dtype), float(np.finfo(self.c.dtype).eps)
+        allowed = 20 * growth * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))
+        if not found <= allowed:
+            raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
+
+    def sample(self, run: Run) -> float:
+        if run.part != "whole":
+            return self._part(run)
+        call, repeats = self._call(run), self._repeats[run]
+        _awake()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) / repeats
+
+    def _call(self, run: Run) -> Callable[[], Any]:
+        if run.part != "whole":
+            return partial(self._part, run)
+        if run.plan == VENDOR:
+            return partial(np.matmul, self.a, self.b, out=self.c)
+        return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
+
+    def _part(self, run: Run) -> float:
+        """What the plan's sums or products take. One run of the plan tells both: the second that is asked is free."""
+        kept = self._spent.setdefault(run.plan, {})
+        if run.part not in kept:
+            kept.update(vars(self._timed(run.plan)))
+        return kept.pop(run.part)
+
+    def _timed(self, plan: Plan) -> Spent:
+        m, k, n = self.problem.size
+        with host_memory.borrowed(workspace(plan, m, k, n, self.problem.itemsize)) as block:
+            arena = Arena(block, self.c.dtype)
+
+            def steps(backend: NumpyBackend) -> None:
+                backend.first((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
+                execute(plan, self.a, self.b, self.c, backend, arena)
+
+            return spent(self.threads, 2 * m * k * n, steps)
+
+
+def _awake() -> None:
+    """All of BLAS's threads have just worked, as in a program that multiplies: OpenBLAS's then spin for a tenth of a
+    second on processors that a plan would use. Without this, a plan's time hangs on what was measured before it."""
+    np.matmul(SMALL, SMALL)
+
+
+SMALL = np.ones((256, 256))
+
+
+def _distance(found: Array, exact: Array) -> float:
+    return float(np.linalg.norm(found - exact))

@@ -1,0 +1,202 @@
+"""A CUDA device as the tuner sees it: plans as tapes, cuBLAS as the vendor, timed by events on rotated buffers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import cupy
+import numpy as np
+
+from fmm.config.identity import Identity
+from fmm.dtypes import ELEMENTS
+from fmm.kernels.cuda.launch.player import CupyBackend
+from fmm.kernels.cuda.launch_list import Problem as TapeProblem
+from fmm.kernels.cuda.launch_list import Tape
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.stability import expected_growth
+from fmm.problem import Problem
+from fmm.runtime.decide_gpu import calibration_of_device, gpu
+from fmm.tuner.devices.compile_ahead import Ahead, ahead
+from fmm.tuner.devices.cuda_operands import Operands
+from fmm.tuner.devices.device import FailedError
+from fmm.tuner.effort import GPU_EFFORTS, Effort
+from fmm.tuner.space import GPU_SPACE
+from fmm.tuner.trials import Run
+
+LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
+# A device that was idle runs faster, for a while, than its power allows for long: before a sample after so many seconds
+# of idleness it is kept busy for so many milliseconds. (On an H200 the first products are 5 to 10 % faster.)
+IDLE, HEAT = 0.004, 40.0
+LT = ("lt0", "lt1", "lt2", "lt3")  # of cuBLASLt's candidates for a whole product, as many as are tried
+ROWS = 16  # rows of a result that are checked
+EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-11}
+PARTS: Mapping[str, Any] = {"sums": SumOp, "products": (GemmOp, TileOp, Several)}
+
+
+class CudaDevice:
+    """The device with this number."""
+
+    usual = 3
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._ahead: Ahead | None = None
+
+    @cached_property
+    def identity(self) -> Identity:
+        return gpu(self.index).identity
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        facts = cupy.cuda.runtime.getDeviceProperties(self.index)
+        found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
+        with suppress(Exception):  # clocks and power are told by a library that not every machine has
+            found |= _clocks(self.index)
+        return found
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return "float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128"
+
+    @property
+    def memory(self) -> int:
+        with cupy.cuda.Device(self.index):
+            free, _ = cupy.cuda.runtime.memGetInfo()
+            pool = cupy.get_default_memory_pool()
+            return int(0.9 * (free + pool.total_bytes() - pool.used_bytes()))
+
+    def untuned(self) -> Calibration:
+        """By the datasheet; of an unknown device, numbers that the first measurements replace."""
+        if (known := calibration_of_device(gpu(self.index))) is not None:
+            return known
+        rates = {t: Rate(1e13, 1e6, 32.0) for t in ELEMENTS}
+        return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
+
+    def candidates(self) -> Sequence[Plan]:
+        return candidates(True)
+
+    def peers(self) -> Sequence[Plan]:
+        return [Plan.parse(leaf) for leaf in LT]
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS
+
+    def space(self) -> Mapping[str, Sequence[str]]:
+        return GPU_SPACE
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[CudaSession]:
+        with cupy.cuda.Device(self.index):
+            try:
+                yield CudaSession(problem, seed)
+            except cupy.cuda.memory.OutOfMemoryError as error:
+                raise MemoryError(str(error)) from None
+            finally:
+                cupy.get_default_memory_pool().free_all_blocks()
+
+    @contextmanager
+    def ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
+        with ahead(self.index, dtypes, self.candidates()) as self._ahead:
+            try:
+                yield
+            finally:
+                self._ahead = None
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        return self._ahead is None or self._ahead.wait(dtype, plan, seconds)
+
+
+def _clocks(index: int) -> dict[str, Any]:
+    import subprocess
+
+    fields = ["clocks.sm", "clocks.mem", "power.limit", "temperature.gpu", "driver_version"]
+    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    values = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip().split(", ")
+    return dict(zip(fields, values, strict=True))
+
+
+class CudaSession:
+    """Sets of operands of one problem, and the tapes that were made ready on them."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self.problem = problem
+        self.backend = CupyBackend()
+        cupy.random.seed(seed)
+        self.operands = Operands(problem.size, problem.dtype, ROWS)
+        self.sets = self.operands.sets
+        self.workspace = cupy.empty(1, cupy.uint8)
+        self._tapes: dict[Run, Tape] = {}
+        self._repeats: dict[Run, int] = {}
+        self._busy = 0.0  # when the device last was
+
+    def prepare(self, run: Run) -> None:
+        try:
+            whole = record(run.plan, TapeProblem.contiguous(*self.problem.size, self.problem.dtype))
+            if whole.workspace > self.workspace.nbytes:
+                self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
+                self.workspace = cupy.empty(whole.workspace, cupy.uint8)
+            self._play(whole, 0)  # fills the workspace with numbers, for the parts
+            if run.part == "whole" and run.plan != VENDOR:
+                self._check(run.plan)
+            kept = PARTS.get(run.part)
+            ops = tuple(op for op in whole.ops if kept is None or isinstance(op, kept))
+            self._tapes[run] = whole if kept is None else replace(whole, ops=ops, lanes=(0,) * len(ops))
+            self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            raise FailedError(f"out of memory: {error}") from None
+        except Exception as error:  # whatever a plan may do wrong, it is a row of the trials and not the end
+            raise FailedError(f"{type(error).__name__}: {error}") from None
+
+    def sample(self, run: Run) -> float:
+        if time.perf_counter() - self._busy > IDLE:
+            self._heat(run)
+        found = self._milliseconds(run, self._repeats[run])
+        self._busy = time.perf_counter()
+        return found / 1000
+
+    def _heat(self, run: Run) -> None:
+        spent = 0.0
+        while spent < HEAT:
+            spent += self._repeats[run] * self._milliseconds(run, self._repeats[run])
+
+    def _milliseconds(self, run: Run, repeats: int) -> float:
+        return milliseconds(lambda i: self._play(self._tapes[run], i), repeats)
+
+    def _play(self, tape: Tape, i: int) -> None:
+        a, b, c = self.sets[i % len(self.sets)]
+        self.backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
+
+    # ---- is the result right?
+
+    def _check(self, plan: Plan) -> None:
+        error, _ = self.operands.errors()
+        name = self.problem.dtype
+        epsilon = EPSILON.get(name) or float(np.finfo(self.operands.kind).eps)
+        growth = expected_growth(plan, name)
+        allowed = 20 * growth * epsilon * (1.0 if name in EPSILON else np.sqrt(self.problem.k))
+        if not error <= allowed:
+            raise FailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
+
+
+def milliseconds(call: Callable[[int], object], repeats: int) -> float:
+    """Of one of so many calls, each told its number, by events on the current stream."""
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for i in range(repeats):
+        call(i)
+    stop.record()
+    stop.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats

@@ -1,0 +1,72 @@
+"""The seam between the tuner and what it measures: a device opens a session on a problem, a session times runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from fmm.config.identity import Identity
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.problem import Problem
+from fmm.tuner.effort import Effort
+from fmm.tuner.trials import Run
+
+
+class FailedError(Exception):
+    """A run that cannot be: it does not compile, does not fit, or gives a wrong result. A row in the trials."""
+
+
+class Session(Protocol):
+    """Operands of one problem, in the device's memory."""
+
+    def prepare(self, run: Run) -> None:
+        """Check the run's result and warm it up; FailedError if it cannot be."""
+
+    def sample(self, run: Run) -> float:
+        """Seconds of one sample, the mean of as many calls as make it measurable."""
+
+
+class Device(Protocol):
+    """What can be tuned."""
+
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def conditions(self) -> Mapping[str, Any]: ...
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """The element types that it multiplies, those tuned without being asked for first."""
+
+    @property
+    def usual(self) -> int:
+        """How many of them those are."""
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        """What quick, default and full mean here."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes for operands and workspace."""
+
+    def untuned(self) -> Calibration:
+        """What is believed before anything is measured."""
+
+    def candidates(self) -> Sequence[Plan]:
+        """Plans worth a comparison, the vendor's first."""
+
+    def peers(self) -> Sequence[Plan]:
+        """What else the vendor has for a product: a plan must beat these too."""
+
+    def space(self) -> Mapping[str, Sequence[str]]:
+        """The texts from which a search may build plans: name of a choice -> its values; see search.built."""
+
+    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]: ...
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        """While this is open, what the candidates of these types need is made ready beside the measurements."""
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        """Until that is ready for a plan; False if it took more than so many seconds."""

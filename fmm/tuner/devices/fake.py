@@ -1,0 +1,102 @@
+"""A device that is a formula with noise: the tuner's logic can be run in no time, and the truth is known."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from math import exp
+from types import MappingProxyType
+from typing import Any
+
+from fmm.config.identity import Identity
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
+from fmm.perfmodel.choose import candidates
+from fmm.perfmodel.work import counted
+from fmm.problem import Problem
+from fmm.tuner.devices.device import FailedError
+from fmm.tuner.effort import EFFORTS, GPU_EFFORTS, Effort
+from fmm.tuner.fit import predicted
+from fmm.tuner.space import CPU_SPACE, GPU_SPACE
+from fmm.tuner.trials import Run
+
+TRUTH = Calibration(
+    "fake",
+    "by definition",
+    MappingProxyType({"float64": Rate(1.1e11, 50.0**2, 20.0), "float32": Rate(2.3e11, 70.0**2, 30.0)}),
+    stream=1.3e10,
+    small=3e5,
+    launch=3e-5,
+)
+FAKE = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0", "blas": "fake 0"}))
+
+
+@dataclass
+class FakeDevice:
+    """Times are the formula's, times lognormal noise of `noise`; `pace` is how much of them really passes."""
+
+    truth: Calibration = TRUTH
+    noise: float = 0.01
+    seed: int = 0
+    pace: float = 0.0
+    broken: frozenset[str] = frozenset()  # plans that fail
+    identity: Identity = FAKE
+    conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
+    memory: int = 1 << 34
+    usual: int = 2
+    also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
+    gpu: bool = False
+    asked: int = 0
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        return tuple(reversed(list(self.truth.rates)))
+
+    def untuned(self) -> Calibration:
+        return in_lanes(replace(cpu(2), name=self.identity.name, batches=self.gpu), self.truth.lanes)
+
+    def candidates(self) -> Sequence[Plan]:
+        return candidates(self.gpu)
+
+    def peers(self) -> Sequence[Plan]:
+        return [Plan.parse(leaf) for leaf in self.also]
+
+    @property
+    def efforts(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS if self.gpu else EFFORTS
+
+    def space(self) -> Mapping[str, Sequence[str]]:
+        return GPU_SPACE if self.gpu else CPU_SPACE
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
+        yield FakeSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
+
+    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        return True
+
+
+@dataclass
+class FakeSession:
+    device: FakeDevice
+    problem: Problem
+    random: random.Random
+
+    def prepare(self, run: Run) -> None:
+        if str(run.plan) in self.device.broken:
+            raise FailedError("it is broken")
+
+    def sample(self, run: Run) -> float:
+        self.device.asked += 1
+        seconds = predicted(run, self.problem, counted(run.plan, self.problem), self.device.truth)
+        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
+        seconds *= exp(self.random.gauss(0.0, self.device.noise))
+        if self.device.pace:
+            time.sleep(seconds * self.device.pace)
+        return seconds

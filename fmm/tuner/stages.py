@@ -1,0 +1,190 @@
+"""One tuning, from the first probe to the section of the config: probe, fit, search, certify, conclude.
+
+All that is concluded is a function of the recorded trials, so what was measured before the time was up, or before
+Ctrl-C, is worth as much as it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fmm.config import certify
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import ranked
+from fmm.perfmodel.work import aligned, estimated
+from fmm.problem import Problem
+from fmm.tuner import shapes
+from fmm.tuner.conclude import concluded, fit, noise_floor, started
+from fmm.tuner.devices.compile_ahead import HEAVY, weight
+from fmm.tuner.devices.device import Device
+from fmm.tuner.effort import Effort
+from fmm.tuner.journal import Journal, Pace, TimeUpError
+from fmm.tuner.search import Found, fits, lean, leanest, race, search
+from fmm.tuner.shapes import Size
+from fmm.tuner.trials import Run
+
+FRESH = 1  # the seed of the operands on which the search's results are confirmed
+SEEDS = {"probe": 5, "held out": 11}  # of random shapes
+SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
+# Probed in lanes: plans that are predicted to take at most so many times as long as the best. Those of many small steps
+# take ten times as long as what matters.
+WORTH_PROBING = 1.5
+OWN = 2  # one of so many random shapes, those of round sides, has a plan of our own kernel too
+PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on ...
+DEAR = 0.03  # ... but a shape whose rounds have taken so much of them has had its share
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The section that was found, None if nothing was; `stopped` says why it is not all that was asked for."""
+
+    section: dict[str, Any] | None
+    stopped: str = ""
+
+
+def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> Outcome:
+    """The whole loop; `wanted` are the shapes to certify, the usual ladder if there are none."""
+    stopped = ""
+    try:
+        side = scale(journal, dtype, effort)
+        probe(journal, dtype, side, effort)
+        calibration = fit(journal, dtype).calibration
+        problems = [Problem(*size, dtype) for size in wanted or shapes.ladder(side, effort.stride)]
+        if not wanted:
+            problems = [p for p in problems if promising(journal, p, calibration)]
+        noise = noise_floor(journal.recorded)
+        for problem in problems:
+            share = effort.seconds / len(problems)
+            found = search(journal, problem, calibration, effort, share * SHARES["search"])
+            confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
+        for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.below(side, effort.stride))):
+            if plans := leanest(problem, calibration, journal.device):
+                found = race(journal, problem, plans, effort)
+                confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify), noise)
+    except TimeUpError:
+        stopped = "the time was up"
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    return Outcome(concluded(journal, dtype), stopped)
+
+
+def scale(journal: Journal, dtype: str, effort: Effort) -> int:
+    """The largest side that the effort affords, from one product that every device does in no time."""
+    side = 1024
+    while True:
+        problem = Problem(side, side, side, dtype)
+        with journal.open("scale", problem) as desk:
+            seconds = min(desk.rounds([Run()], Pace(3, 20, 0.5))[Run()], default=0.0)  # others may multiply meanwhile
+        found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
+        if found <= 4 * side or not seconds:
+            return found
+        side *= 4  # a fast device: small products do not show how fast
+
+
+def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
+    """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
+
+    The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and mind
+    least that the processor is compiling. On a GPU the sums are measured up to half the largest side: they reach their
+    rate long before, and operands and workspace of large ones take longer to fill than to add; what needs no kernels
+    that take long to compile goes first. In lanes the parts are timed in whole plans, which on the largest square would
+    take more time than it tells.
+    """
+    device, gpu = journal.device, journal.device.untuned().batches
+    plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
+    parts = ("sums", "products")
+    for size in shapes.probed(side):
+        _raced(journal, "rates", Problem(*size, dtype), [Run()], effort)
+    squares = [Problem(*s, dtype) for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1]
+    squares = squares[1:] if device.untuned().lanes > 1 else squares
+    twins = Run(), Run(VENDOR, "whole", 1)
+    for some, beside in ((plans[:2], twins), (plans[2:], ())):  # the kernels of the third take longest to compile
+        for problem in squares:
+            own = [p for p in some if fits(device, p, problem)]
+            runs = [*beside, *(Run(p, part) for p in own for part in parts)]
+            if side // 2 <= problem.m + shapes.STEP < side:
+                runs += [Run(p) for p in own]
+            _raced(journal, "probe", problem, runs, effort)
+    tiled(journal, squares[::2], effort)
+    for stage, problem, found in sorted(scattered(device, dtype, side, effort), key=lambda x: _heavy(x[2])):
+        _raced(journal, stage, problem, [Run(), *(Run(p) for p in found if fits(device, p, problem))], effort)
+
+
+def tiled(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
+    """Products by our own kernel, with sums inside and alone, beside the vendor's."""
+    for problem in squares:
+        if plans := own_plans(journal.device, problem):
+            _raced(journal, "tiles", problem, [Run(), *map(Run, plans), Run(Plan(leaf=plans[0].leaf))], effort)
+
+
+def own_plans(device: Device, problem: Problem) -> list[Plan]:
+    """Candidates whose products are our own kernel's, where it could be chosen: if it is as fast as can be."""
+    plans, least = [p for p in device.candidates() if p.tiled and fits(device, p, problem)], device.untuned().least
+    return [p for p in plans if aligned(problem) and estimated(p, problem).smallest >= least]
+
+
+def _heavy(plans: Iterable[Plan]) -> bool:
+    """Are there kernels to be waited for?"""
+    return max(map(weight, plans)) >= HEAVY
+
+
+def _raced(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
+    if runs:
+        with journal.open(stage, problem) as desk:
+            desk.rounds(runs, pace_of(journal, effort))
+
+
+def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
+    """Random shapes: every second one is held out, no fit sees it. In turns, so that drift hits both alike."""
+    fitted, held = (shapes.scattered(side, effort, SHARES[stage], seed) for stage, seed in SEEDS.items())
+    untuned = started(device.untuned(), dtype)
+    for i, sizes in enumerate(zip(fitted, held, strict=True)):
+        for stage, size in zip(SEEDS, sizes, strict=True):
+            problem = Problem(*size, dtype)
+            known = [c for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
+            near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
+            plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
+            others = plans[1:] or plans  # of a small product a GPU has but one plan
+            beside = own_plans(device, problem)[:1] if i % OWN == 0 else []
+            found = plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
+            yield stage, problem, [*found, *beside]
+
+
+def pace_of(journal: Journal, effort: Effort) -> Pace:
+    """At least the effort's rounds, more where they cost next to nothing or, while there is time, differ much."""
+    planned = effort.seconds
+    patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
+    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)
+
+
+def promising(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
+    """Might a plan win here, as far as the model can tell?"""
+    return min(c.time for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR) < 1.05
+
+
+def confirm(journal: Journal, found: Found, pace: Pace, noise: float) -> None:
+    """The best plans on fresh operands, one after the other until one is certified: against the vendor's product, and
+    against the best of what else the vendor has for it (which needs workspace). The best without workspace as well."""
+    promising = [plan for plan, seen in found.plans if seen > 1]
+    peer = next((plan for plan in promising if not plan.levels), None)
+    raced = []
+    for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
+        raced.append(plan)
+        if _faster(journal, "certify", found.problem, VENDOR, plan, pace, noise) and (
+            peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, pace, noise)
+        ):
+            break
+    without = next((plan for plan in promising if lean(plan, found.problem)), None)
+    if without and without not in raced:
+        _faster(journal, "certify", found.problem, VENDOR, without, pace, noise)
+
+
+def _faster(journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, pace: Pace, noise: float) -> bool:
+    """Is the plan certified to be faster than another?"""
+    base, run = Run(than), Run(plan)
+    with journal.open(stage, problem, FRESH) as desk:
+        samples = desk.rounds([base, run], pace)
+    return bool(samples[run] and samples[base]) and certify.certified(samples[base], samples[run], noise)
