@@ -1,7 +1,7 @@
 """Facts about GPUs: datasheet numbers per device. A new device is a new row.
 
-The table is `datasheets.csv` beside this file; every row names its source. What devices of one compute capability share is
-in fmm.hardware.capability.
+The table is `datasheets.csv` beside this file; every row names its source. What devices of one compute
+capability share is in fmm.hardware.capability.
 """
 
 from __future__ import annotations

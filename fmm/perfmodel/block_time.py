@@ -3,9 +3,9 @@
 
 As in the paper, the resource decides that takes longest. Beyond it: reads of shared memory and other instructions want
 issue slots as multiply-adds do; a warp waits at every tile, during which others go on if there are any; the last thread
-blocks of a multiprocessor are fewer than fit. fmm.perfmodel.papers.huang_blocks has the paper's bounds and rates. Left out: that
-multiprocessors share the second-level cache, conflicts between banks of registers, clocks that fall for want of power.
-For float64 it only counts rounds of tiles.
+blocks of a multiprocessor are fewer than fit. fmm.perfmodel.papers.huang_blocks has the paper's bounds and rates.
+Left out: that multiprocessors share the second-level cache, conflicts between banks of registers, clocks that fall for
+want of power. For float64 it only counts rounds of tiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The block model against measurements: `python -m fmm.tuner.fit_blocks FILE`, a file that benchmarks.blocks has written.
+"""The block model against measurements: `python -m fmm.tuner.fit_blocks FILE`, a file of benchmarks.blocks.
 
 Fits the model's few constants to the times of Huang's six strategies on one half of the shapes, and judges them on the
 other half and on all; then the other way round; then fits them to all: those are what fmm.perfmodel.block_time has.

@@ -1,8 +1,8 @@
 """Step tables: the papers' own orders of operations, as data.
 
 A table names kernels in call form, `mulIncInc(C12, C21, C11, C22)`, over the blocks A11.., B11.., C11.. and its
-declared temporaries. What a kernel means stands once, in step_tables/kernels.txt. A table is read by the lowering (which
-sizes its blocks), and through it by the executor, the counters and the symbolic proof.
+declared temporaries. What a kernel means stands once, in step_tables/kernels.txt. A table is read by the lowering
+(which sizes its blocks), and through it by the executor, the counters and the symbolic proof.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The CuPy backend: replays tapes on a CUDA device. Sums by the kernel of block_sums.cuh, products by cuBLAS or our own.
+"""The CuPy backend: plays launch lists on a CUDA device. Sums by block_sums.cuh, products by cuBLAS or our own.
 
 Handle, memory, stream and compiled code are CuPy's, so that both share them. Where products run side by side, every
 lane but the first has a stream of its own, and a handle; its work starts after, and ends before, the caller's stream

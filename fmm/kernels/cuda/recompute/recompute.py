@@ -1,7 +1,7 @@
 """The rescue: a fast product with inf or NaN is computed again in the classical order, on the device.
 
-By the tiled kernel (recompute_tiled.cuh) or, for types that are not in AGAIN, by a simple one (recompute_simple.cuh). Here is
-what the launches are told; fmm.kernels.cuda.recompute.flags makes them.
+By the tiled kernel (recompute_tiled.cuh) or, for types that are not in AGAIN, by a simple one (recompute_simple.cuh).
+Here is what the launches are told; fmm.kernels.cuda.recompute.flags makes them.
 """
 
 from __future__ import annotations

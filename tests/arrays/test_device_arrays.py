@@ -1,0 +1,949 @@
+"""Device arrays as far as they can be checked without a device: whose they are, and what a call on them would do."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fmm
+from fmm.arrays import library as device_arrays
+from fmm.arrays.library import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
+from fmm.config import files
+from fmm.kernels.cuda.recompute import recompute
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Problem
+from fmm.runtime import device_call as device_multiply
+from fmm.runtime import prepare as device_call
+from fmm.runtime.decide_gpu import Gpu, calibration_of_device, decide_on, leaner_on
+from fmm.runtime.plan_gpu import device_index, type_name
+from fmm.runtime.prepare import Call, NotOursError, Question, answer, fresh
+from tests.support import ROOT
+from tests.support import configs as tuned
+
+LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
+H200 = Gpu(0, "NVIDIA H200", "9.0", 132)
+PLENTY = Limits(1 << 40)
+
+
+# ---- whose array is it
+
+
+def foreign(name: str, module: str, **members: Any) -> Any:
+    """An object of a type of that name from that module."""
+    return type(name, (), {"__module__": module, **members})()
+
+
+CUPY = foreign("ndarray", "cupy", data=foreign("MemoryPointer", "cupy", device_id=1))
+SUBCLASS = type("Mine", (type(CUPY),), {"__module__": "mine", "data": CUPY.data})()
+TENSOR = foreign("Tensor", "torch", device=foreign("device", "torch", type="cuda", __str__=lambda self: "cuda:0"))
+HOST_TENSOR = foreign("Tensor", "torch", device=foreign("device", "torch", type="cpu", __str__=lambda self: "cpu"))
+INTERFACE = foreign("DeviceNDArray", "numba.cuda", __cuda_array_interface__={"shape": (3, 3)})
+ON_CUDA = foreign("Array", "jaxlib", __dlpack_device__=lambda self: (2, 0))
+MANAGED = foreign("Array", "managed", __dlpack_device__=lambda self: (13, 0))
+ON_HOST = foreign("Array", "jaxlib", __dlpack_device__=lambda self: (1, 0))
+
+
+def raising(self: Any) -> Any:
+    raise RuntimeError("not on a device")
+
+
+ELSEWHERE = foreign("Array", "jaxlib", __cuda_array_interface__=property(raising))
+MATRIX = np.ones((3, 3))
+
+KINDS = [
+    (MATRIX, "host"),
+    (MATRIX[0, 0], "host"),
+    (np.ma.masked_array(MATRIX), "host"),
+    ([[1.0]], "host"),
+    (3, "host"),
+    (None, "host"),
+    ("text", "host"),
+    (CUPY, "cupy"),
+    (SUBCLASS, "cupy"),
+    (TENSOR, "torch"),
+    (HOST_TENSOR, "torch"),
+    (INTERFACE, "other"),
+    (ON_CUDA, "other"),
+    (MANAGED, "other"),
+    (ON_HOST, "host"),
+    (ELSEWHERE, "host"),
+]
+
+
+@pytest.mark.parametrize(("x", "kind"), KINDS, ids=lambda v: type(v).__name__ if not isinstance(v, str) else v)
+def test_arrays_are_known_without_their_library(x: Any, kind: str) -> None:
+    assert kind_of(x) == kind
+    assert kind_of(x) == kind  # from the cache now
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out", "named"),
+    [
+        (CUPY, MATRIX, None, ("a is a CuPy array on cuda:1", "b is a NumPy array on the host")),
+        (MATRIX, CUPY, None, ("a is a NumPy array on the host", "b is a CuPy array on cuda:1")),
+        (MATRIX, MATRIX, CUPY, ("a is a NumPy array on the host", "out is a CuPy array on cuda:1")),
+        (CUPY, CUPY, MATRIX, ("b is a CuPy array on cuda:1", "out is a NumPy array on the host")),
+        (TENSOR, MATRIX, None, ("a is a torch tensor on cuda:0", "b is a NumPy array on the host")),
+        (TENSOR, CUPY, None, ("a is a torch tensor on cuda:0", "b is a CuPy array on cuda:1")),
+        (HOST_TENSOR, CUPY, None, ("a is a torch tensor on cpu", "b is a CuPy array on cuda:1")),
+        (INTERFACE, MATRIX, None, ("a is a numba DeviceNDArray on a CUDA device", "b is a NumPy array on the host")),
+        (ON_CUDA, TENSOR, None, ("a is a jaxlib Array on a CUDA device", "b is a torch tensor on cuda:0")),
+    ],
+)
+def test_mixing_is_an_error_that_names_all(a: Any, b: Any, out: Any, named: tuple[str, ...]) -> None:
+    for function in (fmm.matmul, fmm.explain):
+        with pytest.raises(TypeError) as caught:
+            function(a, b, out)
+        for words in named:
+            assert words in str(caught.value)
+
+
+def test_two_devices_are_an_error_that_names_both() -> None:
+    other = foreign("ndarray", "cupy", data=foreign("MemoryPointer", "cupy", device_id=0))
+    assert "a is a CuPy array on cuda:1, b is a CuPy array on cuda:0" in str(device_arrays.two_devices(CUPY, other))
+
+
+@pytest.mark.parametrize("pair", [(MATRIX, [[1.0]]), (ON_HOST, MATRIX), (HOST_TENSOR, MATRIX), (MATRIX, HOST_TENSOR)])
+def test_what_is_on_the_host_is_numpys(pair: tuple[Any, Any]) -> None:
+    assert arrays_of(*pair) is None
+
+
+def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.delitem(sys.modules, "fmm.arrays.cupy_library", raising=False)
+    with pytest.raises(TypeError, match=r"numba DeviceNDArray on a CUDA device.*needs CuPy"):
+        fmm.matmul(INTERFACE, INTERFACE)
+    assert described(INTERFACE) == "a numba DeviceNDArray on a CUDA device"
+
+
+def test_arrays_on_the_host_load_neither_library() -> None:
+    code = """
+import sys, numpy as np, fmm
+class Other:
+    __cuda_array_interface__ = {}
+fmm.matmul(np.ones((4, 4)), np.ones((4, 4)))
+fmm.matmul([[1.0]], [[2.0]])
+try: fmm.matmul(Other(), np.ones((4, 4)))
+except TypeError: pass
+print([name for name in ("cupy", "torch") if name in sys.modules])
+"""
+    root = ROOT
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, text=True, stdout=subprocess.PIPE)
+    assert found.stdout.strip() == "[]"
+
+
+# ---- what a call would do: on NumPy arrays, whose strides are a device array's
+
+
+@pytest.fixture(autouse=True)
+def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(device_call, "gpu", lambda index: H200)
+    monkeypatch.setattr(device_multiply, "gpu", lambda index: H200)
+    device_multiply._shares.clear()
+    yield
+    device_multiply._shares.clear()
+
+
+def operand(x: Any) -> Operand:
+    whole = not any(step % x.itemsize for step in x.strides)
+    return Operand(x.shape, tuple(step // x.itemsize for step in x.strides) if whole else None, x.dtype.name)
+
+
+def asked(a: Any, b: Any, out: Any = None, plan: Plan | None = LEVEL, dtype: str | None = "float64") -> Question:
+    target = None if out is None else operand(out)
+    return Question(operand(a), operand(b), target, dtype, Setting(0), PLENTY, plan)
+
+
+def carried_out(call: Call, a: Any, b: Any, out: Any = None) -> Any:
+    """The products of a call by NumPy, read and written through its addresses and layouts alone."""
+    a, b = (np.ascontiguousarray(x) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
+    c = np.full(call.shape, np.nan) if out is None else out
+    assert call.tape is not None
+    problem = call.tape.problem
+    for offsets in call.offsets:
+        x, y, z = (
+            placed(array, offset, shape, layout)
+            for array, offset, shape, layout in zip((a, b, c), offsets, problem.shapes, problem.layouts, strict=True)
+        )
+        z[...] = x @ y
+    return c
+
+
+def placed(x: Any, offset: int, shape: tuple[int, int], layout: Any) -> Any:
+    strides = (8 * layout.leading, 8) if layout.order == "C" else (8, 8 * layout.leading)
+    place = np.lib.stride_tricks.as_strided(x.reshape(-1)[:1] if x.flags.c_contiguous else first(x), (1,), (8,))
+    moved = np.lib.stride_tricks.as_strided(place, (1 + abs(offset) // 8,), (8,))[offset // 8 :]
+    return np.lib.stride_tricks.as_strided(moved, shape, strides)
+
+
+def first(x: Any) -> Any:
+    return x[(slice(0, 1),) * x.ndim].reshape(-1) if x.size == 1 else x[(0,) * x.ndim + (None,)]
+
+
+def draw(shape: tuple[int, ...]) -> Any:
+    return np.random.default_rng([1, *shape]).standard_normal(shape)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda shape: draw(shape),
+    "columns": lambda shape: draw((*shape[:-2], shape[-1], shape[-2])).swapaxes(-1, -2),
+    "a part": lambda shape: draw((*shape[:-2], shape[-2] + 3, shape[-1] + 2))[..., 1:-2, 1:-1],
+    "gaps along both": lambda shape: draw((*shape[:-2], 2 * shape[-2], 2 * shape[-1]))[..., ::2, ::2],
+    "backward": lambda shape: draw(shape)[..., ::-1, :],
+    "rows apart": lambda shape: np.moveaxis(draw((shape[-2], *shape[:-2], shape[-1])), 0, -2),
+    "broadcast": lambda shape: np.broadcast_to(draw((1, shape[-1])), shape),
+}
+SHAPES = [
+    ((5, 4), (4, 3)),
+    ((1, 4), (4, 1)),
+    ((5, 1), (1, 3)),
+    ((2, 5, 4), (4, 3)),
+    ((2, 5, 4), (1, 4, 3)),
+    ((2, 5, 4), (2, 4, 3)),
+    ((5, 4), (2, 4, 3)),
+    ((3, 1, 5, 4), (2, 4, 3)),
+    ((1, 1, 5, 4), (1, 4, 3)),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+@pytest.mark.parametrize(("view_a", "view_b"), list(product(VIEWS, repeat=2)))
+def test_every_product_of_a_call_is_where_it_says(left: Any, right: Any, view_a: str, view_b: str) -> None:
+    a, b = VIEWS[view_a](left), VIEWS[view_b](right)
+    call = answer(asked(a, b))
+    assert call.shape == np.matmul(a, b).shape
+    np.testing.assert_allclose(carried_out(call, a, b), a @ b, atol=1e-12)
+
+
+@pytest.mark.parametrize("view", ["rows", "columns", "a part"])
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str) -> None:
+    a, b = draw(left), draw(right)
+    out = VIEWS[view](np.matmul(a, b).shape)
+    call = answer(asked(a, b, out))
+    assert call.direct
+    carried_out(call, a, b, out)
+    np.testing.assert_allclose(out, a @ b, atol=1e-12)
+
+
+@pytest.mark.parametrize("view", ["gaps along both", "backward", "broadcast"])
+def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
+    assert not answer(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "size", "count"),
+    [
+        ((2, 5, 4), (4, 3), (10, 4, 3), 1),  # all rows at once
+        ((2, 3, 5, 4), (1, 1, 4, 3), (30, 4, 3), 1),
+        ((2, 5, 4), (2, 4, 3), (5, 4, 3), 2),
+        ((4,), (4, 3), (1, 4, 3), 1),
+        ((5, 4), (4,), (5, 4, 1), 1),
+    ],
+)
+def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size: Any, count: int) -> None:
+    call = answer(asked(draw(left), draw(right)))
+    assert call.tape is not None
+    problem = call.tape.problem
+    assert (problem.m, problem.k, problem.n) == size
+    assert len(call.offsets) == count
+    np.testing.assert_allclose(carried_out(call, draw(left), draw(right)), draw(left) @ draw(right), atol=1e-12)
+
+
+def test_only_what_blas_cannot_take_is_copied() -> None:
+    expected = {"gaps along both", "backward", "broadcast"}
+    found = {name for name, view in VIEWS.items() if answer(asked(view((5, 4)), draw((4, 3)))).packs[0]}
+    assert found == expected
+
+
+def test_copies_count_against_the_workspace() -> None:
+    a, b = VIEWS["backward"]((512, 512)), draw((512, 512))
+    call = answer(Question(operand(a), operand(b), None, "float64", Setting(0), Limits(10**7), None))
+    assert call.limits.workspace == 10**7 - 512 * 512 * 8
+
+
+@given(
+    starts=st.lists(st.integers(0, 60), min_size=3, max_size=3),
+    flips=st.lists(st.booleans(), min_size=3, max_size=3),
+)
+def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], flips: list[bool]) -> None:
+    memory = np.zeros(100)
+    places = [memory[start : start + 9].reshape(3, 3) for start in starts]
+    a, b, c = (x.T if flip else x for x, flip in zip(places, flips, strict=True))
+    call = answer(asked(a, b, c))
+    pointers = [x.__array_interface__["data"][0] for x in (a, b, c)]
+    assert call.overlap(*pointers) == (np.may_share_memory(a, c) or np.may_share_memory(b, c))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out", "dtype", "why"),
+    [
+        (draw((5, 4)), draw((5, 4)), None, "float64", "do not match"),
+        (draw(()), draw((4, 3)), None, "float64", "do not match"),
+        (draw((2, 5, 4)), draw((3, 4, 3)), None, "float64", "do not match"),
+        (draw((0, 4)), draw((4, 3)), None, "float64", "nothing to multiply"),
+        (draw((5, 0)), draw((0, 3)), None, "float64", "nothing to multiply"),
+        (draw((5, 4)), draw((4, 3)), draw((5, 4)), "float64", "another shape"),
+        (draw((5, 4)), draw((4, 3)), draw((5, 3)).astype("f4"), "float64", "another shape or type"),
+        (draw((5, 4)).astype(int), draw((4, 3)).astype(int), None, "int64", "products of int64"),
+        (draw((5, 4)), draw((4, 3)), None, None, "are its own"),
+    ],
+)
+def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dtype: str | None, why: str) -> None:
+    with pytest.raises(NotOursError, match=why):
+        answer(asked(a, b, out, dtype=dtype))
+
+
+def test_tf32_is_another_problem() -> None:
+    big = fresh((16384, 16384), "float32")
+    calls = {math: answer(Question(big, big, None, "float32", Setting(0, math), PLENTY)) for math in ("ieee", "tf32")}
+    assert [c.decision.problem.dtype for c in calls.values() if c.decision.problem] == ["float32", "tf32"]
+    assert calls["ieee"].decision.plan != calls["tf32"].decision.plan
+
+
+# ---- decisions
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        (H200, "H200"),
+        (Gpu(0, "NVIDIA A100-SXM4-80GB", "8.0", 108), "A100"),
+        (Gpu(0, "Tesla V100-SXM2-16GB", "7.0", 80), "V100"),
+        (Gpu(3, "NVIDIA GeForce RTX 4090", "8.9", 128), "RTX 4090"),
+        (Gpu(0, "NVIDIA H100 80GB HBM3", "9.0", 132), "H100"),
+        (Gpu(0, "NVIDIA H100 PCIe", "9.0", 114), None),  # fewer multiprocessors than the table's
+        (Gpu(0, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "8.0", 42), None),  # a part of one
+        (Gpu(0, "NVIDIA GeForce RTX 4090 D", "8.9", 114), None),
+        (Gpu(0, "Some Card 5000", "9.9", 10), None),
+    ],
+)
+def test_a_device_is_known_by_name_capability_and_size(device: Gpu, name: str | None) -> None:
+    found = calibration_of_device(device)
+    assert (found.name if found else None) == name
+
+
+def test_unknown_devices_and_types_are_the_vendors_and_say_why() -> None:
+    unknown = decide_on(Gpu(0, "Some Card 5000", "9.9", 10), Problem(8192, 8192, 8192, "float32"), PLENTY)
+    assert unknown.plan == VENDOR and "Some Card 5000" in unknown.reason
+    old = decide_on(Gpu(0, "Tesla V100-SXM2-16GB", "7.0", 80), Problem(8192, 8192, 8192, "bfloat16"), PLENTY)
+    assert old.plan == VENDOR and "no rate for bfloat16" in old.reason
+
+
+def test_large_products_get_plans_and_small_ones_the_vendor() -> None:
+    assert decide_on(H200, Problem(16384, 16384, 16384, "float32"), PLENTY).plan != VENDOR
+    assert decide_on(H200, Problem(300, 300, 300, "float32"), PLENTY).plan == VENDOR
+
+
+def test_leaner_plans_need_ever_less() -> None:
+    problem = Problem(16384, 16384, 16384, "float32")
+    best = decide_on(H200, problem, PLENTY)
+    plans = list(leaner_on(H200, problem, best.plan, PLENTY))
+    needs = [decide_on(H200, problem, PLENTY).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
+    assert len(plans) > 1 and VENDOR not in plans
+    assert needs == sorted(needs, reverse=True) and len(set(needs)) > 1
+
+
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decision]:
+    """A config whose one entry for an H200 is a plan with much workspace; its calibration is the datasheet's."""
+    section = tuned.section(tuned.entry((16384, 16384, 16384), "strassen^3.batched.pad16 > vendor"), calibration=None)
+    path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    for cached in (files._now, files._read):
+        cached.cache_clear()
+    yield decide_on(H200, Problem(16384, 16384, 16384, "float32"), PLENTY)
+    for cached in (files._now, files._read):
+        cached.cache_clear()
+
+
+def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
+    assert entry.problem is not None
+    assert (entry.step, entry.considered) == ("certified entry", ())
+    plans = list(leaner_on(H200, entry.problem, entry.plan, PLENTY))
+    needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
+    assert len(plans) > 1 and VENDOR not in plans
+    assert needs == sorted(needs, reverse=True) and needs[0] < entry.workspace
+
+
+def test_the_types_own_error_limits_the_choice() -> None:
+    """Three levels of bfloat16: within the limit that holds unless another is given, and beyond the hosts' 10."""
+    problem = Problem(49152, 49152, 49152, "bfloat16")
+    usual, strict = (
+        decide_on(H200, problem, Limits(1 << 40, growth)) for growth in (device_arrays.ANYTHING.error_growth, 10.0)
+    )
+    assert strict.error_growth <= 10 < usual.error_growth <= device_arrays.ANYTHING.error_growth
+    assert "expected error: 13.8 times" in str(usual)
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
+def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
+    big = fresh((8192, 8192), "float32")
+    call = answer(Question(big, big, None, "float32", Setting(0), Limits(limit)))
+    assert (call.tape.workspace if call.tape else 0) <= limit
+    assert (call.tape is not None) == fits
+
+
+@pytest.mark.parametrize(
+    ("device", "index"), [(0, 0), (3, 3), (np.int64(1), 1), ("cuda", 0), ("cuda:0", 0), ("cuda:12", 12)]
+)
+def test_devices_by_name_and_number(device: Any, index: int) -> None:
+    assert device_index(device) == index
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", -1, True, None, 1.0])
+def test_other_devices_are_errors_that_list_the_valid(device: Any) -> None:
+    with pytest.raises(ValueError, match="valid: 'cpu', 'cuda'"):
+        fmm.plan(8, 8, 8, device=device)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("tf32", "tf32"), ("bfloat16", "bfloat16"), ("f4", "float32"), (np.float16, "float16"), (complex, "complex128")],
+)
+def test_types_by_any_name(dtype: Any, name: str) -> None:
+    assert type_name(dtype) == name
+
+
+def test_plans_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fmm.runtime import plan_gpu as device_plan
+
+    monkeypatch.setattr(device_plan, "gpu", lambda index: H200)
+    decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
+    assert decision.problem is not None and decision.problem.dtype == "tf32"
+    assert "H200" in str(decision.considered[0].prediction.device)
+    assert "own" in fmm.plan(64, 64, 64, dtype="int8", device=0, workspace=0).reason
+
+
+def test_a_plan_for_a_device_without_cupy_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"device=0 needs CuPy: pip install"):
+        fmm.plan(64, 64, 64, device=0, workspace=0)
+
+
+# ---- calls that are kept: a library over NumPy's arrays
+
+
+class SpentError(Exception):
+    """Out of memory, as the library says it."""
+
+
+class HostArrays:
+    """Arrays of a library that happens to keep them on the host; counts what is asked of it."""
+
+    name = "test"
+    out_of_memory: type[BaseException] = SpentError
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, Any] = {}
+        self.vendors = self.asked = 0
+        self.free = 1 << 36
+        self.math: Any = "ieee"
+        self.refusal = ""
+
+    def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
+        self.vendors += 1
+        return np.matmul(a, b, out=out)
+
+    def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
+        target = None if out is None else (out.shape, out.strides)
+        return wanted, a.shape, a.strides, b.shape, b.strides, self.math, target
+
+    def short(self, a: Any, b: Any) -> Any:
+        return "short", a.shape, b.shape
+
+    def device(self, x: Any) -> int:
+        return 0
+
+    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+        return Setting(0, self.math, self.refusal)
+
+    def operand(self, x: Any) -> Operand:
+        return operand(x)
+
+    def pointer(self, x: Any) -> int:
+        return int(x.__array_interface__["data"][0])
+
+    def common_type(self, a: Operand, b: Operand) -> str | None:
+        return a.dtype if a.dtype == b.dtype else None
+
+    def copy(self, source: Any, out: Any) -> None:
+        out[...] = source
+
+    def free_bytes(self, device: int) -> int:
+        self.asked += 1
+        return self.free
+
+
+class Large(HostArrays):
+    """Says that its arrays are large."""
+
+    def operand(self, x: Any) -> Operand:
+        return fresh((8192, 8192), "float32")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands in for the module that runs tapes: notes what it is given, runs out of memory `fail` times."""
+    calls: list[Any] = []
+
+    class Runner:
+        fail: int = 0
+
+        @staticmethod
+        def run(arrays: Any, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
+            calls.append((call, out, whatever))
+            if Runner.fail:
+                Runner.fail -= 1
+                raise SpentError
+            return np.matmul(a, b, out=out)
+
+    monkeypatch.setattr(device_multiply, "_runner", lambda: Runner)
+    calls.append(Runner)
+    return calls
+
+
+def multiply(library: Any, a: Any, b: Any, out: Any = None, wanted: Wanted = device_arrays.ANYTHING) -> Any:
+    arrays: Arrays = library
+    return device_multiply.product(arrays, a, b, out, wanted)
+
+
+def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = []
+    original = device_call.answer
+    monkeypatch.setattr(device_multiply, "answer", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
+    library, a, wanted = HostArrays(), draw((64, 64)), Wanted(LEVEL)
+    for _ in range(3):
+        multiply(library, a, a, wanted=wanted)
+    assert len(prepared) == 1
+    multiply(library, a.T, a, wanted=wanted)
+    multiply(library, a, a, wanted=wanted._replace(error_growth=3.0))
+    multiply(library, a, a, wanted=wanted._replace(workspace=10**8))
+    library.math = "tf32"
+    multiply(library, a, a, wanted=wanted)
+    assert len(prepared) == 5
+    assert len({id(call) for call, *_ in runs[1:]}) == 5
+
+
+def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_multiply, "CALLS", 4)
+    library = HostArrays()
+    for n in range(8, 20):
+        multiply(library, draw((n, n)), draw((n, n)))
+        assert 1 <= len(library.calls) <= 4
+
+
+def test_the_free_memory_is_asked_for_once_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    library, now = HostArrays(), [100.0]
+    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
+    limits = []
+    for tick, free in ((0.0, 1000), (0.9, 10**6), (1.1, 10**6), (5.0, 0)):
+        now[0], library.free = 100 + tick, free
+        limits.append(device_multiply.default_limit(library, 0))  # type: ignore[arg-type]
+    assert limits[0] == limits[1] <= 500 and 0.37 * 10**6 < limits[2] <= 0.5 * 10**6 and limits[3] == 0
+    assert library.asked == 3
+
+
+def test_calls_are_decided_anew_when_the_free_memory_has_changed(
+    runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, library = [100.0], Large()
+    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
+    needs = []
+    for free in (1 << 36, 1 << 36, 1 << 30):
+        library.free = free
+        multiply(library, draw((8, 8)), draw((8, 8)))
+        needs.append(runs[-1][0].workspace)
+        kept = list(library.calls.values())
+        now[0] += 2
+    assert needs[0] == needs[1] > 1 << 29
+    assert library.vendors == 1 and kept[0].call.tape is None  # nothing fits any more
+
+
+def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, library, a = [100.0], HostArrays(), draw((8, 8))
+    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
+    arrays: Arrays = library  # type: ignore[assignment]
+    assert not device_multiply.lost(arrays, library.short(a, a))
+    multiply(library, a, a, np.empty((8, 8)))
+    multiply(library, a, a, wanted=Wanted(VENDOR))
+    assert not device_multiply.lost(arrays, library.short(a, a))  # wishes say nothing of calls without
+    multiply(library, a, a)
+    assert device_multiply.lost(arrays, library.short(a, a))
+    now[0] += device_multiply.LIFETIME + 0.01
+    assert not device_multiply.lost(arrays, library.short(a, a))
+    multiply(library, a, a, wanted=Wanted(LEVEL))
+    assert not device_multiply.lost(arrays, library.short(a, a))
+
+
+def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
+    library, a = HostArrays(), draw((64, 64))
+    expected = a @ a
+    assert multiply(library, a, a, a, Wanted(LEVEL)) is a
+    np.testing.assert_array_equal(a, expected)
+    assert runs[-1][1] is None  # the plan was given no out
+    out = np.empty((64, 64))
+    multiply(library, a, a, out, Wanted(LEVEL))
+    assert runs[-1][1] is out
+
+
+@pytest.mark.parametrize("failures", [1, 2, 1000])
+def test_when_memory_runs_out_leaner_plans_are_tried_and_the_vendor_last(runs: list[Any], failures: int) -> None:
+    runs[0].fail = failures
+    library, a = Large(), draw((8, 8))
+    np.testing.assert_array_equal(multiply(library, a, a), a @ a)
+    needs = [call.decision.workspace for call, *_ in runs[1:]]
+    assert library.vendors == (failures == 1000)
+    assert len(needs) >= min(failures + 1, 3) and needs == sorted(needs, reverse=True)
+
+
+def test_refusals_are_explained_and_a_given_plan_is_not_silently_dropped(runs: list[Any]) -> None:
+    library, a = HostArrays(), draw((64, 64))
+    library.refusal = "its compute type is set"
+    decision = device_multiply.explained(library, a, a, None, device_arrays.ANYTHING)  # type: ignore[arg-type]
+    assert decision.plan == VENDOR and decision.reason == "test answers: its compute type is set"
+    with pytest.raises(PlanError, match="cannot run here: its compute type is set"):
+        multiply(library, a, a, wanted=Wanted(LEVEL))
+    with pytest.raises(ValueError, match="matmul"):  # the library's own exception, where it rejects the shapes
+        multiply(library, a, draw((3, 3)), wanted=Wanted(LEVEL))
+    assert library.vendors == 1
+
+
+def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
+    """Before its tape, seven times as long for each level more, is recorded."""
+    library, a = HostArrays(), draw((8, 8))
+    wanted = Wanted(Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"])))
+    for call in (multiply, device_multiply.explained):
+        with pytest.raises(PlanError, match="products of a 8 x 8 x 8 one; take fewer levels"):
+            call(library, a, a, None, wanted)  # type: ignore[arg-type]
+    assert library.vendors == 0 and len(runs) == 1
+    multiply(library, a, a, wanted=Wanted(Plan.parse(" > ".join(["winograd"] * 4 + ["vendor"]))))
+    assert len(runs) == 2
+
+
+# ---- the rescue
+
+
+def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
+    trust, rescues, runs_of_rest = recompute.Trust(), 0, []
+    for _ in range(12):
+        rescues += 1
+        rest = 0
+        while not trust.holds(rescues):
+            rest += 1
+        runs_of_rest.append(rest)
+    assert runs_of_rest == [min(recompute.FIRST_REST * 2**i, recompute.LAST_REST) for i in range(12)]
+    assert all(trust.holds(rescues) for _ in range(2 * recompute.LAST_REST))
+    assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
+    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == recompute.FIRST_REST - 1
+
+
+def test_every_type_has_a_rescue() -> None:
+    assert set(recompute.sources()) == {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+    for text in recompute.sources().values():
+        assert text.count(recompute.RESCUE + "(") == 1 and text.count(recompute.SCAN + "(") == 1
+
+
+# ---- torch's tensors on the host
+
+
+def test_host_tensors_are_multiplied_through_numpy() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.from_numpy(draw((60, 50))), torch.from_numpy(draw((50, 40)))
+    c = fmm.matmul(a, b, plan=LEVEL)
+    assert type(c) is torch.Tensor
+    torch.testing.assert_close(c, a @ b)
+    out = torch.empty((60, 40), dtype=torch.float64)
+    assert fmm.matmul(a, b, out, plan=LEVEL) is out
+    torch.testing.assert_close(out, a @ b)
+    z = torch.complex(a, -a)
+    torch.testing.assert_close(fmm.matmul(z.mH, z, plan=LEVEL), z.mH @ z)  # a conjugate that is only marked as one
+
+
+def test_host_tensors_explain_what_matmul_does_with_a_plan() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.from_numpy(draw((60, 50))), torch.from_numpy(draw((50, 40)))
+    assert fmm.explain(a, b, plan=LEVEL).plan == LEVEL
+    assert str(fmm.explain(a, b, plan=LEVEL)) == str(fmm.explain(a.numpy(), b.numpy(), plan=LEVEL))
+    z = torch.complex(a, -a)
+    assert fmm.explain(z.mH, z, plan=LEVEL).plan == LEVEL
+    for x, y, out in (
+        (a.half(), b.half(), None),
+        (a[0], b, None),
+        (a.int(), b.int(), None),
+        (a, b, torch.ones((3, 3), dtype=a.dtype)),
+        (a, b.as_subclass(type("Mine", (torch.Tensor,), {})), None),
+    ):
+        assert fmm.explain(x, y, out).plan == fmm.explain(x, y, out, plan=VENDOR).plan == VENDOR
+        for call in (fmm.matmul, fmm.explain):
+            with pytest.raises(PlanError, match=r"cannot run here: .*(its own|vectors|another shape)"):
+                call(x, y, out, plan=LEVEL)
+    with pytest.raises(PlanError, match="take fewer levels"):
+        fmm.explain(a, b, plan="strassen^4 > strassen^4 > vendor")
+    assert "do not match" in fmm.explain(a, a).reason
+
+
+def test_host_tensors_have_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.from_numpy(draw(s)).requires_grad_() for s in ((2, 6, 5), (5, 4)))
+    plan = Plan.parse("winograd > vendor")
+
+    def product_of(x: Any, y: Any) -> Any:
+        return fmm.matmul(x, y, plan=plan)
+
+    assert type(product_of(a, b).grad_fn).__name__ == "ProductBackward"
+    assert torch.autograd.gradcheck(product_of, (a, b))
+    assert torch.autograd.gradgradcheck(product_of, (a, b))
+
+
+def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.ones((4, 4))
+    for b in (torch.ones((3, 3)), torch.ones((4, 4), dtype=torch.float64), 3):
+        with pytest.raises((RuntimeError, TypeError)) as theirs:
+            torch.matmul(a, b)
+        for plan in (None, VENDOR, LEVEL):
+            with pytest.raises(type(theirs.value)) as ours:
+                fmm.matmul(a, b, plan=plan)
+            assert str(ours.value) == str(theirs.value)
+    with pytest.raises(TypeError, match="takes no order"):
+        fmm.matmul(a, a, order="F")
+
+
+@pytest.mark.parametrize(
+    ("size", "itemsize", "no"),
+    [
+        ((64, 64, 64), 4, True),
+        ((800, 800, 800), 8, True),
+        ((1536, 1536, 1536), 4, False),  # where one level of float32 wins on an H200
+        ((1536, 1536, 1536), 2, True),
+        ((2001, 2001, 2001), 2, False),  # rows that are not aligned
+        ((2048, 2048, 2048), 2, False),
+        ((2000, 2000, 2000), 2, True),
+        ((1, 1 << 29, 1), 4, False),
+    ],
+)
+def test_a_quick_no(size: tuple[int, int, int], itemsize: int, no: bool) -> None:
+    assert device_arrays.hopeless(*size, itemsize) is no
+
+
+SIDES = st.integers(1, 20000)
+
+
+@given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
+def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n: int, itemsize: int) -> None:
+    """Either the product is hopeless anyway, or its inner side is short."""
+    if (m * k * itemsize) * (k * n * itemsize) < device_arrays.TINY_BYTES:
+        work = m * k * n
+        assert k < device_arrays.SHORT or work < (device_arrays.TINY_RAGGED if itemsize == 2 else device_arrays.TINY)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "tf32", "complex64", "complex128"])
+@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, device_arrays.SHORT - 1])
+@pytest.mark.parametrize("tall", [1, 8, 64])
+def test_with_a_short_inner_side_no_plan_wins(dtype: str, k: int, tall: int) -> None:
+    """Not even on the largest of the products that are so short and have so few bytes, their rows aligned or not."""
+    itemsize = Problem(1, 1, 1, dtype).itemsize
+    area = device_arrays.TINY_BYTES // (k * itemsize) ** 2
+    for m, n in (
+        (int((area * tall) ** 0.5), int((area / tall) ** 0.5)),
+        (int((area / tall) ** 0.5), int((area * tall) ** 0.5)),
+    ):
+        for odd in (0, 1):
+            sides = max(m, 1), k, max(n - n % 16 + odd, 1)
+            assert decide_on(H200, Problem(*sides, dtype), PLENTY).plan == VENDOR, sides
+
+
+# ---- the shortest way
+
+
+class Exact:
+    """An array of a library whose type fmm.matmul knows."""
+
+    def __init__(self, *shape: int, itemsize: int = 4) -> None:
+        self.shape, self.ndim, self.size = shape, len(shape), int(np.prod(shape))
+        self.itemsize = itemsize
+
+    @property
+    def nbytes(self) -> int:
+        if not self.itemsize:
+            raise RuntimeError("nbytes is not defined for sparse tensors")
+        return self.size * self.itemsize
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which way each call took."""
+    taken: list[str] = []
+
+    class Library:
+        def mm(self, a: Any, b: Any) -> None:
+            taken.append("mm")
+
+        def plain(self, a: Any, b: Any) -> None:
+            taken.append("plain")
+
+        def matmul(self, a: Any, b: Any, out: Any, options: Any, wanted: Any) -> None:
+            taken.append("matmul")
+
+    library: Any = Library()
+    monkeypatch.setitem(device_arrays.EXACT, Exact, library)
+    monkeypatch.setitem(device_arrays._plain, Exact, library)
+    return taken
+
+
+def test_small_matrices_take_the_shortest_way_and_nothing_else_does(ways: list[str]) -> None:
+    small, large, out = Exact(300, 300), Exact(2000, 2000), Exact(300, 300)
+    fmm.matmul(small, small)
+    assert ways == ["mm"]
+    for a, b in ((large, large), (Exact(3, 20, 20), Exact(20, 20)), (Exact(20), Exact(20, 20))):
+        fmm.matmul(a, b)
+    fmm.matmul(Exact(9, 9, itemsize=0), small)  # sparse
+    first = ["mm", "plain", "mm", "mm", "plain"]  # small stacks and vectors too are the library's
+    assert ways == first
+    for wishes in ({"out": out}, {"plan": "vendor"}, {"workspace": 0}, {"max_error_growth": 2.0}):
+        fmm.matmul(small, small, **wishes)
+    for options in ({"dtype": "float64"}, {"order": "F"}, {"casting": "unsafe"}):
+        fmm.matmul(small, small, **options)  # type: ignore[arg-type]
+    assert ways == [*first, *["matmul"] * 7]
+
+
+def test_host_tensors_take_the_shortest_way_too() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.ones((4, 4), requires_grad=True)
+    assert type(fmm.matmul(a, a).grad_fn).__name__ == "MmBackward0"
+    assert fmm.matmul(torch.eye(4).to_sparse(), a).shape == (4, 4)
+    torch.testing.assert_close(fmm.matmul(torch.ones(3, 4, 4), a), torch.ones(3, 4, 4) @ a)
+
+
+# ---- the vendor's product by one call
+
+
+class Block:
+    """Device memory, as CuPy's arrays have it."""
+
+    def __init__(self, ptr: int, device: int = 0) -> None:
+        self.ptr, self.device_id = ptr, device
+
+
+class Matrix:
+    """As much of a CuPy array as the call reads."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: Any, ptr: int = 3 << 20, device: int = 0, plain: bool = True
+    ) -> None:
+        self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
+        self.data, self._c_contiguous = Block(ptr, device), plain
+
+
+@pytest.fixture
+def gemm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that calls cuBLAS, with a handle and a function that only note the call; no device."""
+    pytest.importorskip("cupy")
+    from fmm.arrays import cupy_gemm
+
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(cupy_gemm, "gemm", lambda *values: calls.append(values))
+    monkeypatch.setattr(cupy_gemm, "handle", lambda: 42)
+    monkeypatch.setattr(cupy_gemm, "current_device", lambda: 0)
+    monkeypatch.setattr(cupy_gemm, "ndarray", lambda shape, dtype: Matrix(shape, dtype, 7 << 20))
+    modes: dict[Any, int] = {}
+    monkeypatch.setattr(cupy_gemm, "get_compute_type", lambda dtype: modes.get(dtype, cupy_gemm.USUAL))
+    return cupy_gemm, calls, modes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mode", "number", "compute"),
+    [
+        ("float16", 1, 2, 68),
+        ("float32", 1, 0, 68),
+        ("float32", 7, 0, 77),
+        ("float64", 1, 1, 70),
+        ("complex64", 1, 4, 68),
+        ("complex64", 7, 4, 77),
+        ("complex128", 1, 5, 70),
+    ],
+)
+def test_one_call_of_cublas_as_cupy_makes_it(gemm: Any, dtype: str, mode: int, number: int, compute: int) -> None:
+    """C^T = B^T A^T in columns, the numbers of cublas_api.h, one and zero in the type of the sums."""
+    module, calls, modes = gemm
+    modes[np.dtype(dtype)] = mode
+    a, b = Matrix((5, 7), dtype, 1 << 20), Matrix((7, 3), dtype, 2 << 20)
+    c = module.product(a, b)
+    (call,) = calls
+    one, zero = call[6], call[13]
+    operands = (2 << 20, number, 3, 1 << 20, number, 7), (c.data.ptr, number, 3)
+    assert call == (42, 0, 0, 3, 5, 7, one, *operands[0], zero, *operands[1], compute, 99)
+    scalar = np.dtype("float32" if dtype == "float16" else dtype)
+    values = [np.frombuffer(ctypes.string_at(p, scalar.itemsize), scalar)[0] for p in (one, zero)]
+    assert values == [1, 0] and c.shape == (5, 3) and c.dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize(("k", "n", "turned", "step"), [(7, 3, 0, 3), (7, 1, 1, 7), (1, 3, 1, 1)])
+def test_one_row_or_column_is_read_as_cupy_reads_it(gemm: Any, k: int, n: int, turned: int, step: int) -> None:
+    """Another kernel, so that other bits would come out, though the memory is the same."""
+    module, calls, _ = gemm
+    module.product(Matrix((5, k), "float32"), Matrix((k, n), "float32"))
+    (call,) = calls
+    assert (call[1], call[9], call[12]) == (turned, step, k)
+
+
+def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
+    module, calls, modes = gemm
+    x = Matrix((6, 6), "float32")
+    row, column = Matrix((1, 6), "float16"), Matrix((6, 1), "float16")
+    refused = [
+        (x, Matrix((6, 6), "float64")),
+        (x, Matrix((5, 6), "float32")),
+        (x, Matrix((6,), "float32")),
+        (x, Matrix((6, 0), "float32")),
+        (x, Matrix((6, 6), "float32", plain=False)),
+        (x, Matrix((6, 6), "float32", device=1)),
+        (Matrix((6, 6), "int32"), Matrix((6, 6), "int32")),
+        (row, column),  # an inner product, which CuPy sums up in 16 bits
+    ]
+    assert all(module.product(a, b) is None for a, b in refused)
+    for mode in (module.PEDANTIC, module.FP16, module.BF16):
+        modes[np.dtype("float32")] = mode
+        assert module.product(x, x) is None
+    assert not calls
+
+
+# ---- calls that recur
+
+
+@pytest.mark.parametrize(
+    ("n", "limit", "recurs"),
+    [(1536, 1 << 40, True), (4096, 1 << 40, True), (8192, 1 << 40, False), (1536, 1 << 26, False)],
+)
+def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, recurs: bool) -> None:
+    x = fresh((n, n), "float32")
+    call = answer(Question(x, x, None, "float32", Setting(0), Limits(limit), LEVEL))
+    assert call.tape is not None and call.recurs is recurs
+    assert call.workspace - call.tape.workspace == (GRAPH_SCRATCH if recurs else 0)
+
+
+def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
+    x = fresh((3072, 3072), "float32")
+    call = answer(Question(x, x, None, "float32", Setting(0), Limits(0), Plan.parse("strassen.fused > tile")))
+    assert call.recurs
+    assert call.workspace == 0
+
+
+def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
+    for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
+        x = fresh(shape, "float32")
+        assert not answer(Question(x, x, None, "float32", Setting(0), PLENTY, plan)).recurs

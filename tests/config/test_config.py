@@ -1,0 +1,491 @@
+"""Configs: where they are found, what is valid, what a damaged one does (nothing), and which step answers a product."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import string
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.config import environment, files, identity, locate, schema
+from fmm.config.identity import Identity
+from fmm.config.schema import ConfigError
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Problem
+from fmm.runtime import decide, online
+from tests.support import configs as tuned
+
+HERE = Identity("cpu-test-2t", "a CPU of the tests", tuned.VERSIONS)
+ROOM = Limits(1 << 40)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A config of this "CPU" that fmm looks at; nothing else is looked at."""
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    monkeypatch.setattr(identity, "cpu", lambda threads: HERE)
+    forget()
+    yield tmp_path / "config.json"
+    forget()
+
+
+def forget() -> None:
+    for cached in (files._now, files._read, environment.once):
+        cached.cache_clear()
+    online._trials.clear()
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, "fmm")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def decided(n: int = 96, limits: Limits = ROOM, dtype: str = "float64") -> decide.Decision:
+    return decide.decide(Problem(n, n, n, dtype), limits, 2)
+
+
+# ---- which step answers
+
+
+def test_a_tuned_shape_is_answered_by_its_entry_and_no_other(path: Path) -> None:
+    tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan="strassen.peel > vendor")))
+    found = decided()
+    assert (str(found.plan), found.step) == ("strassen.peel > vendor", "certified entry")
+    assert "1.100 times the vendor [1.050, 1.200] in 9 paired rounds" in str(found)
+    assert decided(98).step == "calibrated model"
+
+
+def test_an_entry_for_the_vendor_is_an_answer_too(path: Path) -> None:
+    none = tuned.entry(plan="vendor", speedup=1.0, low=1.0, high=1.0)
+    tuned.write(path, HERE.key, found=tuned.section(none))
+    assert (decided().plan, decided().step) == (VENDOR, "certified entry")
+    assert decided(98).plan != VENDOR
+
+
+@pytest.mark.parametrize("limits", [Limits(0), Limits(1 << 40, 1.0)], ids=["workspace", "error"])
+def test_an_entry_beyond_the_limits_is_passed_over(path: Path, limits: Limits) -> None:
+    tuned.write(path, HERE.key)
+    assert (decided(limits=limits).plan, decided(limits=limits).step) == (VENDOR, "calibrated model")
+
+
+def test_other_shapes_are_answered_by_the_calibrated_model_with_its_margin(path: Path) -> None:
+    """One level saves an eighth; a model that is off by more than that chooses the vendor."""
+    for margin, wins in ((0.1, True), (0.4, False)):
+        known = {"stream": 1e18, "margin": margin, "rate": {"flops": 1e6, "fill": 0.0, "pipe": 0.0}}
+        tuned.write(path, HERE.key, found=tuned.section(calibration=known))
+        os.utime(path, (margin, margin))
+        forget()
+        assert (decided().plan != VENDOR) is wins
+        assert decided().step == "calibrated model"
+
+
+def test_without_a_section_the_built_in_model_answers(path: Path, said: Callable[[], list[str]]) -> None:
+    tuned.write(path, HERE.key, "float32")
+    assert decided().step == "built-in model"
+    tuned.write(path, "cpu-of-another-2t")
+    forget()
+    assert decided().step == "built-in model"
+    assert said() == []  # small products: nobody needs to know
+
+
+def test_a_section_without_a_calibration_has_entries_all_the_same(path: Path) -> None:
+    tuned.write(path, HERE.key, found=tuned.section(tuned.entry(), calibration=None))
+    assert (decided().step, decided(98).step) == ("certified entry", "built-in model")
+
+
+def test_a_product_follows_the_config(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
+    tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan="laderman > vendor")))
+    a, b = rng.standard_normal((2, 96, 96))
+    assert str(fmm.explain(a, b).plan) == "laderman > vendor"
+    assert np.array_equal(fmm.matmul(a, b), fmm.matmul(a, b, plan="laderman > vendor"))
+    assert not np.array_equal(fmm.matmul(a, b), a @ b)
+    monkeypatch.setenv("FMM_DISABLE", "1")
+    assert np.array_equal(fmm.matmul(a, b), a @ b)
+    assert "FMM_DISABLE" in fmm.explain(a, b).reason
+
+
+def test_the_environment_is_read_at_every_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned.write(path, HERE.key)
+    other = tuned.write(path.with_name("other.json"), HERE.key, found=tuned.section(tuned.entry(plan="hasa > vendor")))
+    for name, value, plan, step in (
+        ("FMM_TUNING_MODE", "off", "vendor", "built-in model"),
+        ("FMM_TUNING_MODE", "cache", "winograd > vendor", "certified entry"),
+        ("FMM_CONFIG", str(other), "hasa > vendor", "certified entry"),
+        ("FMM_DISABLE", "1", "vendor", "rule"),
+        ("FMM_DISABLE", "0", "hasa > vendor", "certified entry"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert (str(decided().plan), decided().step) == (plan, step), (name, value)
+
+
+def test_an_unknown_mode_is_said_once_and_is_cache(
+    path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    tuned.write(path, HERE.key)
+    monkeypatch.setenv("FMM_TUNING_MODE", "sometimes")
+    assert decided().step == decided().step == "certified entry"
+    assert said() == ["fmm: FMM_TUNING_MODE is 'sometimes'; valid: off, cache, online; 'cache' is used"]
+
+
+def test_a_new_config_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("fmm.config.files.time.monotonic", lambda: now)
+    tuned.write(path, HERE.key)
+    assert decided().step == "certified entry"
+    tuned.write(path, HERE.key, found=tuned.section())
+    assert decided().step == "certified entry"  # files are looked at once a second
+    now += 1
+    assert decided().step == "calibrated model"
+
+
+def test_after_an_update_entries_are_set_aside_and_the_model_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    tuned.write(path, HERE.key)
+    updated = Identity(HERE.key, HERE.name, {**HERE.versions, "blas": "test 2"})
+    monkeypatch.setattr(identity, "cpu", lambda threads: updated)
+    assert decided().step == decided(97).step == "calibrated model"
+    assert said() == ["fmm: blas test 1 -> test 2 since the tuning: only its model is used until `fmm-tune canary`"]
+
+
+def test_unverified_entries_are_not_used(path: Path) -> None:
+    tuned.write(path, HERE.key, found=tuned.section(tuned.entry(verified=False)))
+    assert decided().step == "calibrated model"
+
+
+def test_a_large_product_on_an_untuned_device_says_so_once(path: Path, said: Callable[[], list[str]]) -> None:
+    tuned.write(path, "cpu-of-another-2t")
+    decided(2047)
+    assert said() == []
+    for n in (2048, 3000, 4000):
+        decided(n)
+    assert said() == ["fmm: a CPU of the tests is not tuned for float64; run `fmm-tune --device cpu` once"]
+
+
+def test_a_config_that_was_named_must_be_there(path: Path, said: Callable[[], list[str]]) -> None:
+    decided()
+    (line,) = said()
+    assert str(path) in line and "No such file" in line
+
+
+# ---- how long it takes
+
+
+@pytest.mark.timed
+def test_loading_and_deciding_take_no_time(path: Path) -> None:
+    entries = [tuned.entry((64 + i, 65 + j, 66)) for i in range(10) for j in range(10)]
+    tuned.write(path, HERE.key, found=tuned.section(*entries))
+    loads = []
+    for _ in range(60):  # the least: others may be busy for a while
+        forget()
+        start = time.perf_counter()
+        assert files.configs().tuned(HERE, "float64")
+        loads.append(time.perf_counter() - start)
+    assert min(loads) < 5e-3
+    problem, cached, looks = Problem(70, 70, 66), [], []
+    for _ in range(60):  # by turns: both meet the processor at its best
+        cached.append(seconds(lambda: decide.decide(problem, ROOM, 2)))
+        looks.append(seconds(lambda: [os.environ.get("FMM_NEVER_SET") for _ in range(4)]))
+    assert min(cached) < min(looks)  # under 3 microseconds where processors are fast
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Of one call; a hundred are timed."""
+    start = time.perf_counter()
+    for _ in range(100):
+        call()
+    return (time.perf_counter() - start) / 100
+
+
+# ---- online
+
+
+def test_online_measures_the_first_products_and_keeps_the_decision(
+    path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "online")
+    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
+    monkeypatch.setattr(decide, "WORTH_TUNING", 0)
+    tuned.write(path, HERE.key, found=tuned.section())
+    a, b = rng.standard_normal((2, 64, 64))
+    ran: list[str] = []
+    clock = [0.0]
+    computed = fmm.runtime.host_call._computed
+
+    def slow_vendor(call: Any, options: Any, plan: Plan, limits: Any) -> Any:
+        ran.append(str(plan))
+        clock[0] += 2.0 if plan == VENDOR else 1.0
+        return computed(call, options, plan, limits)
+
+    monkeypatch.setattr("fmm.runtime.host_call._computed", slow_vendor)
+    monkeypatch.setattr("fmm.runtime.online.time.perf_counter", lambda: clock[0])
+    best = str(fmm.explain(a, b).plan)
+    products = 2 + 2 * online.PAIRS
+    for _ in range(products):
+        assert fmm.explain(a, b).step == "being measured"
+        assert np.allclose(fmm.matmul(a, b), a @ b)
+    assert sorted(ran) == sorted(["vendor", best] * (products // 2))
+    found = fmm.explain(a, b)
+    assert (str(found.plan), found.step) == (best, "measured online")
+    (kept,) = json.loads(path.read_text())["devices"][HERE.key]["float64"]["entries"]
+    assert (kept["size"], kept["plan"], kept["origin"]) == ([64, 64, 64], best, "online")
+    forget()
+    assert fmm.explain(a, b).step == "online entry"
+
+
+@pytest.mark.timed
+def test_online_makes_a_section_where_there_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+    while trial.entry is None:
+        trial.run(lambda plan: time.sleep(1e-3 if plan == VENDOR else 1e-5))
+    assert trial.entry.plan == "winograd > vendor"
+    assert decided(64).step == "online entry"
+
+
+@pytest.mark.timed
+def test_online_decides_for_the_vendor_if_that_is_faster(path: Path) -> None:
+    trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+    while trial.entry is None:
+        trial.run(lambda plan: time.sleep(1e-5 if plan == VENDOR else 1e-3))
+    assert trial.entry.plan == "vendor"
+
+
+def test_online_that_cannot_write_says_so_and_goes_on(path: Path, said: Callable[[], list[str]]) -> None:
+    (path / "config.json").mkdir(parents=True)  # a folder where the file should be
+    trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+    while trial.entry is None:
+        trial.run(lambda plan: time.sleep(1e-5))
+    assert len(said()) == 1 and "kept for this process only" in said()[0]
+
+
+def test_online_in_two_threads_returns_both_results() -> None:
+    trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait(plan: Plan) -> None:
+        inside.set()
+        leave.wait(10)
+
+    first = threading.Thread(target=trial.run, args=(wait,))
+    first.start()
+    inside.wait(10)
+    assert trial.run(lambda plan: str(plan)) == "winograd > vendor"  # not measured, not kept waiting
+    leave.set()
+    first.join()
+
+
+def test_small_products_are_not_measured_online(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "online")
+    tuned.write(path, HERE.key, found=tuned.section())
+    assert decided().trial is None
+
+
+# ---- where configs are found
+
+
+def test_the_folders_are_those_of_platformdirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    platformdirs = pytest.importorskip("platformdirs")
+    for variables in ({}, {"XDG_CONFIG_HOME": str(tmp_path), "XDG_CONFIG_DIRS": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}):
+        for name in ("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert locate.user_folder() == Path(platformdirs.user_config_dir("fmm", appauthor=False))
+        assert locate.site_folder() == Path(platformdirs.site_config_dir("fmm", appauthor=False))
+
+
+def test_the_users_config_comes_before_the_sites(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FMM_CONFIG")
+    monkeypatch.setattr(locate, "site_folder", lambda: tmp_path / "site")
+    monkeypatch.setattr(locate, "user_folder", lambda: tmp_path / "user")
+    tuned.write(tmp_path / "site" / "config.json", HERE.key, found=tuned.section(tuned.entry(plan="hasa > vendor")))
+    assert str(decided().plan) == "hasa > vendor"
+    tuned.write(tmp_path / "user" / "config.json", HERE.key)
+    forget()
+    assert str(decided().plan) == "winograd > vendor"
+    tuned.write(tmp_path / "user" / "config.json", "cpu-of-another-2t")
+    forget()
+    assert str(decided().plan) == "hasa > vendor"
+
+
+def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("FMM_CONFIG")
+    monkeypatch.setattr(locate, "user_folder", homeless)
+    assert decided().step == "built-in model"
+
+
+def test_an_identity_is_of_this_machine() -> None:
+    found = identity.cpu(blas_threads())
+    assert found.key.startswith("cpu-") and found.key.endswith(f"{blas_threads()}t")
+    assert found.versions["numpy"] == np.__version__
+    assert identity.gpu_key("9.0", 132) == "cuda-9.0-132sm"
+
+
+# ---- damaged configs
+
+GOOD = tuned.section(tuned.entry(), tuned.entry((50, 60, 70), "vendor", speedup=1.0, low=1.0, high=1.0))
+BROKEN: list[tuple[str, dict[str, Any]]] = [
+    ("field", {"more": 1}),
+    ("'noise'", {"noise": "low"}),
+    ("noise", {"noise": -1}),
+    ("noise", {"noise": True}),
+    ("calibration", {"calibration": 5}),
+    ("calibration.stream", {"calibration": {"stream": 0, "rate": {"flops": 1.0, "fill": 0, "pipe": 0}}}),
+    ("stream", {"calibration": {"rate": {"flops": 1.0, "fill": 0, "pipe": 0}}}),
+    ("rate", {"calibration": {"stream": 1.0}}),
+    ("rate.flops", {"calibration": {"stream": 1.0, "rate": {"flops": 1e40, "fill": 0, "pipe": 0}}}),
+    ("unknown field 'x'", {"calibration": {"stream": 1.0, "x": 1, "rate": {"flops": 1.0, "fill": 0, "pipe": 0}}}),
+    ("sequential", {"calibration": {"stream": 1.0, "sequential": 0, "rate": {"flops": 1.0, "fill": 0, "pipe": 0}}}),
+    ("entries", {"entries": {}}),
+    ("entries[0]", {"entries": [3]}),
+    ("low", {"entries": [{**GOOD["entries"][0], "low": 0.99}]}),
+    ("size", {"entries": [{**GOOD["entries"][0], "size": [1, 2]}]}),
+    ("size", {"entries": [{**GOOD["entries"][0], "size": [1, 2, 0]}]}),
+    ("size", {"entries": [{**GOOD["entries"][0], "size": [1, 2, 2.5]}]}),
+    ("plan", {"entries": [{**GOOD["entries"][0], "plan": "winograd"}]}),
+    ("versions", {"versions": []}),
+    ("versions.numpy", {"versions": {"numpy": 5}}),
+]
+
+
+@pytest.mark.parametrize(("named", "change"), BROKEN, ids=lambda x: str(x)[:40])
+def test_a_broken_section_is_named_once_and_passed_over(
+    named: str, change: dict[str, Any], path: Path, said: Callable[[], list[str]]
+) -> None:
+    path.write_text(json.dumps({"schema": 1, "devices": {HERE.key: {"float64": {**GOOD, **change}}}}))
+    assert (decided().step, decided().step) == ("built-in model",) * 2
+    (line,) = said()
+    assert str(path) in line and named.strip("'") in line and "\n" not in line
+
+
+def test_a_good_section_passes(path: Path, said: Callable[[], list[str]]) -> None:
+    path.write_text(json.dumps({"schema": 1, "devices": {HERE.key: {"float64": GOOD}}}))
+    assert decided().step == "certified entry" and said() == []
+
+
+@pytest.mark.parametrize("plan", ["nonsense > vendor", "strassen^9 > vendor", "balanced(1) > vendor", "> > > vendor"])
+def test_an_entry_whose_plan_is_none_is_said_and_passed_over(
+    plan: str, path: Path, said: Callable[[], list[str]]
+) -> None:
+    tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan=plan)))
+    assert decided().step == "calibrated model"
+    assert len(said()) == 1 and "(96, 96, 96)" in said()[0]
+
+
+DOCUMENTS = {
+    "": "not JSON",
+    "[]": "no devices",
+    '{"devices": {}}': "schema is None",
+    '{"schema": 99, "devices": {}}': "of a later fmm",
+    '{"schema": "1", "devices": {}}': "schema is '1'",
+    '{"schema": 1, "devices": {"x": NaN}}': "NaN",
+    '{"schema": 1, "devices": {"x": 5}}': "has no types",
+    "[" * 100_000: "nested too deeply",
+    '{"schema": 1, "devices": {"x": ' + "9" * 5000 + "}}": "not JSON",
+}
+
+
+@pytest.mark.parametrize(("content", "message"), DOCUMENTS.items(), ids=lambda x: str(x)[:30])
+def test_a_document_that_is_no_config(content: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        schema.document(content)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe{}")
+    (tmp_path / "large").write_bytes(b" " * (files.LARGEST_FILE + 1))
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    for name, message in (("bytes", "UTF-8"), ("large", "larger"), ("pipe", "no file"), ("none", "No such file")):
+        with pytest.raises(ConfigError, match=message):
+            files.read(tmp_path / name)
+
+
+def mutated(text: str, rng: random.Random) -> bytes:
+    """One of many ways in which a file goes wrong."""
+    raw = json.loads(text)
+    kind = rng.randrange(6)
+    if kind == 0:
+        return text.encode()[: rng.randrange(len(text))]
+    if kind == 1:
+        damaged = bytearray(text.encode())
+        for _ in range(rng.randint(1, 8)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        return bytes(damaged)
+    if kind == 2:
+        raw["schema"] = rng.choice([None, 0, 2, 10**30, "1", [1], -1, 1.5])
+    if kind == 3:  # of another device
+        raw["devices"] = {f"cpu-{rng.random()}": raw["devices"].pop(HERE.key)}
+    for _ in range(rng.randint(1, 3)):
+        _change(raw, rng)
+    return json.dumps(raw).encode()
+
+
+HOSTILE: tuple[Any, ...] = (
+    None, True, -1, 0, 1e308, -1e308, float("nan"), float("inf"), 10**40, "", "vendor", "a > " * 90 + "vendor",
+    "__import__('os').system('true') > vendor", "strassen^99 > vendor", "\x00\x1b[2J", "🧨" * 100, [], [[]], {},
+)  # fmt: skip
+
+
+def _change(raw: Any, rng: random.Random) -> None:
+    """Replace, remove or add something somewhere."""
+    spots: list[tuple[Any, Any]] = []
+
+    def walk(value: Any) -> None:
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, inner in list(items):
+            spots.append((value, key))
+            walk(inner)
+
+    walk(raw)
+    if not spots:
+        return
+    owner, key = rng.choice(spots)
+    action = rng.randrange(4)
+    if action == 0 and isinstance(owner, dict):
+        del owner[key]
+    elif action == 1 and isinstance(owner, dict):
+        owner["".join(rng.choices(string.printable, k=5))] = rng.choice(HOSTILE)
+    else:
+        owner[key] = rng.choice(HOSTILE)
+
+
+def test_a_thousand_damaged_configs_break_no_product(
+    path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every product is right, and each config is either used or passed over with one line."""
+    caplog.set_level(logging.WARNING, "fmm")
+    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
+    text = tuned.write(path, HERE.key, found=GOOD).read_text()
+    a, b = rng.standard_normal((2, 96, 96))
+    right, chance, steps, lines = a @ b, random.Random(1), set[str](), 0
+    for _ in range(1000):
+        path.write_bytes(mutated(text, chance))
+        forget()
+        caplog.clear()
+        found = fmm.explain(a, b)
+        assert np.allclose(fmm.matmul(a, b), right, rtol=1e-9, atol=1e-9)
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) <= 1, said
+        assert all("\n" not in line and line.isprintable() and len(line) < 600 for line in said), said
+        steps.add(found.step)
+        lines += bool(said)
+    assert steps == {"certified entry", "calibrated model", "built-in model"}
+    assert lines > 300

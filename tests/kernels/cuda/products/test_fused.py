@@ -1,0 +1,270 @@
+"""Fused levels: Huang, Yu, van de Geijn's variants and section 3.3's three schemes, as tables and as tapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm import problem as shapes
+from fmm.hardware.datasheets import device
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.cuda.launch_list import Op, Problem, Tape, Turn
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans import explain
+from fmm.kernels.plans.fused_order import LANES, launches, stages
+from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.variants import FIGURE_6, Operands, listed, name, operands
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.cost import cost
+from fmm.perfmodel.papers.huang import huang_fig7
+from fmm.perfmodel.papers.huang_blocks import chip
+from fmm.perfmodel.work import counted
+from tests.kernels.cuda.test_record import _buffer, _matrices, play
+
+H200 = chip(device("H200"))
+
+OPTIONS = ((), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants"))
+ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
+
+
+def recorded(text: str, size: int = 512, beta: float = 0) -> Tape:
+    """The leaf is `tile` if the text names none."""
+    plan = Plan.parse(text if " > tile" in text else f"{text} > tile")
+    return record(plan, Problem.contiguous(size, size, size, "float32", 1, beta))
+
+
+def products(tape: Tape) -> Iterator[TileOp]:
+    for op in tape.ops:
+        yield from op.ops if isinstance(op, Several) else [op] if isinstance(op, TileOp) else []
+
+
+# ---- variants
+
+
+@pytest.mark.parametrize(("text", "level"), [("strassen-huang.fused", 1), ("strassen-huang^2.fused", 2)])
+def test_figure_6_is_what_is_launched(text: str, level: int) -> None:
+    """As many kernels as variants, each for as many products as are printed."""
+    printed = {w: count for at, _, w, count in FIGURE_6 if at == level}
+    found = Counter(op.kernel for op in products(recorded(text)))
+    assert {kernel.operands: count for kernel, count in found.items()} == printed
+    assert len(found) == len(printed) == (4, 10)[level - 1]
+
+
+NAMES: list[tuple[Operands, str]] = [
+    ((1, 1, 1), "GEMM"), ((2, 2, 2), "Var#0"), ((2, 1, 2), "Var#3"), ((4, 4, 4), "Var#0"), ((4, 2, 2), "Var#9"),
+    ((3, 3, 3), "W(3,3,3)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("w", "expected"), NAMES)
+def test_variants_have_the_papers_names(w: Operands, expected: str) -> None:
+    assert name(w) == expected
+
+
+def test_explain_names_the_variants_and_how_they_start() -> None:
+    said = explain.table(Plan.parse("strassen-huang.fused.streams > tile"), 64, 64, 64, 4)
+    assert "7 launches on 2 streams in 3 stages (Var#0, 2 Var#3, 2 Var#2, 2 Var#1)" in said
+    said = explain.table(Plan.parse("strassen > strassen.fused.variants > tile"), 64, 64, 64, 4)
+    assert "strassen.fused.variants: 4 launches one after the other (Var#0, 2 Var#3" in said
+    said = explain.table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
+    assert "strassen^2.fused: 49 products one after the other (Var#0, 4 Var#4" in said
+    assert listed(operands(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
+
+
+# ---- which products are one launch, and which run side by side
+
+
+def test_figure_7() -> None:
+    """Equation (3)'s products: stages, in each stage two streams."""
+    found = stages(scheme("strassen-huang"), ("streams",))
+    assert found == (
+        (((1,), (5,)), ((4,), (6,))),  # M1, M5 beside M4, M6
+        (((2,),), ((3,),)),  # M2 beside M3
+        (((0,),),),  # M0
+    )
+    assert not any(huang_fig7().column("difference"))
+
+
+SHAPES = [
+    # (scheme, options, launches of every lane of every stage)
+    ("strassen-huang", (), [[7]]),
+    ("strassen-huang", ("atomic",), [[1] * 7]),
+    ("strassen-huang", ("variants",), [[4]]),
+    ("strassen-huang", ("atomic", "variants"), [[1] * 4]),
+    ("strassen-huang^2", (), [[49]]),
+    ("strassen-huang^2", ("streams",), [[14, 14], [7, 7], [2, 2], [1, 1], [1]]),
+    ("strassen-huang^2", ("atomic",), [[7] * 7]),
+    ("strassen-huang^2", ("variants",), [[16]]),
+    ("strassen-huang^2", ("atomic", "variants"), [[2, 2, 2, 1, 1, 1, 1]]),
+    ("winograd", ("streams",), [[2, 1], [2, 1], [1]]),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "shape"), SHAPES)
+def test_stages_and_lanes(text: str, options: tuple[str, ...], shape: list[list[int]]) -> None:
+    assert [[len(lane) for lane in stage] for stage in stages(scheme(text), options)] == shape
+    assert launches(scheme(text), options) == sum(map(sum, shape))
+
+
+@pytest.mark.parametrize("text", [*scheme_names(), "strassen^2", "winograd*hk223"])
+@pytest.mark.parametrize("options", OPTIONS, ids=".".join)
+def test_what_is_side_by_side_writes_blocks_of_its_own(text: str, options: tuple[str, ...]) -> None:
+    """Every product once; the products of a launch are of one variant."""
+    found = scheme(text)
+
+    def written(task: tuple[int, ...]) -> list[int]:
+        return [i for p in task for i, row in enumerate(found.w) if row[p]]
+
+    seen: list[int] = []
+    for stage in stages(found, options):
+        seen += [p for lane in stage for task in lane for p in task]
+        assert len(stage) <= (LANES if "atomic" in options else 2)
+        for task in (task for lane in stage for task in lane):
+            assert len({operands(found, p) for p in task}) == 1
+            assert "atomic" in options or len(written(task)) == len(set(written(task)))
+        blocks = [{i for task in lane for i in written(task)} for lane in stage]
+        assert "atomic" in options or len(set().union(*blocks)) == sum(map(len, blocks))
+    assert sorted(seen) == list(range(found.rank))
+
+
+# ---- tapes
+
+
+LAUNCHES = [
+    # (plan, beta, kinds of launches, lanes)
+    ("strassen.fused", 0, {Several: 1}, 1),  # in turns: one launch where the device's kernel can
+    ("strassen.fused > tile.half", 0, {TileOp: 7}, 1),
+    ("strassen.fused.streams", 2, {TileOp: 7, Turn: 4}, 2),
+    ("strassen.fused.atomic", 0, {SumOp: 1, TileOp: 7, Turn: 2}, 7),
+    ("strassen.fused.atomic", 1, {TileOp: 7, Turn: 2}, 7),
+    ("strassen.fused.variants", 2, {TileOp: 1, Several: 3}, 1),
+    ("strassen.fused.atomic.variants", 2, {SumOp: 1, TileOp: 1, Several: 3, Turn: 2}, 4),
+    ("strassen^2.fused", 0, {Several: 1}, 1),
+    ("strassen^2.fused.atomic.variants", 1, {TileOp: 1, Several: 9, Turn: 2}, 7),
+    ("strassen > strassen.fused", 0, {SumOp: 3, Several: 7}, 1),
+    ("strassen > strassen.fused > tile.half", 0, {SumOp: 3, TileOp: 49}, 1),
+    ("strassen.batched.pad16 > strassen.fused.variants", 0, {SumOp: 3, TileOp: 7, Several: 21}, 1),
+    ("strassen.sequential > strassen.fused.streams", 0, {SumOp: 17, TileOp: 49, Turn: 28}, 2),
+]
+
+
+@pytest.mark.parametrize(("text", "beta", "kinds", "lanes"), LAUNCHES)
+def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) -> None:
+    """As the cost says, too, which counts products in turns one by one; a fused level alone needs no workspace."""
+    tape = recorded(text, 512, beta)
+    assert Counter(map(type, tape.ops)) == kinds
+    assert (tape.lanes_used, tape.vendor_lanes) == (lanes, 0)
+    several = [op for op in tape.ops if isinstance(op, Several)]
+    assert all(op.at_once == (op.order != "turns") for op in several)
+    found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
+    turns = sum(len(op.ops) - 1 for op in several if not op.at_once)
+    assert found.launches == sum(kinds.values()) - kinds.get(Turn, 0) + turns
+    assert found.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
+    assert (tape.workspace == 0) == (len(tape.plan.levels) == 1)
+    assert found.flops == 2 * 512**3 * 7**tape.plan.depth // 8**tape.plan.depth
+
+
+@pytest.mark.parametrize("text", [*ONE, "strassen^2.fused.variants", "strassen > strassen.fused.atomic.variants"])
+def test_what_a_prediction_is_made_of(text: str) -> None:
+    """Leaf products that start together; passes and traffic of sums, and of scaling C for what is atomic."""
+    plan, side = Plan.parse(f"{text} > tile"), 1024
+    work = counted(plan, shapes.Problem(side, side, side, "float32"))
+    ((*_, count, together),) = work.leaves
+    level = plan.levels[-1]
+    assert isinstance(level, Level) and level.scheme
+    assert (count, together) == (7**plan.depth, level.products / launches(level.scheme, level.tasks))
+    scaled = ("atomic" in level.tasks) * 7 ** (plan.depth - len(level.scheme.factors or "1"))
+    assert work.passes == pytest.approx(scaled + 3 * (len(plan.levels) - 1))
+    assert (work.traffic > 0) == (work.passes > 0)
+
+
+def test_atomic_updates_move_c_once_more() -> None:
+    inside, added, kept = (
+        cost(Plan.parse(f"strassen.fused{x} > tile"), 64, 64, 64, 4, beta=beta)
+        for x, beta in (("", 2), (".atomic", 2), (".atomic", 1))
+    )
+    assert (added.bytes_read, added.bytes_written) == (4 * 64 * 64, 4 * 64 * 64)
+    assert (kept.bytes, kept.launches) == (inside.bytes, inside.launches) == (added.bytes - 8 * 64 * 64, 7)
+
+
+@pytest.mark.parametrize("text", [*ONE, "strassen.fused > tile.half", "strassen.sequential > strassen.fused.streams"])
+def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> None:
+    """Programmatic launches follow a product of their own stage; the first after a wait or a sum follows nothing."""
+    last: dict[int, Op] = {}
+    for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
+        if isinstance(op, TileOp | Several):
+            assert op.follows == isinstance(last.get(lane), TileOp | Several)
+        last = {} if isinstance(op, Turn) else last | {lane: op}
+
+
+def in_lane_order(tape: Tape, order: tuple[int, ...]) -> Iterator[Op]:
+    """Between a fork and its join, all of one lane's launches before the next one's."""
+    between: list[tuple[int, Op]] = []
+    for op, lane in zip(tape.ops, tape.lanes, strict=True):
+        between.append((lane, op))
+        if isinstance(op, Turn) or not any(isinstance(x, Turn) for x in tape.ops):
+            yield from (x for lane in order for at, x in between if at == lane)
+            between = []
+    yield from (x for _, x in between)
+
+
+def problems() -> Iterator[Problem]:
+    for (m, k, n), orders, (alpha, beta) in zip(
+        ((36, 21, 44), (33, 18, 37), (5, 1, 7), (16, 16, 16)),
+        ("CCC", "FCF", "CCC", "CFC"),
+        ((1.0, 0.0), (0.5, 2.0), (2.0, 1.0), (1.0, -1.0)),
+        strict=True,
+    ):
+        shapes = (m, k), (k, n), (m, n)
+        lines = [Layout(o, (s[1] if o == "C" else s[0]) + 3) for o, s in zip(orders, shapes, strict=True)]  # type: ignore[arg-type]
+        yield Problem(m, k, n, "float32", (lines[0], lines[1], lines[2]), alpha, beta)
+
+
+HYBRID = (
+    "strassen > strassen.fused",
+    "strassen.sequential > strassen.fused.streams",
+    "strassen.batched.pad16 > strassen.fused.atomic.variants",
+    "strassen.fused.streams.peel",
+)
+TWO = ("strassen^2.fused", "strassen-huang^2.fused.streams", "winograd^2.fused.atomic.variants", "hk223.fused.variants")
+
+
+@pytest.mark.parametrize("text", [*ONE, *TWO, *HYBRID])
+def test_lanes_may_run_in_any_order(text: str) -> None:
+    """Exact on small integers, whichever lane is first; beta = 0 reads nothing of C, which is NaN."""
+    for problem, turn in product(problems(), (1, -1)):
+        tape = record(Plan.parse(f"{text} > tile"), problem)
+        memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
+        memory["W"], before = _buffer(tape.workspace), c.astype(np.float64)
+        order = tuple(range(tape.lanes_used))[::turn]
+        ops = [tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op for op in in_lane_order(tape, order)]
+        assert len(ops) == len(tape.ops)
+        play(replace(tape, ops=tuple(ops)), memory)
+        old: Any = problem.beta * before if problem.beta else 0
+        np.testing.assert_array_equal(c, problem.alpha * (a.astype(np.float64) @ b) + old, err_msg=str(problem))
+
+
+def test_figure_7s_stages_wait_for_each_other() -> None:
+    """No order of the two lanes within a stage changes a bit; and the blocks of C are first written, then added to."""
+    tape = recorded("strassen-huang.fused.streams", 32)
+    names: dict[object, str] = {Turn.FORK: "F", Turn.JOIN: "J"}
+    kinds = [names.get(op, str(lane)) for op, lane in zip(tape.ops, tape.lanes, strict=True)]
+    assert "".join(kinds) == "F0101JF01J0"
+    for order in permutations((0, 1)):
+        begun: set[int] = set()
+        for op in in_lane_order(tape, order):
+            for piece in op.dest if isinstance(op, TileOp) else ():
+                assert piece.keep == (piece.offset in begun)
+                begun.add(piece.offset)
+        assert len(begun) == 4

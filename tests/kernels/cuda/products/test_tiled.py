@@ -1,0 +1,527 @@
+"""The tiled kernel without a GPU: what NVRTC makes of it, what it computes on the host, which launches plans make."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.hardware.capability import Capability, capability
+from fmm.hardware.datasheets import device
+from fmm.hardware.occupancy import active_blocks
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
+from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Layout, View
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.variants import FIGURE_6
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.block_time import GEMM, registers, resident
+from fmm.perfmodel.cost import cost
+from fmm.perfmodel.papers.huang_blocks import chip
+from tests.kernels.cuda.sums.test_sum_host import SANITIZER
+from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, in_parallel, nvrtc, report
+
+FLOAT32 = (*STRATEGIES, *TUNED)
+H200 = chip(device("H200"))
+MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coefficients, four steps of a line at once
+
+
+def kernel(
+    s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep", dtype: str = "float32"
+) -> TileKernel:
+    summed = left + right > 2
+    return TileKernel(replace(s, stages=2) if summed else s, dtype, left, right, added(dest, update))
+
+
+# ---- NVRTC
+
+
+def limits(architecture: str) -> Capability:
+    digits = architecture.removeprefix("sm_")
+    return capability(f"{digits[:-1]}.{digits[-1]}")
+
+
+@pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
+@pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
+def test_every_strategy_stays_in_registers(s: Strategy, operands: Any) -> None:
+    """No local memory; registers as (16) says and not many more; about the thread blocks that the model expects.
+
+    Of the kernels of one level the one with two blocks of each has the most: (16) grows with every block.
+    """
+    nvrtc()
+    made = kernel(s, *operands)
+    needed, summed = registers(s, operands), operands[:2] != (1, 1)
+    jobs: list[tuple[Any, ...]] = [(f"{s.name} {a}", source(made, "vector"), a, OPTIONS) for a in ARCHITECTURES]
+    for r, (_, _, architecture, _) in zip(in_parallel(report, jobs), jobs, strict=True):
+        on = limits(architecture)
+        blocks = active_blocks(on, s.threads, r.registers, made.shared)
+        assert r.local == 0, r
+        assert needed <= r.registers <= needed + MOST_BESIDE, r
+        assert summed or abs(blocks - resident(s, GEMM, on)) <= 1 + blocks // 4, r
+        if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
+            assert blocks >= s.blocks, r
+
+
+@pytest.mark.parametrize("s", TUNED, ids=lambda s: s.name)
+def test_every_variant_of_one_level_stays_in_registers(s: Strategy) -> None:
+    """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one of the architectures."""
+    nvrtc()
+    variants = [w for level, number, w, _ in FIGURE_6 if level == 1 and number]
+    jobs: list[tuple[Any, ...]] = []
+    for i, w in enumerate(variants, TUNED.index(s)):
+        made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
+        jobs.append((f"{s.name} {w} {architecture}", source(made, "vector"), architecture, OPTIONS))
+    assert all(r.local == 0 for r in in_parallel(report, jobs))
+
+
+@pytest.mark.parametrize("s", [strategy("Huge"), *DOUBLE], ids=lambda s: s.name)
+@pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
+def test_float64_stays_in_registers(s: Strategy, operands: Any) -> None:
+    """Two registers a number; where no instruction multiplies for a whole warp, small tiles."""
+    nvrtc()
+    left, right, dest = operands
+    made = kernel(s, left, right, dest, dtype="float64")
+    architectures = ARCHITECTURES if s.name == "Solo" else ("sm_90",)
+    kernels = [fits(made, architecture) for architecture in architectures]
+    jobs: list[tuple[Any, ...]] = [
+        (f"{x.strategy.name} {a}", source(x, "vector"), a, OPTIONS) for x, a in zip(kernels, architectures, strict=True)
+    ]
+    for r, x, architecture in zip(in_parallel(report, jobs), kernels, architectures, strict=True):
+        assert r.local == 0, r
+        assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
+        if architecture in ("sm_90", "sm_100"):
+            assert active_blocks(limits(architecture), s.threads, r.registers, made.shared) >= made.blocks, r
+
+
+def fits(made: TileKernel, architecture: str) -> TileKernel:
+    """What is launched there."""
+    digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
+    op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
+    return fitted(op, limits(architecture).shared_per_block, int(digits) >= 80).kernel
+
+
+def test_a_strategy_that_does_not_fit_is_replaced() -> None:
+    def found(made: TileKernel) -> list[str]:
+        return [fits(made, architecture).strategy.name for architecture in ARCHITECTURES]
+
+    assert found(kernel(strategy("Solo"), dtype="float64")) == ["Medium", "Solo", "Solo", "Solo"]
+    assert found(kernel(strategy("Solo"), 4, 4, dtype="float64")) == ["Medium", "Huge", "Solo", "Solo"]
+    assert found(kernel(strategy("Broad"), 4, 4)) == ["Huge", "Broad", "Broad", "Broad"]
+
+
+# ---- on the host: the threads of a block take turns
+
+# Compiled once: runs a block's threads. Kernels go without the library's headers, which take most of the time.
+BLOCK = r"""
+#include <setjmp.h>
+#include <ucontext.h>
+struct Dim { unsigned x, y, z; };
+Dim blockIdx, gridDim, threadIdx;
+
+// A thread runs until it has to wait for others. Then it is another's turn, in an order that changes, and for some time
+// half of the warps have none: so who reads what nobody has written yet, for want of a barrier, is found out.
+constexpr unsigned STACK = 1 << 16, MOST = 1024;
+struct Thread {
+    ucontext_t start;
+    jmp_buf here;
+    bool begun, done;
+    char* stack;
+};
+static Thread threads[MOST];
+static jmp_buf next_turn;
+struct Barrier {
+    unsigned size = 32, arrived = 0, times = 0;
+    void wait() {
+        const unsigned before = times;
+        if (++arrived == size) arrived = 0, ++times;
+        while (times == before)
+            if (!_setjmp(threads[threadIdx.x].here)) _longjmp(next_turn, 1);
+    }
+};
+static Barrier everyone, warps[MOST / 32];
+extern "C" void meet() { everyone.wait(); }
+extern "C" void meet_warp() { warps[threadIdx.x / 32].wait(); }
+
+static void (*kernel)(const void*);
+static const void* told;
+static void thread() {
+    kernel(told);
+    threads[threadIdx.x].done = true;
+    _longjmp(next_turn, 1);
+}
+static bool take_turns(unsigned count) {
+    static unsigned random = 1, turns, held, i, left;
+    static unsigned step;  // shares no factor with counts, which are powers of two, maybe times 3: each thread is met
+    random = random * 1664525 + 1013904223;
+    step = random >> 16 | 1;
+    while (step % 3 == 0) step += 2;
+    if (turns++ % 64 == 0) held = random >> 16;
+    for (i = left = 0; i < count; ++i) {
+        threadIdx.x = (random >> 8 & 1023) + i * step;
+        threadIdx.x %= count;
+        Thread& mine = threads[threadIdx.x];
+        if (mine.done) continue;
+        ++left;
+        if (held >> threadIdx.x / 32 % 16 & 1) continue;
+        if (_setjmp(next_turn)) continue;
+        if (mine.begun) _longjmp(mine.here, 1);
+        mine.begun = true;
+        setcontext(&mine.start);
+    }
+    return left;
+}
+static void run_block(unsigned count) {
+    everyone = {count};
+    for (Thread* t = threads; t < threads + count; ++t) {
+        Thread& x = *t;
+        x.stack = x.stack ? x.stack : new char[STACK];
+        x.begun = x.done = false;
+        getcontext(&x.start);
+        x.start.uc_stack.ss_sp = x.stack, x.start.uc_stack.ss_size = STACK;
+        makecontext(&x.start, thread, 0);
+    }
+    while (take_turns(count)) {}
+}
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count) {
+    kernel = entry, told = parameters;
+    gridDim = {unsigned(blocks), 1, unsigned(products)};
+    for (unsigned i = 0; i < blocks * products; ++i) {
+        blockIdx = {i % blocks, 0, i / blocks};
+        run_block(count);
+    }
+}
+"""
+HOST = r"""
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__
+template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; }
+template <class T> const T& max(const T& x, const T& y) { return x < y ? y : x; }
+struct alignas(16) float4 { float x, y, z, w; };
+float4 memory[16384];
+struct Dim { unsigned x, y, z; };
+extern Dim blockIdx, gridDim, threadIdx;
+extern "C" void meet();
+extern "C" void meet_warp();
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
+static void __syncthreads() { meet(); }
+template <class T> T atomicAdd(T* q, T x) {
+    const T before = *q;
+    *q += x;
+    return before;
+}
+static void __threadfence() {}
+static void __threadfence_system() {}
+
+// What a warp's instruction does: lanes leave their numbers and take others', where PTX's manual has each of them.
+struct Warp { double a[32][4][2], b[32][4]; };
+static Warp warps[32];
+namespace fmm {
+template <int STEPS>
+void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) {
+    Warp& warp = warps[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    for (int k = 0; k < STEPS; ++k) {
+        warp.b[lane][k] = b[k];
+        for (int i = 0; i < 2; ++i) warp.a[lane][k][i] = a[k][i];
+    }
+    meet_warp();
+    for (int e = 0; e < 4; ++e) {
+        const int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
+        for (int k = 0; k < 4 * STEPS; ++k)
+            c[e] += warp.a[row % 8 * 4 + k % 4][k / 4][row / 8] * warp.b[col * 4 + k % 4][k / 4];
+    }
+    meet_warp();
+}
+}  // namespace fmm
+"""
+DRIVER = r"""
+extern "C" int launch(const void* parameters, int blocks, int products) {{
+    using Parameters = {told};
+    auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
+    run(entry, parameters, blocks, products, {threads});
+    return sizeof(Parameters);
+}}
+"""
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+# A wide access that is not aligned works on this machine and fails on a GPU: the sanitizer makes it fail here too.
+FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
+GUARD = 64  # NaN before and behind every operand
+Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple of 64 bytes on
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs a launch on the host; kernels are compiled once."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
+    folder = tmp_path_factory.mktemp("tiles")
+    libraries: dict[Any, Any] = {}
+
+    def launch(op: TileOp | Several, memory: Memory, access: Access | None = None) -> None:
+        key = op.kernel, access or op.access
+        if key not in libraries:
+            libraries[key] = compiled_for_the_host(folder / str(len(libraries)), *key)
+        parameters = np.frombuffer(op.parameters, np.int64).copy()
+        for word, piece in zip(pointers(op), op.pieces, strict=True):
+            parameters[word] = memory[piece.base].ctypes.data + piece.offset
+        blocks, _, products = op.grid
+        where = parameters.ctypes.data_as(ctypes.c_void_p)
+        assert libraries[key].launch(where, blocks, products) == parameters.nbytes
+
+    return launch
+
+
+def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
+    counts = ", ".join(map(str, (*made.operands, made.products)))
+    told = f"fmm::Parameters<Number, {counts}>"
+    told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
+    driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
+    assert made.shared <= 16 * 16384
+    return library(path, HOST + source(made, access).replace("#pragma once", "") + driver)
+
+
+def library(path: Path, text: str) -> Any:
+    """What kernels need of BLOCK is loaded before them."""
+    if text != BLOCK:
+        block()
+    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
+    command = [str(COMPILER), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(f"{path}.so", ctypes.RTLD_GLOBAL if text == BLOCK else ctypes.DEFAULT_MODE)
+
+
+@cache
+def block() -> Any:
+    with TemporaryDirectory() as folder:
+        return library(Path(folder) / "block", BLOCK)
+
+
+def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
+    """NaN, from a multiple of 64 bytes on."""
+    raw = np.full(count + 32, np.nan, dtype)
+    start = -raw.ctypes.data % 64 // raw.itemsize
+    return raw[start : start + count]
+
+
+def operand(x: np.ndarray[Any, Any], layout: Layout, shape: tuple[int, int]) -> Any:
+    lines = shape[0] if layout.order == "C" else shape[1]
+    whole = x[GUARD : GUARD + lines * layout.leading].reshape(lines, layout.leading)
+    return whole[:, : shape[1]] if layout.order == "C" else whole[:, : shape[0]].T
+
+
+def whole_problem(
+    m: int, k: int, n: int, orders: str, gap: int, alpha: float, beta: float, dtype: str = "float32"
+) -> Problem:
+    shapes = (m, k), (k, n), (m, n)
+    layouts = [
+        Layout(order, (cols if order == "C" else rows) + gap)  # type: ignore[arg-type]
+        for order, (rows, cols) in zip(orders, shapes, strict=True)
+    ]
+    return Problem(m, k, n, dtype, (layouts[0], layouts[1], layouts[2]), alpha, beta)
+
+
+def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | Several]:
+    """All launches of a plan without workspace, on small integers: exact, and nothing beside C is touched."""
+    rng = np.random.default_rng(5)
+    dtype, wide = problem.dtype, 16 // problem.itemsize
+    memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
+    views = {
+        name: operand(memory[name][shift:], layout, shape)
+        for name, layout, shape in zip("ABC", problem.layouts, problem.shapes, strict=True)
+    }
+    for x in views.values():
+        x[...] = rng.integers(-3, 4, x.shape)
+    a, b, c = (x.astype(np.float64) for x in views.values())
+    beside = np.isnan(memory["C"])
+    tape = record(Plan.parse(plan), problem)
+    assert tape.workspace == 0
+    wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
+    ops = [tile_op(op, H200, dtype) if isinstance(op, GemmOp) else op for op in wanted]
+    starts = {name: x[GUARD + shift :] for name, x in memory.items()}
+    for op in ops:
+        host(op, starts, "scalar" if shift % wide else op.access)
+    np.testing.assert_array_equal(views["C"], problem.alpha * (a @ b) + problem.beta * c)
+    assert (np.isnan(memory["C"]) == beside).all()
+    return ops
+
+
+SIZES = ((68, 20, 64), (33, 18, 37), (5, 1, 7))
+ORDERS = ("CCC", "FFF", "CFC")
+
+
+@pytest.mark.parametrize(("orders", "gap", "shift"), [*product(ORDERS, (4,), (0,)), ("CCC", 3, 1), ("FCF", 1, 3)])
+@pytest.mark.parametrize("plan", ["tile.medium", "strassen.fused.pad4 > tile.medium", "winograd.fused > tile.medium"])
+def test_products_on_the_host(plan: str, orders: str, gap: int, shift: int, host: Any) -> None:
+    """Any size, any layout, aligned or not, with alpha and beta."""
+    for (m, k, n), (alpha, beta) in zip(SIZES, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
+        ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta), host, shift)
+        assert len(ops) == (1 if plan.startswith("tile") else 7) or min(m, k, n) == 1
+
+
+@pytest.mark.parametrize("options", ["variants", "atomic.variants"])
+def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None:
+    """Launches of several products of unequal blocks, into blocks of their own or added to what others write too."""
+    ops = check(f"strassen.fused.{options} > tile.medium", whole_problem(33, 18, 37, "CCC", 4, 0.5, 1.0), host, 0)
+    assert [len(op.ops) if isinstance(op, Several) else 1 for op in ops] == [1, 2, 2, 2]
+    assert all(op.at_once for op in ops if isinstance(op, Several))
+
+
+@pytest.mark.parametrize(("orders", "gap", "shift"), [("CCC", 0, 0), ("FFC", 2, 0), ("CFC", 1, 1)])
+@pytest.mark.parametrize("plan", ["tile.medium", "strassen.fused > tile.medium"])
+def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host: Any) -> None:
+    """A warp's instructions, every way in which operands can lie, unequal blocks."""
+    sizes = ((68, 22, 50), (33, 18, 37), (5, 1, 7))
+    for (m, k, n), (alpha, beta) in zip(sizes, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):
+        ops = check(plan, whole_problem(m, k, n, orders, gap, alpha, beta, "float64"), host, shift)
+        assert all(op.kernel.deep for op in ops)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    ["tile.solo", "tile.trio", "tile.small", "tile.gpu8.texture", "tile.duo.plain", "strassen.fused > tile.solo"],
+)
+def test_float64_strategies_on_the_host(plan: str, host: Any) -> None:
+    """Tiles at every edge, more of them than stages, also through registers; threads that multiply alone."""
+    check(plan, whole_problem(36, 85, 44, "CCC", 0, 1.0, 0.0, "float64"), host, 0)
+
+
+@pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
+def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
+    """With sums and without, tiles at every edge."""
+    for plan in (f"tile.{s.name.lower()}", f"strassen.fused > tile.{s.name.lower()}"):
+        check(plan, whole_problem(36, 21, 44, "CCC", 0, 1.0, 0.0), host, 0)
+
+
+def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
+    problems = (Problem.contiguous(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
+    ops = [op for x in problems for op in record(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
+    assert [tile_op(op, H200, "float32").access for op in ops] == ["vector", "scalar"]
+
+
+def test_a_batch_is_one_launch(host: Any) -> None:
+    """The seven products of a batched level, layer by layer of the workspace."""
+    tape = record(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem.contiguous(72, 40, 56, "float32"))
+    (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
+    made, work = tile_op(op, H200, "float32"), floats(1 << 16)
+    assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
+    work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
+
+    def layers(i: int, rows: int, cols: int) -> Any:
+        piece, lines = made.pieces[i], made.lines[i]
+        shape, strides = (7, rows, cols), (4 * lines.layer, 4 * lines.leading, 4)
+        return np.ndarray(shape, np.float32, work, piece.offset, strides)
+
+    a, b, c = layers(0, made.m, made.k), layers(1, made.k, made.n), layers(2, made.m, made.n)
+    assert (made.m, made.k, made.n) == (36, 20, 28)
+    expected = a.astype(np.float64) @ b
+    host(made, {"W": work})
+    np.testing.assert_array_equal(c, expected)
+
+
+@pytest.mark.parametrize("update", ["keep", "atomic"])
+def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None:
+    """Two products of unequal sizes: into blocks of their own, or atomically into the same ones."""
+    memory = {name: floats(64 * 64) for name in "ABC"}
+    for x in memory.values():
+        x[...] = np.random.default_rng(6).integers(-3, 4, x.size)
+    whole = {name: x.reshape(64, 64).astype(np.float64) for name, x in memory.items()}
+    medium = strategy("Medium")
+
+    def view(base: str, row: int, col: int, rows: int, cols: int) -> View:
+        return View(base, 4 * (64 * row + col), rows, cols, 64, 1)
+
+    ops = []
+    for i, (m, n, k) in enumerate([(21, 13, 9), (20, 12, 8)]):
+        left = [(2.0, view("A", 0, 0, m, k)), (-1.0, view("A", 32, 32 * i, m - 1, k - 1))]
+        dest = [(1.0, view("C", 0, 32 * i * (update == "keep"), m, n)), (-0.5, view("C", 32, 32 * i, m - 1, n - 1))]
+        ops.append(fused_op(medium, "float32", left, [(1.0, view("B", i, 0, k, n))], dest, update))
+        a = 2 * whole["A"][:m, :k]
+        a[:-1, :-1] -= whole["A"][32 : 31 + m, 32 * i : 32 * i + k - 1]
+        found = a @ whole["B"][i : i + k, :n]
+        whole["C"][:m, dest[0][1].offset // 4 :][:, :n] += found
+        whole["C"][32 : 31 + m, 32 * i :][:, : n - 1] -= 0.5 * found[:-1, :-1]
+    several = Several(tuple(ops), "free" if update == "keep" else "atomic")
+    assert several.at_once and several.grid == (1, 1, 2) and several.kernel.operands == (2, 1, 2)
+    assert not replace(several, order="turns").at_once
+    assert not replace(several, ops=(ops[0], replace(ops[1], kernel=kernel(medium)))).at_once
+    host(several, memory, "scalar")
+    np.testing.assert_array_equal(memory["C"].reshape(64, 64), whole["C"])
+
+
+# ---- plans
+
+
+def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
+    plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
+    assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
+    tape = record(plan, Problem.contiguous(*size, "float32"))
+    (several,) = tape.ops
+    assert isinstance(several, Several)
+    assert several.order == "turns"  # one launch, where the copy engine brings the operands
+    ops = several.ops
+    assert [op.kernel.operands for op in ops] == [
+        (2, 2, 2), (2, 1, 2), (1, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 1)
+    ]  # fmt: skip
+    assert {op.kernel.strategy for op in ops} == {replace(SUMMING["float32"], stages=2)}
+    written = [(x.offset, x.keep) for op in ops for x in op.dest]
+    stored = [offset for offset, keep in written if not keep]
+    assert {keep for _, keep in written} == {0, 1}
+    assert sorted(stored) == sorted({offset for offset, _ in written}) and len(stored) == 4
+    first = {offset: keep for offset, keep in reversed(written)}
+    assert not any(first.values())  # every block of C is written first, then added to
+
+
+BAD = [
+    ("strassen > tile.gigantic", "ends in 'tile.gigantic'"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD, ids=lambda x: x[:30])
+def test_plans_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)):
+        Plan.parse(text)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "tf32", "bfloat16", "complex64"])
+def test_other_types_are_refused(dtype: str) -> None:
+    plans = [("strassen.batched > tile.half.inner", "float32")]  # whose numbers would not fit in registers
+    if dtype != "float64":
+        plans += [(text, "float32, float64") for text in ("tile.huge", "winograd.fused > tile", "tile.texture")]
+        plans += [("tile.solo.outer", "float64")]
+    if dtype == "complex64":
+        plans += [("tile", "float32, float64, float16, bfloat16, tf32")]
+    for text, types in plans:
+        with pytest.raises(PlanError, match=f"multiplies {types} there, not {dtype}"):
+            record(Plan.parse(text), Problem.contiguous(64, 64, 64, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_each_type_has_its_strategies(dtype: str) -> None:
+    """Chosen by size, and where sums are inside."""
+    plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
+    ops = [op for text in plans for op in record(Plan.parse(text), Problem.contiguous(512, 512, 512, dtype)).ops]
+    made = [tile_op(op, H200, dtype) for op in ops if isinstance(op, GemmOp)]
+    made += [x for op in ops if isinstance(op, Several) for x in op.ops]
+    assert len(made) == 1 + 1 + 7
+    for op in made:
+        assert dtype in op.kernel.strategy.types and op.kernel.element == dtype
+        assert (op.kernel.deep > 0) == (dtype == "float64")

@@ -1,0 +1,231 @@
+"""The step tables' product kernels as instances of the tiled one: each on the host, and what NVRTC makes of them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.algorithms.step_table import PRODUCT, Kernel, kernel_table
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.products.tile_sizes import GPU8, PRESETS, Strategy, strategy
+from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointers, settled, strategy_of, updating_op
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, added, source
+from fmm.kernels.cuda.products.tiled_source import Path as Way
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import View
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.tile_choice import best_for
+from tests.kernels.cuda.products.test_tiled import COMPILER, DRIVER, H200, HOST, Memory, floats, library
+from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, in_parallel, nvrtc, report
+from tests.kernels.cuda.sums.test_sum_source import _compiled as compiled_to_ptx
+from tests.kernels.cuda.test_record import play
+
+PRODUCTS = {name: kernel for name, kernel in kernel_table().items() if kernel.product}
+SMALL = Strategy("Warp", m_s=16, n_s=16, k_s=8, m_r=4, n_r=2, warp_m=4, warp_n=8)  # a warp: few threads to wait for
+SIZES = ((21, 11, 35), (16, 8, 32), (3, 0, 5), (1, 9, 1))  # m, k, n
+WAYS: tuple[tuple[Way, Way], ...] = (("async", "async"), *PATHS.values())
+
+
+# ---- on the host
+
+
+class Host:
+    """Kernels in one library: the template is compiled once."""
+
+    def __init__(self, folder: Path, kernels: list[tuple[TileKernel, Access]]) -> None:
+        if COMPILER is None:
+            pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
+        template = source(*kernels[0]).partition("struct Product {")[0].replace("#pragma once", "")
+        parts = [HOST, template, *(self._part(i, *kernel) for i, kernel in enumerate(kernels))]
+        self.library, self.numbers = library(folder / "all", "".join(parts)), {k: i for i, k in enumerate(kernels)}
+
+    def _part(self, number: int, made: TileKernel, access: Access) -> str:
+        stub = "struct Product {" + source(made, access).partition("struct Product {")[2]
+        counts = ", ".join(map(str, (*made.operands, made.products)))
+        driver = DRIVER.format(told=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY)
+        return re.sub(rf"\b(Product|Number|{ENTRY}|launch)\b", rf"\g<1>{number}", stub + driver)
+
+    def launch(self, op: TileOp, memory: Memory, access: Access) -> None:
+        function = getattr(self.library, f"launch{self.numbers[op.kernel, access]}")
+        parameters = np.frombuffer(op.parameters, np.int64).copy()
+        for word, piece in zip(pointers(op), op.pieces, strict=True):
+            parameters[word] = memory[piece.base].ctypes.data + piece.offset
+        assert function(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
+
+
+def operation(
+    kernel: Kernel, size: tuple[int, int, int], gap: int, way: tuple[Way, Way] = WAYS[0], dtype: str = "float32"
+) -> TileOp:
+    """The kernel on matrices that are bases of their own, each with a leading dimension of its own."""
+    m, k, n = size
+    assert kernel.product
+    left, right = kernel.product
+    shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
+    views = {f: View(f, 0, r, c, c + gap + 4 * i, 1) for i, (f, (r, c)) in enumerate(shapes.items())}
+    reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
+    op = updating_op("tile", dtype, views[left], views[right], kernel.program, reads, writes)
+    return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open=False)
+
+
+def expected(kernel: Kernel, values: dict[str, Any]) -> dict[str, Any]:
+    """The assignments one after the other, as the table of kernels says them."""
+    assert kernel.product
+    values, (left, right) = dict(values), kernel.product
+    values[PRODUCT] = values[left].astype(np.float64) @ values[right]
+    for target, terms in kernel.assignments:
+        values[target] = sum(complex(c).real * values[name] for c, name in terms)
+    return values
+
+
+def check(kernel: Kernel, op: TileOp, host: Host, access: Access) -> None:
+    """Exact on small integers; what is not written stays as it was, and what is only written was NaN."""
+    rng, memory, views = np.random.default_rng(3), {}, {}
+    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.reads)
+    lines = {piece.base: x.leading for piece, x in zip(op.pieces, op.lines, strict=True)}
+    for piece in op.pieces:
+        memory[piece.base] = floats(piece.rows * lines[piece.base] + 64)
+        rows = memory[piece.base][: piece.rows * lines[piece.base]].reshape(piece.rows, lines[piece.base])
+        views[piece.base] = rows[:, : piece.cols]
+        if piece.base in old:
+            views[piece.base][...] = rng.integers(-3, 4, (piece.rows, piece.cols))
+    before = {name: x.copy() for name, x in memory.items()}
+    wanted = expected(kernel, {name: x.copy() for name, x in views.items()})
+    host.launch(op, memory, access)
+    for name, view in views.items():
+        np.testing.assert_array_equal(view, wanted[name], err_msg=f"{kernel.name} {name}")
+        view[...] = np.nan
+    for name, x in memory.items():  # beside the blocks nothing was touched
+        np.testing.assert_array_equal(np.isnan(x) | (x == before[name]), True)
+
+
+ACCESSES: tuple[Access, ...] = ("scalar", "vector")
+STAGED = "mulSubInc"  # the kernel that is tried with every way to shared memory
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    variants = [(kernel, WAYS[0]) for kernel in PRODUCTS.values()] + [(PRODUCTS[STAGED], way) for way in WAYS[1:]]
+    # Those of float64 first: only their template has all.
+    made = [operation(kernel, SIZES[0], 0, WAYS[0], "float64").kernel for kernel in PRODUCTS.values()]
+    made += [operation(kernel, SIZES[0], 0, way).kernel for kernel, way in variants]
+    return Host(tmp_path_factory.mktemp("kernels"), list(product(dict.fromkeys(made), ACCESSES)))
+
+
+@pytest.mark.parametrize(("name", "way"), [*((name, WAYS[0]) for name in PRODUCTS), *((STAGED, w) for w in WAYS[1:])])
+def test_every_product_kernel_on_the_host(name: str, way: tuple[Way, Way], host: Host) -> None:
+    """Whole tiles, edges, nothing to multiply; a leading dimension for every block; aligned and not."""
+    for size in SIZES:
+        check(PRODUCTS[name], operation(PRODUCTS[name], size, 1, way), host, "scalar")
+    m, k, n = SIZES[0]
+    fours = operation(PRODUCTS[name], (m, k // 4 * 4, n // 4 * 4), 4, way)
+    assert fours.access == "vector"
+    check(PRODUCTS[name], fours, host, "vector")
+
+
+@pytest.mark.parametrize("size", [(16, 16, 16), (13, 11, 15)])
+@pytest.mark.parametrize("text", ["li-fig12", "li-fig13", "li-fig16 > li-fig12", "li-fig23 > li-fig13"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, int, int], host: Host) -> None:
+    """A whole plan: the products by the kernels themselves, compiled for the host, the sums by the interpreter."""
+    problem = Problem.contiguous(*size, dtype)
+    tape = record(Plan.parse(f"{text} > tile"), problem)
+    rng, views = np.random.default_rng(6), {}
+    memory = {name: floats(1024).view(np.uint8) for name in "ABC"} | {"W": floats(tape.workspace).view(np.uint8)}
+    for name, shape in zip("ABC", problem.shapes, strict=True):
+        views[name] = np.ndarray(shape, dtype, memory[name])
+    for name in "AB":
+        views[name][...] = rng.integers(-3, 4, views[name].shape)
+
+    def tile(op: TileOp, memory: Memory) -> None:
+        host.launch(replace(op, kernel=replace(op.kernel, strategy=SMALL)), memory, op.access)
+
+    play(tape, memory, tile)
+    np.testing.assert_array_equal(views["C"], views["A"] @ views["B"])
+
+
+# ---- NVRTC
+
+
+def test_product_kernels_stay_in_registers() -> None:
+    """The most demanding one: everywhere by GPU8 as in the paper's texture codes, and once by a tuned strategy."""
+    nvrtc()
+    op = operation(PRODUCTS["mulIncIncInc"], SIZES[1], 0)
+    old = replace(op.kernel, strategy=GPU8, paths=PATHS["texture"])
+    tuned = replace(op.kernel, strategy=strategy("Square"))
+    jobs = [("GPU8", source(old, "vector"), architecture, OPTIONS) for architecture in ARCHITECTURES]
+    reports = in_parallel(report, [*jobs, ("Square", source(tuned, "vector"), "sm_90", OPTIONS)])
+    assert [r for r in reports if r.local] == []
+    assert all(r.registers >= s.m_r * s.n_r for r, s in zip(reports, [GPU8] * 4 + [strategy("Square")], strict=True))
+
+
+@pytest.mark.parametrize(("way", "loads"), [("async", 0), ("plain", 0), ("texture", 1)])
+def test_only_texture_reads_by_the_read_only_path(way: Way, loads: int) -> None:
+    """And only what is staged through registers is loaded there: all else is copied past them."""
+    made = TileKernel(SMALL, "float32", paths=(way, way))
+    _, ptx = compiled_to_ptx(source(made, "vector"), "compute_90", *OPTIONS)
+    assert ("ld.global.nc.v4" in ptx) == bool(loads) and ("cp.async.cg" in ptx) == (way == "async")
+
+
+# ---- plans
+
+
+def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
+    for leaf, s, paths in (
+        ("tile.gpu8.texture", GPU8, ("texture", "plain")),
+        ("tile.plain", None, ("plain", "plain")),
+        ("tile.gpu8", GPU8, WAYS[0]),
+    ):
+        assert (strategy_of(leaf), paths_of(leaf)) == (s, paths)
+        (gemm,) = record(Plan.parse(leaf), Problem.contiguous(32, 32, 32, "float32")).ops
+        assert isinstance(gemm, GemmOp) and tile_op(gemm, H200, "float32").kernel.paths == paths
+        ops = record(Plan.parse(f"li-fig13 > {leaf}"), Problem.contiguous(32, 32, 32, "float32")).ops
+        assert {op.kernel.paths for op in ops if isinstance(op, TileOp)} == {paths}
+    with pytest.raises(PlanError, match=r"without \.plain or \.texture"):
+        Plan.parse("strassen.fused > tile.half.texture")
+
+
+def test_an_open_strategy_is_the_devices() -> None:
+    op = next(
+        x
+        for x in record(Plan.parse("li-fig12 > tile"), Problem.contiguous(8192, 8192, 8192, "float32")).ops
+        if isinstance(x, TileOp)
+    )
+    for chip in (H200, replace(H200, multiprocessors=1)):
+        assert op.open and settled(op, chip).kernel.strategy == best_for((4096, 4096, 4096), chip)
+    fixed = replace(op, open=False)
+    assert settled(fixed, H200) is fixed
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        ("mul", ((1, 0),)),
+        ("mulIncInc", ((1, 1), (1, 1))),
+        ("mulIncDec", ((1, 1), (-1, 1))),
+        ("mulStoreDec", ((1, 0), (-1, 1))),
+        ("mulStoreInc", ((1, 0), (1, 1))),
+        ("mulAdd", None),  # what it reads it does not write
+        ("mulIncIncInc", None),
+        ("mulSubInc", None),
+    ],
+)
+def test_kernels_that_differ_by_coefficients_are_one(name: str, pairs: tuple[tuple[int, int], ...] | None) -> None:
+    op = operation(PRODUCTS[name], SIZES[0], 0)
+    assert (op.kernel.epilogue == added(len(op.dest))) == (pairs is not None)
+    assert pairs is None or tuple((x.factor, x.keep) for x in op.dest) == pairs
+
+
+def test_gpu8_is_the_papers_thread_block() -> None:
+    """Section 4: 16 x 8 threads make 16 x 128 numbers, each a column; and it fits on every chip."""
+    assert (GPU8.m_s, GPU8.n_s, GPU8.threads) == (16, 128, 16 * 8)
+    assert (GPU8.m_r, GPU8.n_r, GPU8.warp_n) == (16, 1, 32)
+    assert TileKernel(GPU8, "float32").shared <= 48 << 10 and GPU8 in PRESETS

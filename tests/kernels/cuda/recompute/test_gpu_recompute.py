@@ -1,0 +1,164 @@
+"""Tiled products and their rescue on a CUDA device: inf and NaN as CuPy has them, no waiting, idle next to free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.config import files
+from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.plans.plan import VENDOR, Plan
+from tests.runtime.test_gpu_matmul import CORRUPTIONS, CupyLibrary, Gate, close, draw, same_places
+from tests.support import configs as tuned
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy")
+
+FUSED = "strassen.fused.pad4 > tile"
+PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > tile.half", "winograd.fused > tile.medium")
+SIZES = ((300, 264, 280), (257, 131, 301))
+IDLE = 10e-6  # seconds at most of a rescue that has nothing to do: a small launch
+
+
+@pytest.fixture
+def library() -> Any:
+    return CupyLibrary()
+
+
+@pytest.fixture
+def slot() -> Iterator[Any]:
+    """This thread's slot on a stream of its own, which is the current one."""
+    from fmm.kernels.cuda.recompute import flags
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        yield flags.slot(0, stream.ptr)
+        stream.synchronize()
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_inf_and_nan_stand_where_cupy_has_them(plan: str, corrupt: Any, library: Any, slot: Any) -> None:
+    """Row by row and column by column, aligned and not; each product is rescued once."""
+    for m, k, n in SIZES:
+        x, y = draw((m, k), "float32"), draw((k, n), "float32", 1)
+        corrupt(x, y)
+        a, b = library.array(x, "float32"), library.array(y, "float32")
+        expected = library.matmul(a, b)
+        shifted = [cupy.empty(v.size + 1, np.float32)[1:].reshape(v.shape) for v in (a, b)]
+        for whole, v in zip(shifted, (a, b), strict=True):
+            whole[...] = v
+        pairs = [(a, b), tuple(shifted), (cupy.asfortranarray(a), b), (cupy.asfortranarray(a), cupy.asfortranarray(b))]
+        for left, right in pairs:
+            cupy.cuda.get_current_stream().synchronize()
+            before = slot.rescues
+            same_places(library, fmm.matmul(left, right, plan=plan), expected)
+            assert slot.rescues == before + 1
+        out = library.empty((n, m), "float32").T
+        same_places(library, fmm.matmul(a, b, out, plan=plan), expected)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_sums_that_overflow_are_rescued_and_finite_data_are_not(plan: str, library: Any, slot: Any) -> None:
+    ones = np.ones((256, 256))
+    a, b = library.array(ones * 3e38, "float32"), library.array(ones / 512, "float32")
+    same_places(library, fmm.matmul(a, b, plan=plan), library.matmul(a, b))
+    cupy.cuda.get_current_stream().synchronize()
+    rescues = slot.rescues
+    assert rescues == 1
+    a, b = library.array(draw((256, 256)), "float32"), library.array(draw((256, 256), seed=1), "float32")
+    for _ in range(5):
+        close(library, fmm.matmul(a, b, plan=plan), a, b, "float32")
+    cupy.cuda.get_current_stream().synchronize()
+    assert slot.rescues == rescues
+
+
+def test_an_inf_times_a_subnormal_number_is_an_inf(library: Any, slot: Any) -> None:
+    x, y = np.zeros((256, 256)), np.zeros((256, 256))
+    x[3, 5], y[5, 9] = np.inf, 1e-40
+    a, b = library.array(x, "float32"), library.array(y, "float32")
+    found = fmm.matmul(a, b, plan=FUSED)
+    assert np.isposinf(library.host(found)[3, 9])
+    same_places(library, found, library.matmul(a, b))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_recurring_calls_are_rescued_in_a_replay_too(plan: str, library: Any, slot: Any) -> None:
+    a, b = (library.array(draw((300, 300), seed=i), "float32") for i in range(2))
+    out = library.empty((300, 300), "float32")
+    for _ in range(2 * REPEATS):
+        fmm.matmul(a, b, out, plan=plan)
+    close(library, out, a, b, "float32")
+    a[7, 9] = np.inf
+    fmm.matmul(a, b, out, plan=plan)
+    same_places(library, out, library.matmul(a, b))
+
+
+def test_nothing_waits_for_the_device(library: Any) -> None:
+    a, b = (library.array(draw((320, 320), seed=i), "float32") for i in range(2))
+    a[1, 1] = np.inf
+    stream, gate = cupy.cuda.Stream(non_blocking=True), Gate()
+    with stream:
+        fmm.matmul(a, b, plan=FUSED)  # compiles and loads
+        stream.synchronize()
+        try:
+            gate.close(library, stream)
+            found = fmm.matmul(a, b, plan=FUSED)
+            assert not stream.done, "a call waited for the device"
+        finally:
+            gate.open()
+        stream.synchronize()
+    same_places(library, found, library.matmul(a, b))
+
+
+def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
+    from benchmarks.clock import elapsed
+    from fmm.kernels.cuda.launch_list import Problem
+    from fmm.kernels.cuda.recompute.flags import Rescue
+    from fmm.kernels.cuda.record import record
+
+    side = 4096
+    rescue = Rescue(record(Plan.parse(FUSED), Problem.contiguous(side, side, side, "float32")), 0)
+    a, b, c = (cupy.empty((side, side), np.float32).data.ptr for _ in range(3))
+    slot.follow(rescue, a, b, c)
+    spent = min(elapsed(lambda: slot.follow(rescue, a, b, c), 100, 0.01) for _ in range(20))
+    assert spent < IDLE, f"{spent * 1e6:.1f} microseconds"
+    assert slot.rescues == 0
+
+
+# ---- without workspace
+
+
+def told(path: Path, **rate: float) -> None:
+    """A config by which products are slow and nothing else takes time."""
+    from fmm.runtime.decide_gpu import gpu
+
+    numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
+    known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
+    versions = dict(gpu(0).identity.versions)
+    tuned.write(path, gpu(0).identity.key, "float32", tuned.section(calibration=known, versions=versions))
+
+
+@pytest.mark.parametrize("tiled", [0.0, 1.0], ids=["never measured", "as fast as the vendor"])
+def test_without_workspace_our_own_kernel_is_used_where_it_was_measured(
+    tiled: float, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(tmp_path / "config.json", tiled=tiled)
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    for cached in (files._now, files._read):
+        cached.cache_clear()
+    a, b = (library.array(draw((2048, 2048), seed=i), "float32") for i in range(2))
+    decision = fmm.explain(a, b, workspace=0)
+    assert decision.plan == (Plan.parse(FUSED) if tiled else VENDOR) and decision.workspace == 0
+    assert fmm.explain(a, b).workspace > 0
+    close(library, fmm.matmul(a, b, workspace=0), a, b, "float32")
+    a[5, 6] = np.inf
+    same_places(library, fmm.matmul(a, b, workspace=0), library.matmul(a, b))
+    for cached in (files._now, files._read):
+        cached.cache_clear()

@@ -1,0 +1,217 @@
+"""The rescue by the tiled kernel without a GPU: flag down, nothing is touched; flag up, all is computed again."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.launch_list import Problem
+from fmm.kernels.cuda.products.tile_sizes import SUMMING
+from fmm.kernels.cuda.products.tiled import TileOp, pointers
+from fmm.kernels.cuda.products.tiled_source import OPTIONS, TileKernel, added, source
+from fmm.kernels.cuda.recompute.recompute import AGAIN, Again, again, needed, unseen
+from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Layout
+from fmm.kernels.plans.plan import Plan
+from tests.kernels.cuda.products.test_tiled import COMPILER, compiled_for_the_host, floats
+from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, _compiled, in_parallel, nvrtc, report
+
+M, K, N = 131, 21, 260  # two tiles by three
+BLOCKS = 4  # thread blocks, fewer than tiles
+TINY = np.float32(1e-40)  # subnormal
+
+
+class Slot:
+    """struct Slot of nonfinite_flag.cuh, and the host's count."""
+
+    def __init__(self, up: bool) -> None:
+        self.words = np.array([up, 0, 0, 0], np.uint32)
+        self.count = np.zeros(1, np.uint32)
+
+    @property
+    def seen(self) -> list[int]:
+        return [*self.words[:3].tolist(), int(self.count[0])]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Runs a rescue on the host; kernels are compiled once."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
+    folder = tmp_path_factory.mktemp("again")
+    libraries: dict[Any, Any] = {}
+
+    def launch(kernel: TileKernel, access: Any, words: Any, blocks: int) -> None:
+        key = kernel, access
+        if key not in libraries:
+            libraries[key] = compiled_for_the_host(folder / str(len(libraries)), *key)
+        assert libraries[key].launch(words.ctypes.data_as(ctypes.c_void_p), blocks, 1) == words.nbytes
+
+    yield launch
+
+
+def problem(orders: str, gap: int, m: int = M, k: int = K, n: int = N) -> Problem:
+    shapes = (m, k), (k, n), (m, n)
+    sides = (cols if order == "C" else rows for order, (rows, cols) in zip(orders, shapes, strict=True))
+    layouts = [Layout(order, side + gap) for order, side in zip(orders, sides, strict=True)]  # type: ignore[arg-type]
+    return Problem(m, k, n, "float32", (layouts[0], layouts[1], layouts[2]))
+
+
+class Arrays:
+    """A, B and C of a problem in memory full of NaN, `shift` elements behind a multiple of 64 bytes."""
+
+    def __init__(self, of: Problem, shift: int) -> None:
+        self.memory, self.views = [], []
+        for (rows, cols), x in zip(of.shapes, of.layouts, strict=True):
+            lines, length = (rows, cols) if x.order == "C" else (cols, rows)
+            whole = floats(lines * x.leading + shift)
+            part = whole[shift:].reshape(lines, x.leading)[:, :length]
+            self.memory.append(whole)
+            self.views.append(part if x.order == "C" else part.T)
+        self.bases = tuple(x.ctypes.data + 4 * shift for x in self.memory)
+
+
+def rescued(of: Problem, arrays: Arrays, slot: Slot | None, host: Any, shift: int) -> None:
+    told = Again(of)
+    words = np.zeros(told.words, np.int64)
+    flag, count = (x.ctypes.data if x is not None else 0 for x in ((slot.words, slot.count) if slot else (None, None)))
+    told.fill(words, 0, arrays.bases, flag, count)  # type: ignore[arg-type]
+    host(told.op.kernel, "scalar" if shift % 4 else told.op.access, words, min(BLOCKS, told.op.grid[0]))
+
+
+CASES = (("CCC", 0, 0), ("CCC", 3, 0), ("FCF", 1, 3))
+
+
+@pytest.mark.parametrize(("orders", "gap", "shift"), CASES)
+def test_a_flag_that_is_down_leaves_all_as_it_is(orders: str, gap: int, shift: int, host: Any) -> None:
+    of, slot = problem(orders, gap), Slot(up=False)
+    arrays = Arrays(of, shift)
+    for x in arrays.views[:2]:
+        x[...] = 1
+    rescued(of, arrays, slot, host, shift)
+    assert np.isnan(arrays.memory[2]).all() and slot.seen == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("orders", "gap", "shift"), CASES)
+def test_a_flag_that_is_up_has_all_computed_as_numpy_does(orders: str, gap: int, shift: int, host: Any) -> None:
+    """Exactly, inf and NaN where they belong; the flag is lowered, and every rescue counted."""
+    of, slot = problem(orders, gap), Slot(up=True)
+    arrays, rng = Arrays(of, shift), np.random.default_rng(3)
+    a, b, c = arrays.views
+    for x in (a, b):
+        x[...] = rng.integers(-3, 4, x.shape)
+    a[5, 3], b[0, 7], a[130, 20] = np.inf, np.nan, -np.inf
+    b[3, 9] = TINY  # which times inf is an inf, but not if it is taken for zero
+    with np.errstate(all="ignore"):
+        expected = np.einsum("ik,kj->ij", a, b)
+    assert np.isinf(expected[5, 9]) and np.isnan(expected[:, 7]).all()
+    for rescues in (1, 2):
+        c[...] = np.nan
+        slot.words[0] = 1
+        rescued(of, arrays, slot, host, shift)
+        np.testing.assert_array_equal(c, expected)
+        assert slot.seen == [0, 0, rescues, rescues]
+    c[...] = np.nan
+    assert np.isnan(arrays.memory[2]).all()  # nothing beside C
+
+
+def test_without_a_flag_it_is_always_computed(host: Any) -> None:
+    of = problem("CCC", 0)
+    arrays = Arrays(of, 0)
+    for x in arrays.views[:2]:
+        x[...] = 2
+    rescued(of, arrays, None, host, 0)
+    assert (arrays.views[2] == 4 * K).all()
+
+
+def test_a_rescue_fills_the_device_once() -> None:
+    """So many thread blocks as run at a time; a small product has fewer tiles."""
+    large, small = (Again(Problem.contiguous(n, n, n, "float32")) for n in (8192, 200))
+    assert large.blocks(132) == 132 * large.op.kernel.strategy.blocks and small.blocks(132) == 4
+    tf32 = again(Problem.contiguous(64, 64, 64, "tf32"))
+    assert tf32.kernel.element == "float32" and tf32.kernel.flag == "obeys"
+
+
+@pytest.mark.parametrize(
+    ("plan", "wanted", "scanned"),
+    [
+        ("vendor", False, False),
+        ("aligned.batched.pad16 > vendor", False, False),
+        ("strassen.batched.pad16 > vendor", True, False),  # its sums write C
+        ("li-fig3.peel > vendor", True, True),  # products of the vendor's do, which raise no flag
+        ("li-fig3.peel > tile", True, False),  # ours do
+        ("strassen.fused > tile", True, False),
+        ("strassen > strassen.fused > tile", True, False),
+        ("strassen.fused.atomic > tile", True, True),  # nobody sees what is added atomically
+    ],
+)
+def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
+    tape = record(Plan.parse(plan), Problem.contiguous(133, 140, 150, "float32"))
+    assert (needed(tape), unseen(tape)) == (wanted, scanned)
+
+
+# ---- products that raise the flag
+
+
+PEAK = np.float32(3e38)
+RAISED: dict[str, dict[tuple[int, int, int], Any]] = {  # A or B, row, column: value
+    "finite": {},
+    "inf": {(0, 2, 3): np.inf},
+    "NaN": {(1, 8, 11): np.nan},
+    "overflow": {(0, 1, 1): PEAK, (1, 1, 4): 2},
+}
+
+
+@pytest.mark.parametrize("data", RAISED)
+def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) -> None:
+    of = problem("CCC", 3, 22, 18, 26)
+    arrays, flag = Arrays(of, 0), np.zeros(1, np.int32)
+    for x in arrays.views[:2]:
+        x[...] = 1
+    for (which, i, j), value in RAISED[data].items():
+        arrays.views[which][i, j] = value
+    arrays.views[2][...] = 0
+    first, second = record(Plan.parse("strassen.fused > tile.medium"), of).ops[:2]
+    assert isinstance(first, TileOp) and isinstance(second, TileOp)
+    assert {piece.keep for op in (first, second) for piece in op.dest} == {0, 1}  # stored, and added
+    for op in (first, second):
+        assert op.writes_result
+        words = np.frombuffer(op.parameters, np.int64).copy()
+        for word, piece in zip(pointers(op), op.pieces, strict=True):
+            words[word] = arrays.bases["ABC".index(piece.base)] + piece.offset
+        words[-1] = flag.ctypes.data
+        host(replace(op.kernel, flag="raises"), op.access, words, op.grid[0])
+    assert flag[0] == (data != "finite") == (not np.isfinite(arrays.views[2]).all())
+
+
+# ---- NVRTC
+
+
+def test_rescues_stay_in_registers() -> None:
+    nvrtc()
+    rows, columns = (again(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
+    wanted = [(rows, "vector", a) for a in ARCHITECTURES] + [(rows, "scalar", "sm_90"), (columns, "vector", "sm_90")]
+    jobs = [(f"{access} {a}", source(kernel, access), a, OPTIONS) for kernel, access, a in wanted]
+    assert [r for r in in_parallel(report, jobs) if r.local] == []
+
+
+def test_products_that_raise_the_flag_stay_in_registers() -> None:
+    nvrtc()
+    kernel = TileKernel(replace(SUMMING["float32"], stages=2), "float32", 2, 2, added(2), flag="raises")
+    jobs = [(a, source(kernel, "vector"), a, OPTIONS) for a in ("sm_80", "sm_90")]
+    assert [r for r in in_parallel(report, jobs) if r.local] == []
+
+
+@pytest.mark.parametrize("dtype", AGAIN)
+def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
+    """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
+    text = source(again(Problem.contiguous(64, 64, 64, dtype)).kernel, "vector")
+    _, ptx = _compiled(text, "compute_90", "--std=c++17", "-ftz=true")
+    assert "fma.rn.f" in ptx
+    assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?

@@ -1,0 +1,893 @@
+"""fmm.matmul against numpy.matmul: the same values, types, layouts, exceptions and warnings, call for call."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fmm
+from fmm.kernels import VENDOR, PlanError
+from fmm.perfmodel.choose import Limits
+from fmm.runtime import host_call
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Build = Callable[[], Call]  # makes the same call anew, so that both functions get arrays of their own
+Mode = dict[str, Any]
+
+PLANS = (
+    "winograd > vendor",  # stacked
+    "strassen^2 > vendor",  # two levels in one pass
+    "strassen.sequential > winograd.pad > vendor",
+    "li-fig23 > winograd > vendor",
+    "li-fig3 > vendor",  # a table that uses C as scratch
+    "hasa > vendor",  # unequal quadrants
+    "adaptive-winograd > adaptive-winograd > vendor",
+    "laderman.peel > vendor",
+    "balanced(2) > dps > vendor",
+    "vendor",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a caller can see of a call."""
+
+    value: Any
+    error: tuple[type, str] | None
+    warned: list[tuple[type, str]]
+    call: Call
+
+    @property
+    def out(self) -> Any:
+        found = self.call[1].get("out", self.call[0][2] if len(self.call[0]) > 2 else None)
+        return found[0] if isinstance(found, tuple) and found else found
+
+
+def outcome(function: Callable[..., Any], call: Call, mode: Mode) -> Outcome:
+    value, error = None, None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            value = function(*call[0], **call[1], **mode)
+        except Exception as problem:
+            error = (type(problem), str(problem))
+    return Outcome(value, error, [(w.category, str(w.message)) for w in caught], call)
+
+
+def agree(build: Build, mode: Mode | None = None) -> Outcome:
+    """The same call by both: whatever NumPy does, fmm does."""
+    ours, theirs = outcome(fmm.matmul, build(), mode or {}), outcome(np.matmul, build(), {})
+    assert ours.error == theirs.error
+    assert ours.warned == theirs.warned
+    if theirs.error is None:
+        same(ours.value, theirs.value, theirs.call)
+        assert (ours.value is ours.out) == (theirs.value is theirs.out)
+    if isinstance(theirs.out, np.ndarray) and theirs.error is None:
+        same(ours.out, theirs.out, theirs.call)
+    elif theirs.out is not None:
+        np.testing.assert_array_equal(ours.out, theirs.out)
+    for mine, yours in zip(ours.call[0][:2], build()[0][:2], strict=True):
+        unchanged(mine, yours, ours.out)
+    return ours
+
+
+def unchanged(mine: Any, yours: Any, out: Any) -> None:
+    """An operand still holds what it held (unless the caller asked for the product in the same place)."""
+    if isinstance(mine, np.ndarray) and not (isinstance(out, np.ndarray) and np.may_share_memory(mine, out)):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(yours))
+        assert mine.strides == yours.strides and mine.flags.writeable == yours.flags.writeable
+
+
+def same(ours: Any, theirs: Any, call: Call) -> None:
+    assert type(ours) is type(theirs)
+    if not isinstance(theirs, np.ndarray | np.generic):
+        assert ours == theirs
+        return
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    if isinstance(theirs, np.ndarray):
+        assert layout(ours) == layout(theirs)
+    if isinstance(theirs, np.ma.MaskedArray):
+        np.testing.assert_array_equal(np.ma.getmaskarray(ours), np.ma.getmaskarray(theirs))
+    if theirs.dtype.kind in "fc" or (theirs.dtype == object and call[0][0].dtype != object):
+        np.testing.assert_allclose(plain(ours), plain(theirs), rtol=0, atol=tolerance(theirs, call))
+    else:
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+def plain(x: Any) -> Any:
+    return np.asarray(x, complex if x.dtype == object else None)
+
+
+def layout(x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """Strides where they matter, and the flags."""
+    strides = tuple(s for s, n in zip(x.strides, x.shape, strict=True) if n > 1) if x.size else ()
+    return strides, x.flags.c_contiguous, x.flags.f_contiguous, x.flags.writeable, x.flags.aligned, x.flags.owndata
+
+
+def tolerance(result: Any, call: Call) -> float:
+    """A norm-wise bound: k eps max|A| max|B| for the sums, times a little for two levels of a fast algorithm."""
+    a, b = (np.asarray(x) for x in call[0][:2])
+    if a.size == 0 or b.size == 0 or a.dtype == object or b.dtype == object:
+        return 0.0
+    used = [t for t in (result.dtype, call[1].get("dtype"), np.result_type(a, b, np.float16)) if t is not None]
+    eps = max(float(np.finfo(t).eps) for t in used if np.dtype(t).kind in "fc")
+    return (int(a.shape[-1]) + 16) * 4 * eps * float(np.abs(a).max()) * float(np.abs(b).max())
+
+
+def draw(shape: tuple[int, ...], dtype: str = "f8", seed: int = 1) -> Any:
+    rng = np.random.default_rng([seed, *shape])
+    x = rng.standard_normal(shape)
+    x = (
+        x + 1j * rng.standard_normal(shape)
+        if np.dtype(dtype).kind == "c"
+        else x * (9 if np.dtype(dtype).kind in "iu" else 1)
+    )
+    return np.asarray(x).astype(dtype)[...]
+
+
+# ---- shapes
+
+SHAPES = [
+    # two matrices: square, odd, thin, one row, one column, one inner product
+    ((8, 8), (8, 8)),
+    ((7, 5), (5, 9)),
+    ((33, 2), (2, 31)),
+    ((1, 6), (6, 4)),
+    ((5, 6), (6, 1)),
+    ((5, 1), (1, 6)),
+    ((1, 1), (1, 1)),
+    # vectors: the product loses their axis; two of them give a scalar, not an array
+    ((6,), (6,)),
+    ((1,), (1,)),
+    ((6,), (6, 5)),
+    ((5, 6), (6,)),
+    ((6,), (3, 6, 5)),
+    ((3, 5, 6), (6,)),
+    ((2, 3, 5, 6), (6,)),
+    # stacks: side by side, folded, broadcast on either side, on both
+    ((3, 5, 6), (3, 6, 4)),
+    ((3, 5, 6), (6, 4)),
+    ((2, 3, 5, 6), (6, 4)),
+    ((2, 3, 5, 6), (1, 6, 4)),
+    ((3, 5, 6), (1, 1, 6, 4)),
+    ((5, 6), (3, 6, 4)),
+    ((1, 5, 6), (3, 6, 4)),
+    ((2, 1, 5, 6), (3, 6, 4)),
+    ((2, 1, 5, 6), (1, 3, 6, 4)),
+    ((1, 1, 1), (1, 1, 1)),
+    # an axis of length zero: rows, inner (the product is zero), columns, batch
+    ((0, 4), (4, 3)),
+    ((3, 0), (0, 4)),
+    ((3, 4), (4, 0)),
+    ((0, 0), (0, 0)),
+    ((0,), (0,)),
+    ((0,), (0, 3)),
+    ((3, 0), (0,)),
+    ((0, 3, 4), (4, 5)),
+    ((2, 3, 0), (0, 5)),
+    ((0, 3, 4), (0, 4, 5)),
+    ((1, 3, 4), (0, 4, 5)),
+    ((2, 0, 4), (4, 5)),
+    # shapes that do not match, and scalars: NumPy's exception, to the letter
+    ((3, 4), (3, 4)),
+    ((3,), (4,)),
+    ((3,), (4, 3)),
+    ((3, 4), (3,)),
+    ((2, 3, 4), (3, 4, 5)),
+    ((), (3, 3)),
+    ((3, 3), ()),
+    ((), ()),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), SHAPES, ids=str)
+@pytest.mark.parametrize("plan", [None, *PLANS])
+def test_shapes(left: tuple[int, ...], right: tuple[int, ...], plan: str | None) -> None:
+    agree(lambda: ((draw(left), draw(right)), {}), {"plan": plan})
+
+
+@pytest.mark.parametrize(("left", "right"), SHAPES, ids=str)
+@pytest.mark.usefixtures("eager")
+def test_shapes_when_the_choice_is_eager(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    agree(lambda: ((draw(left), draw(right)), {}))
+
+
+@pytest.mark.parametrize(("left", "right"), SHAPES[:24], ids=str)
+@pytest.mark.parametrize("plan", PLANS[:4])
+def test_out_of_every_shape(left: tuple[int, ...], right: tuple[int, ...], plan: str) -> None:
+    shape = np.matmul(draw(left), draw(right)).shape
+    agree(lambda: ((draw(left), draw(right), np.full(shape, np.nan)), {}), {"plan": plan})
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_eager_choice_is_fast() -> None:
+    # Without this the eager tests could pass because NumPy answers everything.
+    for left, right in (((8, 8), (8, 8)), ((3, 5, 6), (6, 4)), ((3, 5, 6), (3, 6, 4)), ((4, 4), (4, 4))):
+        assert fmm.explain(draw(left), draw(right)).plan != VENDOR
+
+
+def test_products_too_large_for_one_panel() -> None:
+    a, b = draw((700, 601)), draw((601, 650))
+    for plan in ("winograd^2 > vendor", "li-fig23 > li-fig23 > vendor"):
+        agree(lambda: ((a.copy(), b.copy()), {}), {"plan": plan})
+
+
+# ---- types
+
+TYPES = ("?", "i1", "i4", "i8", "u8", "f2", "f4", "f8", "g", "F", "D", "G", ">f4", ">f8", ">c16", ">i4", "O")
+
+
+@pytest.mark.parametrize("right", TYPES)
+@pytest.mark.parametrize("left", TYPES)
+@pytest.mark.usefixtures("eager")
+def test_mixed_types(left: str, right: str) -> None:
+    for shapes in (((6, 5), (5, 7)), ((3, 4, 5), (5, 6))):
+        agree(lambda: ((draw(shapes[0], "f8").astype(left), draw(shapes[1], "f8").astype(right)), {}))  # noqa: B023
+
+
+FAST_PAIRS = [(s, t) for s in ("f4", "f8", "F", "D", ">f8", "i4") for t in ("f4", "f8", "F", "D", ">c8")]
+
+
+@pytest.mark.parametrize(("left", "right"), FAST_PAIRS)
+def test_mixed_types_by_a_given_plan(left: str, right: str) -> None:
+    for plan in PLANS[:3]:
+        agree(lambda: ((draw((6, 5), left), draw((5, 7), right)), {}), {"plan": plan})
+
+
+@pytest.mark.parametrize("casting", ["no", "equiv", "safe", "same_kind", "unsafe"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "F", "D", "g", "i8", ">f8", "?"])
+@pytest.mark.parametrize("given", ["f4", "f8", "D", ">f8", "i4"])
+@pytest.mark.usefixtures("eager")
+def test_dtype_with_every_casting(given: str, dtype: str, casting: Any) -> None:
+    for shape in ((6, 6), (3, 6, 6)):  # a stack must not warn more often than NumPy
+        call = {"dtype": dtype, "casting": casting}
+        agree(lambda: ((draw(shape, given), draw(shape, given)), dict(call)))  # noqa: B023
+
+
+OTHER_DTYPES: list[Any] = [np.float32, np.dtype("f4"), float, complex, "float32", None, "nonsense", "(2", 5, [], {}]
+
+
+@pytest.mark.parametrize("dtype", [*OTHER_DTYPES, "f8,f8", "m8[zz]", (np.float64,), np.floating, "S3"], ids=repr)
+@pytest.mark.usefixtures("eager")
+@pytest.mark.filterwarnings("ignore:Converting")
+def test_dtype_spelled_in_every_way(dtype: Any) -> None:
+    agree(lambda: ((draw((6, 6)), draw((6, 6))), {"dtype": dtype}))
+
+
+@pytest.mark.parametrize("casting", ["nonsense", None, 3, "SAFE"])
+@pytest.mark.usefixtures("eager")
+def test_casting_that_numpy_refuses(casting: Any) -> None:
+    agree(lambda: ((draw((6, 6)), draw((6, 6))), {"casting": casting}))
+
+
+# ---- memory order of the result
+
+
+def arranged(x: Any, how: str) -> Any:
+    """The same numbers in another memory order."""
+    axes = range(x.ndim)
+    if how == "last two swapped":
+        return np.ascontiguousarray(np.swapaxes(x, -1, -2)).swapaxes(-1, -2)
+    if how == "batch swapped":
+        order = [*reversed(axes[:-2]), *axes[-2:]]
+        return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+    if how == "rows outermost":
+        return np.moveaxis(np.ascontiguousarray(np.moveaxis(x, -2, 0)), 0, -2)
+    if how == "every second":
+        return np.repeat(np.repeat(x, 2, -1), 2, -2)[..., ::2, ::2]
+    if how == "backwards":
+        return x[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
+    if how == "part of wider":
+        return np.concatenate([x, x], -1)[..., : x.shape[-1]]
+    return np.array(x, order=how)  # type: ignore[call-overload]
+
+
+ARRANGEMENTS = ("C", "F", "last two swapped", "batch swapped", "rows outermost", "every second", "backwards")
+
+
+@pytest.mark.parametrize("order", ["C", "F", "A", "K", "c", "X", None, 3])
+@pytest.mark.parametrize("right", [*ARRANGEMENTS, "part of wider"])
+@pytest.mark.parametrize("left", ARRANGEMENTS)
+@pytest.mark.usefixtures("eager")
+def test_order(left: str, right: str, order: Any) -> None:
+    for shapes in (((6, 4), (4, 5)), ((2, 6, 4), (2, 4, 5)), ((2, 3, 6, 4), (4, 5)), ((2, 1, 6, 4), (3, 4, 5))):
+        agree(
+            lambda: (
+                (arranged(draw(shapes[0]), left), arranged(draw(shapes[1]), right)),  # noqa: B023
+                {"order": order},
+            )
+        )
+
+
+@pytest.mark.parametrize("order", ["C", "F", "A", "K"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_order_by_a_given_plan(plan: str, order: str) -> None:
+    for how in ("C", "F", "backwards"):
+        for shape in ((7, 7), (2, 7, 7)):
+            build: Build = lambda: ((arranged(draw(shape), how), arranged(draw(shape), how)), {"order": order})  # noqa: B023, E731
+            agree(build, {"plan": plan})
+
+
+# ---- out
+
+
+def _outs(shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
+    m, n = shape
+    read_only = np.full(shape, 7.0)
+    read_only.flags.writeable = False
+    return {
+        "C": lambda: np.full((m, n), np.nan),
+        "F": lambda: np.full((m, n), np.nan, order="F"),
+        "transposed view": lambda: np.full((n, m), np.nan).T,
+        "gaps between rows": lambda: np.full((m, n + 3), np.nan)[:, :n],
+        "gaps between columns": lambda: np.full((m, 2 * n), np.nan)[:, ::2],
+        "rows backwards": lambda: np.full((m, n), np.nan)[::-1],
+        "columns backwards": lambda: np.full((m, n), np.nan)[:, ::-1],
+        "both backwards": lambda: np.full((m, n), np.nan)[::-1, ::-1],
+        "not aligned": lambda: np.zeros(m * n * 8 + 1, "u1")[1:].view("f8").reshape(m, n),
+        "tuple": lambda: (np.full((m, n), np.nan),),
+        "tuple of None": lambda: (None,),
+        "tuple of two": lambda: (np.zeros((m, n)), np.zeros((m, n))),
+        "empty tuple": lambda: (),
+        "matrix": lambda: np.zeros((m, n)).view(np.matrix),
+        "masked": lambda: np.ma.zeros((m, n)),
+        "list": lambda: [[0.0] * n] * m,
+        "float32": lambda: np.zeros((m, n), "f4"),
+        "float16": lambda: np.zeros((m, n), "f2"),
+        "longdouble": lambda: np.zeros((m, n), "g"),
+        "complex": lambda: np.zeros((m, n), "D"),
+        "big-endian": lambda: np.zeros((m, n), ">f8"),
+        "integer": lambda: np.zeros((m, n), "i8"),
+        "object": lambda: np.zeros((m, n), "O"),
+        "read-only": lambda: read_only,
+        "too wide": lambda: np.zeros((m, n + 1)),
+        "too high": lambda: np.zeros((m + 1, n)),
+        "transposed shape": lambda: np.zeros((n, m)),
+        "an axis too many": lambda: np.zeros((1, m, n)),
+        "a stack of three": lambda: np.zeros((3, m, n)),
+        "an axis too few": lambda: np.zeros(n),
+        "no axis": lambda: np.zeros(()),
+    }
+
+
+OUTS = _outs((6, 5))
+FOREIGN_OUTS = ("matrix", "masked", "an axis too many", "a stack of three")  # fmm leaves them to NumPy
+
+
+@pytest.mark.parametrize("casting", ["no", "safe", "same_kind", "unsafe"])
+@pytest.mark.parametrize("kind", OUTS)
+@pytest.mark.usefixtures("eager")
+def test_out_of_every_kind(kind: str, casting: str) -> None:
+    for arrangement in ("C", "F"):
+        agree(
+            lambda: (
+                (arranged(draw((6, 7)), arrangement), draw((7, 5))),  # noqa: B023
+                {"out": OUTS[kind](), "casting": casting},
+            )
+        )
+
+
+@pytest.mark.parametrize("kind", OUTS)
+def test_out_of_every_kind_for_a_small_call(kind: str) -> None:
+    agree(lambda: ((draw((6, 7)), draw((7, 5))), {"out": OUTS[kind]()}))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("kind", [kind for kind in OUTS if kind not in FOREIGN_OUTS])
+def test_out_of_every_kind_by_a_given_plan(kind: str, plan: str) -> None:
+    agree(lambda: ((draw((6, 7)), draw((7, 5))), {"out": OUTS[kind]()}), {"plan": plan})
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 1, 5, 4), (1, 3, 5, 4), (1, 1, 5, 4), (2, 3, 1, 4)])
+@pytest.mark.parametrize("cut", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 1, 1)])
+def test_a_stack_into_part_of_a_larger_out(shape: tuple[int, ...], cut: tuple[int, ...]) -> None:
+    """A product folded to one must still reach an out whose rows do not lie at equal distances."""
+
+    def build() -> Call:
+        larger = np.full([n + extra for n, extra in zip(shape, cut, strict=True)], np.nan)
+        return (draw((*shape[:-1], 7)), draw((7, 4))), {"out": larger[tuple(slice(n) for n in shape)]}
+
+    for plan in ("winograd > vendor", "vendor"):
+        agree(build, {"plan": plan})
+
+
+OVERLAPS: dict[str, Callable[[Any], tuple[Any, Any, Any]]] = {
+    # 8 x 8 views of one 20 x 20 array
+    "out is a": lambda x: (x[:8, :8], x[8:16, 8:16], x[:8, :8]),
+    "out is b": lambda x: (x[:8, :8], x[8:16, 8:16], x[8:16, 8:16]),
+    "all one": lambda x: (x[:8, :8], x[:8, :8], x[:8, :8]),
+    "a transposed": lambda x: (x[:8, :8], x[8:16, 8:16], x[:8, :8].T),
+    "part of a": lambda x: (x[:8, :8], x[8:16, 8:16], x[3:11, 3:11]),
+    "part of b": lambda x: (x[:8, :8], x[8:16, 8:16], x[8:16, 9:17]),
+    "part of both": lambda x: (x[:8, :8], x[8:16, 8:16], x[4:12, 4:12]),
+    "interleaved": lambda x: (x[:16:2, :8], x[8:16, 8:16], x[1:16:2, :8]),
+    "a backwards": lambda x: (x[:8, :8], x[8:16, 8:16], x[7::-1, :8]),
+    "a's transpose in place": lambda x: (x[:8, :8], x[:8, :8].T, x[:8, :8]),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+@pytest.mark.parametrize("plan", [None, *PLANS])
+@pytest.mark.usefixtures("eager")
+def test_out_over_the_operands(name: str, plan: str | None) -> None:
+    def build() -> Call:
+        a, b, out = OVERLAPS[name](draw((20, 20)))
+        return (a, b), {"out": out}
+
+    agree(build, {"plan": plan})
+
+
+def test_out_of_another_type_over_the_operands() -> None:
+    def build() -> Call:
+        x = draw((8, 16), "f4")
+        return (x[:, :8], draw((8, 8))), {"out": x.view("f8")}
+
+    for plan in PLANS:
+        agree(build, {"plan": plan})
+
+
+# ---- what is not a plain array of floating-point numbers
+
+
+class Tagged(np.ndarray[Any, Any]):
+    """A plain subclass: NumPy passes its type on."""
+
+
+class Counting(np.ndarray[Any, Any]):
+    """A subclass that answers ufuncs itself."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return ufunc.__name__, method, len(inputs), sorted(options)
+
+
+class Refusing:
+    __array_ufunc__ = None
+
+
+class Convertible:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return draw((8, 8))
+
+
+def _memmap() -> Any:
+    found = np.memmap("/dev/zero", mode="c", shape=(8, 8), dtype="f8")
+    found[...] = draw((8, 8))
+    return found
+
+
+FOREIGN: dict[str, Callable[[], Any]] = {
+    "matrix": lambda: draw((8, 8)).view(np.matrix),
+    "masked": lambda: np.ma.masked_greater(draw((8, 8)), 0.5),
+    "tagged": lambda: draw((8, 8)).view(Tagged),
+    "counting": lambda: draw((8, 8)).view(Counting),
+    "refusing": Refusing,
+    "convertible": Convertible,
+    "list": lambda: draw((8, 8)).tolist(),
+    "ragged list": lambda: [[1.0], [2.0, 3.0]],
+    "tuple": lambda: tuple(map(tuple, draw((8, 8)).tolist())),
+    "number": lambda: 2.0,
+    "numpy number": lambda: np.float64(2),
+    "None": lambda: None,
+    "text": lambda: "text",
+    "texts": lambda: np.full((8, 8), "1.5"),
+    "bytes": lambda: np.full((8, 8), b"1"),
+    "dates": lambda: np.zeros((8, 8), "M8[s]"),
+    "spans of time": lambda: np.ones((8, 8), "m8[s]"),
+    "records": lambda: np.zeros((8, 8), "f8,f8"),
+    "objects": lambda: draw((8, 8)).astype(object),
+    "integers": lambda: draw((8, 8), "i8"),
+    "truths": lambda: draw((8, 8)) > 0,
+    "long": lambda: draw((8, 8), "g"),
+    "half": lambda: draw((8, 8), "f2"),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subok": False},
+        {"subok": True},
+        {"axes": [(0, 1), (1, 0), (1, 0)]},
+        {"axes": [(0, 1)]},  # too few
+        {"signature": "ff->f", "casting": "unsafe"},
+        {"signature": "xx->x"},
+        {"signature": "ff->f", "dtype": "f8"},  # one or the other
+        {"keepdims": True},  # of other functions
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("plan", [None, "vendor"])
+@pytest.mark.usefixtures("eager")
+def test_numpys_other_options_are_numpys(options: dict[str, Any], plan: str | None) -> None:
+    agree(lambda: ((draw((8, 8)), draw((8, 8))), options), {"plan": plan})
+    agree(lambda: ((draw((8, 8)).view(Tagged), draw((8, 8))), options), {"plan": plan})
+    assert fmm.explain(draw((8, 8)), draw((8, 8)), **options).plan == VENDOR
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.usefixtures("eager")
+def test_what_is_left_to_numpy(kind: str, out: bool) -> None:
+    options: Callable[[], dict[str, Any]] = lambda: {"out": np.zeros((8, 8))} if out else {}  # noqa: E731
+    agree(lambda: ((FOREIGN[kind](), draw((8, 8))), options()))
+    agree(lambda: ((draw((8, 8)), FOREIGN[kind]()), options()))
+    agree(lambda: ((FOREIGN[kind](), FOREIGN[kind]()), options()))
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_memmap_is_multiplied() -> None:
+    agree(lambda: ((_memmap(), draw((8, 8))), {}))
+    agree(lambda: ((draw((8, 8)), draw((8, 8))), {"out": _memmap()}))
+
+
+@pytest.mark.parametrize("kind", ["matrix", "masked", "tagged", "objects", "integers", "long", "half", "list"])
+def test_a_fast_plan_for_what_it_cannot_run_is_refused(kind: str) -> None:
+    x = FOREIGN[kind]()
+    with pytest.raises(PlanError, match=r"the plan winograd > vendor cannot run here: "):
+        fmm.matmul(x, x, plan="winograd > vendor")
+
+
+@pytest.mark.parametrize("kind", ["matrix", "masked", "tagged", "objects", "integers", "long", "half", "list"])
+def test_the_vendors_plan_runs_everything(kind: str) -> None:
+    agree(lambda: ((FOREIGN[kind](), FOREIGN[kind]()), {}), {"plan": "vendor"})
+
+
+@pytest.mark.parametrize("kind", ["refusing", "ragged list", "None", "text", "dates", "records", "number"])
+def test_what_numpy_refuses_is_refused_as_numpy_does_even_with_a_plan(kind: str) -> None:
+    agree(lambda: ((FOREIGN[kind](), draw((8, 8))), {}), {"plan": "vendor"})
+
+
+# ---- the interface
+
+
+def test_the_signature() -> None:
+    expected = (
+        "(a, b, /, out=None, *, casting='same_kind', order='K', dtype=None, plan=None, max_error_growth=None, "
+        "workspace=None, **more)"
+    )
+    bare = [p.replace(annotation=p.empty) for p in inspect.signature(fmm.matmul).parameters.values()]
+    assert str(inspect.Signature(bare)) == expected
+
+
+X = np.eye(4)
+CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((X,), {}),  # too few
+    ((X, X, None, "same_kind"), {}),  # casting is keyword-only
+    ((X,), {"b": X}),  # a and b have no names
+    ((), {"a": X, "b": X}),
+    ((X, X), {"where": True}),
+    ((X, X), {"axes": 3}),
+    ((X, X), {"no_such_option": 1}),
+    ((X, X, X), {"out": X}),  # out given twice
+]
+
+
+@pytest.mark.parametrize(("args", "options"), CALLS, ids=range(len(CALLS)))
+def test_calls_that_do_not_fit_the_signature(args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        fmm.matmul(*args, **options)
+
+
+@pytest.mark.parametrize("function", [fmm.matmul, fmm.explain])
+def test_a_plan_beside_what_only_numpy_knows_is_refused(function: Any) -> None:
+    with pytest.raises(fmm.PlanError, match="winograd > vendor cannot run here: subok was given"):
+        function(X, X, plan="winograd > vendor", subok=True)
+    with pytest.raises(fmm.PlanError, match="nonsense"):
+        function(X, X, plan="nonsense", subok=True)
+    function(X, X, plan="vendor", subok=True)
+
+
+def test_what_numpy_raises_has_no_other_exception_behind_it() -> None:
+    """The traceback that a user reads should not tell of fmm's own bookkeeping."""
+    modes: tuple[Mode, ...] = ({}, {"plan": "winograd > vendor"})
+    for mode in modes:
+        with pytest.raises(ValueError, match="mismatch in its core dimension") as caught:
+            fmm.matmul(draw((600, 600)), draw((601, 600)), **mode)
+        assert caught.value.__context__ is None
+
+
+BAD_PLANS: list[tuple[Any, str]] = [
+    ("", "a plan ends in its leaf"),
+    ("winograd", "a plan ends in its leaf: vendor"),
+    ("winograd >", "a plan ends in its leaf"),
+    ("nonsense > vendor", "unknown algorithm 'nonsense'; valid: .*winograd"),
+    ("winograd.sideways > vendor", "unknown option 'sideways'.*; valid: .*peel"),
+    ("li-fig3.stacked > vendor", "is sequential, not stacked"),
+    ("balanced(1) > vendor", "gamma must be at least 1.5"),
+    ("balanced(x) > vendor", "balanced"),
+    ("vendor > vendor", "unknown algorithm 'vendor'"),
+    (3.5, "a plan is a text such as 'winograd > vendor', not 3.5"),
+    (b"vendor", "a plan is a text"),
+    ([], r"a plan is a text .*, not \[\]"),
+    ({}, r"a plan is a text .*, not \{\}"),
+    (np.zeros((2, 2)), "a plan is a text"),
+]
+
+
+@pytest.mark.parametrize(("plan", "message"), BAD_PLANS, ids=lambda x: repr(x)[:30])
+def test_bad_plans(plan: Any, message: str) -> None:
+    for x in (draw((8, 8)), draw((8, 8), "i8")):
+        with pytest.raises(PlanError, match=message):
+            fmm.matmul(x, x, plan=plan)
+
+
+@pytest.mark.parametrize("leaf", ["lt0", "lt3.inner", "lt31.outer", "tile"])
+def test_leaves_of_a_gpu_are_not_run_on_a_cpu(leaf: str) -> None:
+    name = leaf.partition(".")[0]
+    for call in (fmm.matmul, fmm.explain):
+        with pytest.raises(PlanError, match=f"cannot run here: {name} is a product on a GPU"):
+            call(draw((8, 8)), draw((8, 8)), plan=f"strassen > {leaf}")
+
+
+@pytest.mark.parametrize("order", ["inner", "outer"])
+@pytest.mark.parametrize("levels", ["", "winograd > ", "li-fig3.peel > strassen > "])
+def test_how_a_leafs_operands_lie_is_nothing_to_a_cpu(levels: str, order: str) -> None:
+    a, b, plan = draw((18, 20)), draw((20, 22)), f"{levels}vendor"
+    np.testing.assert_array_equal(fmm.matmul(a, b, plan=f"{plan}.{order}"), fmm.matmul(a, b, plan=plan))
+    assert str(fmm.explain(a, b, plan=f"{plan}.{order}").plan) == f"{plan}.{order}"
+
+
+def test_a_plan_in_its_three_forms() -> None:
+    a, b = draw((9, 9)), draw((9, 9))
+    vendor = fmm.plan(9, 9, 9)
+    results = [fmm.matmul(a, b, plan=p) for p in ("winograd > vendor", fmm.Plan.parse("winograd > vendor"))]
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(fmm.matmul(a, b, plan=vendor), a @ b)
+    fast = fmm.Decision(fmm.Plan.parse("winograd > vendor"), vendor.problem, "for the test")
+    np.testing.assert_array_equal(fmm.matmul(a, b, plan=fast), results[0])
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, "x", float("nan"), None.__class__, [10], 2j, True])
+def test_bad_error_growth(value: Any) -> None:
+    for function in (fmm.matmul, fmm.explain):
+        with pytest.raises(ValueError, match="max_error_growth must be a number, 1 or more, not "):
+            function(draw((4, 4)), draw((4, 4)), max_error_growth=value)
+    with pytest.raises(ValueError, match="max_error_growth must be a number, 1 or more, not "):
+        fmm.plan(4, 4, 4, max_error_growth=value)
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, 1e9, "x", "1 GB", float("nan"), [10], 2j, True])
+def test_bad_workspace(value: Any) -> None:
+    for function in (fmm.matmul, fmm.explain):
+        with pytest.raises(ValueError, match="workspace must be a whole number of bytes, 0 or more, not "):
+            function(draw((4, 4)), draw((4, 4)), workspace=value)
+    with pytest.raises(ValueError, match="workspace must be a whole number of bytes, 0 or more, not "):
+        fmm.plan(4, 4, 4, workspace=value)
+
+
+@pytest.mark.parametrize("value", [1, 3.5, np.float32(4), np.float64(4), np.int64(4), float("inf")])
+def test_error_growth_may_be_any_number(value: Any) -> None:
+    agree(lambda: ((draw((4, 4)), draw((4, 4))), {}), {"max_error_growth": value})
+
+
+@pytest.mark.parametrize("value", [0, 1, 10**12, 10**30, np.int32(7), np.uint64(7)])
+def test_workspace_may_be_any_whole_number(value: Any) -> None:
+    agree(lambda: ((draw((4, 4)), draw((4, 4))), {}), {"workspace": value})
+
+
+@pytest.mark.usefixtures("eager")
+def test_error_growth_limits_the_choice() -> None:
+    a, b = np.zeros((256, 256)), np.zeros((256, 256))
+    growths = [fmm.explain(a, b, max_error_growth=limit).error_growth for limit in (1, 3, 6, 30)]
+    assert growths == sorted(growths)
+    assert fmm.explain(a, b, max_error_growth=1).plan == VENDOR
+    assert all(growth <= limit for growth, limit in zip(growths, (1, 3, 6, 30), strict=True))
+    assert growths[-1] > growths[1] > 1
+
+
+PROBLEMS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"m": -1, "k": 2, "n": 2}, ValueError, "m must be a whole number, 0 or more, not -1"),
+    ({"m": 2, "k": 2.0, "n": 2}, ValueError, "k must be a whole number, 0 or more, not 2.0"),
+    ({"m": 2, "k": 2, "n": "2"}, ValueError, "n must be a whole number, 0 or more, not '2'"),
+    ({"m": 2, "k": 2, "n": 2, "device": "gpu"}, ValueError, "unknown device 'gpu'; valid: 'cpu'"),
+    ({"m": 2, "k": 2, "n": 2, "dtype": "nonsense"}, TypeError, "nonsense"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "error", "message"), PROBLEMS)
+def test_bad_problems(sizes: dict[str, Any], error: type[Exception], message: str) -> None:
+    options = {k: v for k, v in sizes.items() if k in ("device", "dtype")}
+    with pytest.raises(error, match=message):
+        fmm.plan(sizes["m"], sizes["k"], sizes["n"], **options)
+
+
+@pytest.mark.parametrize("size", [(0, 0, 0), (0, 5, 5), (5, 0, 5), (1, 1, 1), (5000, 1, 5000), (3, 10**6, 3)])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "F", "D", "i8", "g", "O", ">f8"])
+def test_plans_of_every_problem_can_be_printed(size: tuple[int, int, int], dtype: str) -> None:
+    found = fmm.plan(*size, dtype=dtype)
+    swapped = fmm.plan(*size, dtype=np.dtype(dtype).newbyteorder())  # matmul takes such arrays too
+    assert (found.plan, found.reason) == (swapped.plan, swapped.reason)
+    assert found.plan == VENDOR
+    assert str(found.plan) in str(found)
+    assert found.workspace == 0
+    assert found.error_growth == 1
+
+
+# ---- a product with its own transpose
+
+
+def test_a_product_with_its_own_transpose_is_the_vendors_syrk() -> None:
+    a = draw((4000, 3000), "f4")
+    for left, right in ((a, a.T), (a.T, a), (a[:, :2999], a[:, :2999].T)):
+        found = fmm.explain(left, right)
+        assert found.plan == VENDOR
+        assert "syrk" in found.reason and "half the work" in str(found)
+    assert "syrk" not in fmm.explain(a, a.T.copy()).reason
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_product_with_its_own_transpose_stays_symmetric() -> None:
+    """NumPy's syrk gives an exactly symmetric result, in a stack too; so must fmm's choice."""
+    for shape in ((33, 21), (3, 33, 21)):
+        a = draw(shape)
+        c = agree(lambda: ((a, a.swapaxes(-1, -2)), {})).value  # noqa: B023
+        np.testing.assert_array_equal(c, c.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_product_with_its_own_transpose_by_a_given_plan(plan: str) -> None:
+    a = draw((33, 21))
+    agree(lambda: ((a, a.T), {}), {"plan": plan})
+
+
+@pytest.mark.usefixtures("eager")
+def test_explain_reads_the_options_as_matmul_does() -> None:
+    a = np.zeros((8000, 8000), "f4")  # never touched: it takes no memory
+    c = np.empty_like(a)
+    assert fmm.explain(a, a).plan != VENDOR
+    assert fmm.explain(a, a, out=(c,)).plan == fmm.explain(a, a, out=c).plan == fmm.explain(a, a).plan
+    assert fmm.explain(a, a, c).plan == fmm.explain(a, a).plan
+    for option in ({"dtype": "g"}, {"out": c.view(np.matrix)}, {"out": c[:5]}):
+        found = fmm.explain(a, a, **option)
+        assert found.plan == VENDOR and found.reason.startswith("NumPy answers: ")
+    assert "max_error_growth" in inspect.signature(fmm.explain).parameters
+
+
+def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask again would take milliseconds right after a long product, when all that Python needs is cold."""
+    asked: list[fmm.Decision] = []
+
+    def decided(call: Any, limits: Limits) -> fmm.Decision:
+        asked.append(fmm.Decision(VENDOR, host_call._problem(call.size, call.dtype), "for tests", (), "probed model"))
+        return asked[-1]
+
+    monkeypatch.setattr(host_call, "_decide", decided)
+    monkeypatch.setattr(host_call, "WORTH_REMEMBERING", 2 * 1100**3)
+    monkeypatch.setattr(host_call, "_left_to_numpy", {})
+    now = [100.0]
+    monkeypatch.setattr(host_call, "monotonic", lambda: now[0])
+    a, b = draw((1200, 1200), "f4"), draw((1200, 1200), "f4")
+    calls: list[tuple[int, Callable[[], object]]] = [
+        (1, lambda: fmm.matmul(a, b, workspace=0)),
+        (2, lambda: fmm.matmul(a, b)),  # limits of one's own are not the usual ones
+        (2, lambda: fmm.matmul(a, b)),
+        (2, lambda: fmm.matmul(b, a, out=np.empty_like(a))),
+        (3, lambda: fmm.matmul(a, b, max_error_growth=2)),
+        (4, lambda: fmm.matmul(a[:1150], b)),
+        (5, lambda: fmm.matmul(a[:900], b)),
+        (6, lambda: fmm.matmul(a[:900], b)),  # too small to be worth it
+    ]
+    for expected, call in calls:
+        call()
+        assert len(asked) == expected
+    now[0] += 11
+    fmm.matmul(a, b)
+    assert len(asked) == 7
+
+
+def test_a_plan_too_deep_for_the_product_is_refused() -> None:
+    """It would take 7 times as long for each level more, for ever in the end."""
+    a = draw((8, 8))
+    deep = " > ".join(["winograd"] * 30 + ["vendor"])
+    for call in (fmm.matmul, fmm.explain):
+        with pytest.raises(PlanError, match="products of a 8 x 8 x 8 one; take fewer levels"):
+            call(a, a, plan=deep)
+    np.testing.assert_allclose(fmm.matmul(a, a, plan=" > ".join(["winograd"] * 4 + ["vendor"])), a @ a)
+
+
+def test_explain_a_given_plan() -> None:
+    a, b = draw((64, 48)), draw((48, 80))
+    found = fmm.explain(a, b, plan="winograd > li-fig23 > vendor", workspace=1)
+    assert (str(found.plan), found.problem and found.problem.size) == ("winograd > li-fig23 > vendor", (64, 48, 80))
+    assert found.workspace > 0 and found.error_growth > 1
+    assert "this plan was given" in str(found) and "li-fig23" in str(found)
+    assert fmm.explain(a, b, plan=found).plan == found.plan
+    assert fmm.explain(a, b, plan="vendor").plan == VENDOR
+    for x, plan in ((a.astype("g"), "winograd > vendor"), (a, "lt0"), (a, "no-such > vendor")):
+        with pytest.raises(PlanError):
+            fmm.explain(x, b, plan=plan)
+
+
+# ---- everything at random
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # order of axes in memory, steps, gaps
+
+
+@st.composite
+def layouts(draw_: st.DrawFn, ndim: int) -> Layout:
+    order = tuple(draw_(st.permutations(range(ndim))))
+    steps = tuple(draw_(st.sampled_from((1, 1, 1, 2, -1, -2))) for _ in range(ndim))
+    gaps = tuple(draw_(st.sampled_from((0, 0, 0, 1, 3))) for _ in range(ndim))
+    return order, steps, gaps
+
+
+def laid_out(values: Any, how: Layout, rest: Any) -> tuple[Any, Any]:
+    """(view with these values, the whole memory below it); what the view leaves out holds `rest`."""
+    order, steps, gaps = how
+    sides = [n * abs(step) + gap for n, step, gap in zip(values.shape, steps, gaps, strict=True)]
+    memory = np.full([sides[axis] for axis in order], rest, values.dtype)
+    view = memory.transpose(np.argsort(order)) if order else memory
+    cut = tuple(
+        slice(0, n * step, step) if step > 0 else slice(n * -step - 1, None, step)
+        for n, step in zip(values.shape, steps, strict=True)
+    )
+    view = view[cut][tuple(slice(n) for n in values.shape)]
+    view[...] = values
+    return view, memory
+
+
+@st.composite
+def shapes_of_two(draw_: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    m, k, n = (draw_(st.integers(1, 13)) for _ in range(3))
+    batch = draw_(st.lists(st.integers(1, 3), max_size=2))
+    kept = [tuple(draw_(st.sampled_from((side, 1))) for side in batch[draw_(st.integers(0, len(batch))) :])] * 2
+    kept[1] = tuple(draw_(st.sampled_from((side, 1))) for side in batch[draw_(st.integers(0, len(batch))) :])
+    left = (k,) if not kept[0] and draw_(st.integers(0, 9)) == 0 else (*kept[0], m, k)
+    right = (k,) if not kept[1] and draw_(st.integers(0, 9)) == 0 else (*kept[1], k, n)
+    return left, right
+
+
+@settings(max_examples=120)
+@given(
+    st.data(),
+    shapes_of_two(),
+    st.sampled_from(["f4", "f8", "F", "D"]),
+    st.sampled_from(PLANS),
+    st.booleans(),
+    st.sampled_from("CFAK"),
+)
+def test_everything_at_random(
+    data: st.DataObject,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: str,
+    plan: str,
+    with_out: bool,
+    order: str,
+) -> None:
+    """Operands in read-only memory of any layout; out poisoned, and nothing written beside it."""
+    operands = [laid_out(draw(shape, dtype), data.draw(layouts(len(shape))), np.nan) for shape in shapes]
+    a, b = (view for view, _ in operands)
+    shape = np.matmul(a, b).shape
+    how = data.draw(layouts(len(shape)))
+    before = [memory.copy() for _, memory in operands]
+    for view, memory in operands:
+        view.flags.writeable = memory.flags.writeable = False
+    called: list[Call] = []
+    memories: list[Any] = []
+
+    def build() -> Call:
+        out, memory = laid_out(np.full(shape, np.nan, dtype), how, 7) if shape else (None, np.zeros(()))
+        memories.append(memory)
+        called.append(((a, b), {"out": out} if with_out and len(shape) else {"order": order}))
+        return called[-1]
+
+    agree(build, {"plan": plan})
+    for (_, memory), kept in zip(operands, before, strict=True):
+        np.testing.assert_array_equal(memory, kept)
+    ours, theirs = memories[0], memories[1]  # what agree() built first is fmm's
+    np.testing.assert_array_equal(ours == 7, theirs == 7)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.sampled_from(PLANS))
+def test_the_same_call_twice_gives_the_same_bits(m: int, k: int, n: int, plan: str) -> None:
+    a, b = draw((m, k)), draw((k, n))
+    np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), fmm.matmul(a, b, plan=plan))

@@ -1,0 +1,136 @@
+"""Processes that tune a fake device and are killed, many of them: `python -m tests.nursery kill|together FOLDER`.
+
+Started by the tests of faults in an interpreter of its own, which loads everything once and then forks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import scipy.optimize
+import scipy.stats
+
+from fmm.config import files
+from fmm.tuner import cli
+from fmm.tuner import stages as tune_module
+from fmm.tuner.commands import tune as commands_tune
+from fmm.tuner.commands.config import checked, sections
+from fmm.tuner.devices.fake import FAKE, FakeDevice
+from fmm.tuner.effort import EFFORTS
+from fmm.tuner.journal import Journal
+from fmm.tuner.stages import tune
+from fmm.tuner.trials import Trials
+from tests.support.configs import SMALL
+
+KILLS = 100
+CONFIGS = 5  # at least so many different ones must have been seen, or more tunings are started, up to MOST
+MOST = 4 * KILLS
+WRITERS = 8
+
+
+def forked(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def tuned(arguments: Sequence[str], seed: int) -> int:
+    vars(commands_tune)["chosen"] = lambda name: [FakeDevice(seed=seed)]
+    return cli.main(["--effort", "quick", "--quiet", *arguments])
+
+
+def whole(path: Path) -> str:
+    """The config's text, once it has passed every check."""
+    for key, dtype, raw in sections(path):
+        checked(key, dtype, raw)
+    return path.read_text(encoding="utf-8")
+
+
+def kill(folder: Path) -> None:
+    """Tunings killed at random moments; each goes on where the last one was.
+
+    In turns after so many seconds, and after so many of its own on the processor: on a loaded machine the first come
+    ever earlier in a tuning, and might never see its end. A tuning that ends leaves more to read for the next, which
+    takes longer: the more are killed one after the other, the longer they are let live.
+    """
+    path, chance, states, killed, i = folder / "config.json", random.Random(5), set[str](), 0, 0
+    arguments = ["--resume", "--output", str(path)]
+    start = time.perf_counter()
+    _, _, used = os.wait4(forked(lambda: tuned(arguments, 0)), 0)
+    longest = time.perf_counter() - start
+    busiest = used.ru_utime + used.ru_stime
+    patience = 1.1
+    while i < KILLS or (len(states) < CONFIGS and i < MOST):
+        work = partial(tuned, arguments, i)
+        if i % 2:
+            child = forked(partial(ended, work, chance.uniform(0, patience * busiest)))
+        else:
+            child = forked(work)
+            time.sleep(chance.uniform(0, patience * longest))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        killed += os.WIFSIGNALED(status)
+        patience *= 1.03 if os.WIFSIGNALED(status) else 0.8
+        states.add(whole(path))
+        i += 1
+    os.waitpid(forked(lambda: tuned(arguments, i)), 0)
+    left = [p.name for p in folder.iterdir() if p.name.endswith(".partial")]
+    found = {"killed": killed, "states": len(states), "left": left, "replayed": replayed(folder)}
+    print(json.dumps(found))
+
+
+def ended(work: Callable[[], object], seconds: float) -> None:
+    """Work that the kernel ends, as abruptly as by SIGKILL, once this process has computed for so many seconds."""
+    signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))  # SIGPROF: nobody handles it
+    work()
+
+
+def replayed(folder: Path) -> int:
+    """How many finished tunings use up all their trials in a replay: none was measured twice.
+
+    They end when all is measured: what follows from it asks for nothing more, and takes as long as all before.
+    """
+    vars(tune_module)["concluded"] = lambda journal, dtype: None
+    count = 0
+    for recorded in Trials(folder / "trials.jsonl").tunings():
+        if recorded.finished:
+            journal = Journal(recorded.header.run, FakeDevice(), recorded.trials, live=False)
+            tune(journal, recorded.header.settings["dtype"], SMALL)
+            assert not any(journal._past.values()), "a trial was recorded that nobody asked for"
+            count += 1
+    return count
+
+
+def together(folder: Path) -> None:
+    """Tunings of different shapes and types that write one config at once."""
+    path, children = folder / "config.json", []
+    for i in range(WRITERS):
+        shapes = folder / f"shapes{i}"
+        shapes.write_text("".join(f"{4000 + i} 4000 {4000 + j}\n" for j in range(3)))
+        arguments = ["--dtype", ("float32", "float64")[i % 2], "--shapes", str(shapes), "--output", str(path)]
+        children.append(forked(lambda a=arguments, i=i: tuned(a, i)))  # type: ignore[misc]
+    for child in children:
+        os.waitpid(child, 0)
+    whole(path)
+    sizes = sorted(
+        [dtype, *entry["size"]] for dtype, raw in files.read(path)[FAKE.key].items() for entry in raw["entries"]
+    )
+    print(json.dumps({"entries": sizes, "tunings": len(Trials(folder / "trials.jsonl").tunings())}))
+
+
+if __name__ == "__main__":
+    assert scipy.optimize and scipy.stats  # loaded before the forks
+    EFFORTS["quick"] = SMALL
+    {"kill": kill, "together": together}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,294 @@
+"""The command fmm-tune: exit codes, what it prints, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fmm
+from fmm.tuner import cli
+from fmm.tuner.cli import main
+from fmm.tuner.commands import suites
+from fmm.tuner.commands.measure import write
+from fmm.tuner.environment import device_folder
+from fmm.tuner.paired import Rounds
+from tests.support import ROOT
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "speed": [
+        {
+            "size": (64, 64, 64),
+            "dtype": "float64",
+            "speedup": 1.25,
+            "low": 1.2,
+            "high": 1.3,
+            "plan": "winograd > vendor",
+        },
+        {"size": (64, 32, 16), "dtype": "float32", "speedup": 0.5, "low": 0.25, "high": 0.75, "plan": "vendor"},
+    ],
+    "small_calls": [{"side": 8, "extra_microseconds": 1.5, "speedup": 0.5, "low": 0.5, "high": 0.5}],
+    "memory": [{"size": (8, 8, 8), "dtype": "float64", "said_bytes": 100, "peak_bytes": 3 * 2**20, "ratio": 1.0}],
+}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Suites that measure nothing; the efforts that they were asked for."""
+    asked: list[str] = []
+
+    def suite(name: str) -> Callable[[suites.Effort], Iterator[dict[str, Any]]]:
+        def run(effort: suites.Effort) -> Iterator[dict[str, Any]]:
+            asked.extend(key for key, value in suites.EFFORTS.items() if value is effort)
+            yield from ROWS[name]
+
+        return run
+
+    monkeypatch.setattr(suites, "SUITES", {name: suite(name) for name in ROWS})
+    return asked
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["predict", "--help"], ["paper", "--help"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: fmm-tune") and "--json" in printed
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    options = (
+        "--device --dtype --shapes --effort quick default full --time-limit --resume --fresh --output --json --quiet"
+    )
+    commands = "--dry-run --version show validate predict bench canary export merge suites paper"
+    for option in f"{options} {commands}".split():
+        assert option in printed
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"fmm-tune {fmm.__version__}\n"
+
+
+BAD_ARGUMENTS = [
+    (["--nonsense"], "--nonsense"),
+    (["--effort", "huge"], "invalid choice: 'huge'"),
+    (["--effort"], "--effort"),
+    (["--output"], "--output"),
+    (["nonsense"], "nonsense"),
+    (["predict"], "M"),
+    (["predict", "1", "2"], "N"),
+    (["predict", "1", "2", "x"], "invalid int value: 'x'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD_ARGUMENTS, ids=lambda x: " ".join(x) if isinstance(x, list) else x)
+def test_bad_arguments_exit_with_2(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    printed = capsys.readouterr()
+    assert named in printed.err and not printed.out
+
+
+BAD_VALUES = [
+    (["predict", "0", "5", "5"], "sizes must be positive"),
+    (["predict", "5", "-5", "5"], "k must be 0 or more, not -5"),
+    (["predict", "5", "5", "5", "--dtype", "int8"], "unknown dtype 'int8'; valid: float64"),
+    (["predict", "5", "5", "5", "--device", "abacus"], "abacus"),
+    (["paper", "nonsense"], "unknown table 'nonsense'; the tables are "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_VALUES, ids=lambda x: " ".join(x) if isinstance(x, list) else x)
+def test_bad_values_exit_with_2_and_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.startswith("fmm-tune ")
+    assert printed.err.count("\n") == 1 and not printed.out
+
+
+def test_predict_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "8192", "8192", "8192", "--device", "h200", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict) and found
+    assert main(["predict", "512", "512", "512"]) == 0
+    assert "vendor" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["predict", "bench"])
+def test_every_command_has_the_types_of_fmm_plan(command: str) -> None:
+    usual = fmm.plan(8, 8, 8).problem
+    assert usual and cli._parser().parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
+
+
+# ---- measuring
+
+
+@pytest.mark.usefixtures("quick")
+def test_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suites", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    expected = [{"suite": name, **row} for name, rows in ROWS.items() for row in rows]
+    assert lines == json.loads(json.dumps(expected))
+
+
+@pytest.mark.usefixtures("quick")
+def test_rows_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suites"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "threads, numpy " in head
+    assert len(lines) == 4
+    assert "64x64x64" in lines[0] and "1.250 times numpy [1.200, 1.300]  winograd > vendor" in lines[0]
+    assert "+1.50 microseconds a call" in lines[2]
+    assert "peak 3.0 MiB, 1.0000 of what the plan said" in lines[3]
+
+
+@pytest.mark.parametrize(("arguments", "effort"), [([], "quick"), (["--effort", "full"], "full")])
+def test_the_effort_is_passed_on(arguments: list[str], effort: str, quick: list[str]) -> None:
+    assert main(["suites", *arguments, "--json"]) == 0
+    assert quick == [effort] * len(ROWS)
+
+
+def test_every_suite_has_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the rows that the suites really give, of tiny problems."""
+    tiny = suites.Effort(((40, 30, 50),), 1, Rounds(1, 1, 0.0), 16)
+    monkeypatch.setattr(suites, "EFFORTS", {"quick": tiny, "full": tiny})
+    monkeypatch.setattr(suites, "random_shapes", lambda count: [(9, 8, 7)] * count)
+    assert main(["suites"]) == 0
+    printed = capsys.readouterr().out
+    for name in suites.SUITES:
+        assert f"\n{name} " in printed
+
+
+@pytest.mark.usefixtures("quick")
+def test_results_are_written_below_the_output_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there yet"
+    assert main(["suites", "--output", str(folder), "--json"]) == 0
+    files = sorted((folder / device_folder()).iterdir())
+    assert [file.name for file in files] == ["memory.json", "small_calls.json", "speed.json"]
+    for file in files:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert found["rows"] == json.loads(json.dumps(ROWS[file.stem]))
+        assert found["environment"]["numpy"]
+
+
+def test_an_interrupt_exits_with_130_and_keeps_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(effort: suites.Effort) -> Iterator[dict[str, Any]]:
+        yield ROWS["memory"][0]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suites, "SUITES", {"speed": lambda effort: iter(ROWS["speed"]), "memory": interrupted})
+    assert main(["suites", "--output", str(tmp_path)]) == 130
+    printed = capsys.readouterr()
+    assert "interrupted" in printed.err and "Traceback" not in printed.err
+    folder = tmp_path / device_folder()
+    assert json.loads((folder / "speed.json").read_text(encoding="utf-8"))["rows"]
+    assert not (folder / "memory.json").exists()
+
+
+# ---- files
+
+OLD = {"environment": {"numpy": "old"}, "rows": [{"side": 1}]}
+NEW = {"environment": {"numpy": "new"}, "rows": [{"side": 2}, {"side": 3}]}
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    for content in (OLD, NEW):
+        write(path, content)
+        assert json.loads(path.read_text(encoding="utf-8")) == content
+    assert [file.name for file in tmp_path.iterdir()] == ["speed.json"]
+
+
+def test_rows_stand_on_lines_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path / "speed.json", NEW)
+    lines = (tmp_path / "speed.json").read_text(encoding="utf-8").splitlines()
+    assert '  {"side": 2},' in lines and '  {"side": 3}' in lines
+    write(tmp_path / "none.json", {"environment": {}, "rows": []})
+    assert json.loads((tmp_path / "none.json").read_text(encoding="utf-8")) == {"environment": {}, "rows": []}
+
+
+@pytest.mark.parametrize("error", [OSError("no space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["write_text", "replace"])
+def test_the_old_file_is_kept_when_writing_fails(
+    where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "speed.json"
+    write(path, OLD)
+    original = getattr(Path, where)
+
+    def failing(self: Path, target: Any, *arguments: Any, **options: Any) -> None:
+        if where == "write_text":
+            original(self, target[: len(target) // 2], *arguments, **options)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, where, failing)
+        with pytest.raises(type(error)):
+            write(path, NEW)
+    assert json.loads(path.read_text(encoding="utf-8")) == OLD
+    write(path, NEW)  # what lies around does not disturb the next time
+    assert json.loads(path.read_text(encoding="utf-8")) == NEW
+
+
+def test_the_old_file_is_kept_when_a_row_is_no_json(tmp_path: Path) -> None:
+    write(tmp_path / "speed.json", OLD)
+    with pytest.raises(TypeError):
+        write(tmp_path / "speed.json", {"environment": {}, "rows": [{"side": object()}]})
+    assert json.loads((tmp_path / "speed.json").read_text(encoding="utf-8")) == OLD
+
+
+# ---- as a command
+
+
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fmm.tuner.cli", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_the_module_is_the_command() -> None:
+    done = started("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"fmm-tune {fmm.__version__}\n", "")
+    done = started("--nonsense")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["paper", "all"], ["predict", "5", "5", "5"]])
+def test_who_reads_the_head_alone_sees_no_traceback(arguments: list[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fmm.tuner.cli", *arguments]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout and child.stderr
+        child.stdout.close()  # as head does
+        assert child.stderr.read() == ""
+    assert child.returncode == cli.CUT_OFF
+
+
+def test_help_measures_and_imports_nothing_large() -> None:
+    code = "import sys; from fmm.tuner.cli import _parser; _parser(); print([m for m in LARGE if m in sys.modules])"
+    code = code.replace("LARGE", "('pandas', 'optuna', 'matplotlib', 'cupy', 'scipy')")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert cli.main.__doc__

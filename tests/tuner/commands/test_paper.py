@@ -1,0 +1,349 @@
+"""fmm-tune paper and fmm-tune predict: every table in every style, predictions that agree with the model, bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from html import unescape
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from fmm.dtypes import ELEMENTS
+from fmm.hardware.datasheets import device, device_names
+from fmm.kernels.plans.explain import spelled_bytes
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import datasheet
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.cost import cost
+from fmm.perfmodel.papers.table import Cell, Table
+from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.problem import Problem
+from fmm.tuner.cli import main
+from fmm.tuner.commands.paper import TABLES
+from fmm.tuner.commands.render import as_html, notes_as_html, spelled
+from tests.support import ROOT
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """What a command prints; it must succeed and say nothing else."""
+
+    def run(*arguments: str) -> str:
+        assert main(arguments) == 0
+        out, err = capsys.readouterr()
+        assert not err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The one line with which a command is refused: exit code 2, nothing printed."""
+
+    def refused(*arguments: str) -> str:
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.startswith(f"fmm-tune {arguments[0]}: ") and err.count("\n") == 1
+        return err
+
+    return refused
+
+
+# ---- paper
+
+
+def test_the_list_has_every_table_with_its_title(run: Run) -> None:
+    lines = run("paper").splitlines()
+    assert [line.split("  ", 1)[0].strip() for line in lines] == list(TABLES)
+    for line, make in zip(lines, TABLES.values(), strict=True):
+        assert line.split("  ", 1)[1].strip() == make().title
+
+
+def test_the_list_as_json_and_csv(run: Run) -> None:
+    expected = [(name, make().title) for name, make in TABLES.items()]
+    assert [(row["name"], row["title"]) for row in json.loads(run("paper", "--json"))] == expected
+    assert list(csv.reader(StringIO(run("paper", "--csv")))) == [["name", "title"], *map(list, expected)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("li-fig11", "li-fig14", "li-fig15", "li-fig17", "li-fig18", "li-fig19", "li-fig20", "li-fig21", "li-fig22"),
+        *("li-fig26", "li-fig27", "li-fig28", "li-fig29", "huang-fig10", "huang-fig6", "huang-fig7", "dalberto-table3"),
+    ],
+)
+def test_what_must_be_there(name: str) -> None:
+    assert TABLES[name]().name == name and TABLES[name]().rows
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_text(name: str, run: Run) -> None:
+    table = TABLES[name]()
+    lines = run("paper", name).splitlines()
+    assert lines[0] == f"{name}: {table.title}"
+    spans = [match.span() for match in re.finditer("-+", lines[3])]
+    found = [[line[start:end].strip() for start, end in spans] for line in lines[4 : 4 + len(table.rows)]]
+    assert [lines[2][start:end].strip() for start, end in spans] == list(table.columns)
+    assert found == [[spelled(cell) for cell in row] for row in table.rows]
+    below = " ".join(" ".join(lines[4 + len(table.rows) :]).split())
+    assert below == " ".join(f"* {' '.join(note.split())}" for note in table.notes)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_csv(name: str, run: Run) -> None:
+    check_csv(list(csv.reader(StringIO(run("paper", name, "--csv")))), TABLES[name]())
+
+
+def check_csv(rows: Sequence[Sequence[str]], table: Table) -> None:
+    assert tuple(rows[0]) == table.columns
+    for found, expected in zip(rows[1:], table.rows, strict=True):
+        for text, cell in zip(found, expected, strict=True):
+            assert back(text, cell) == cell
+
+
+def back(text: str, like: Cell) -> Cell:
+    """A CSV cell read as what it was: exactly, or the comparison fails."""
+    if like is None:
+        return None if text == "" else text
+    if isinstance(like, bool):
+        return {"yes": True, "no": False}[text]
+    return type(like)(text)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_json(name: str, run: Run) -> None:
+    check_json(json.loads(run("paper", name, "--json")), TABLES[name]())
+
+
+def check_json(found: dict[str, Any], table: Table) -> None:
+    assert (found["name"], found["title"], tuple(found["notes"])) == (table.name, table.title, table.notes)
+    assert all(tuple(row) == table.columns for row in found["rows"])
+    plain = [[str(cell) if isinstance(cell, Fraction) else cell for cell in row] for row in table.rows]
+    assert [list(row.values()) for row in found["rows"]] == plain
+
+
+def test_all_as_text(run: Run) -> None:
+    separately = [run("paper", name) for name in TABLES]
+    assert run("paper", "all") == "\n".join(separately)
+
+
+def test_all_as_json_is_one_list(run: Run) -> None:
+    for found, make in zip(json.loads(run("paper", "all", "--json")), TABLES.values(), strict=True):
+        check_json(found, make())
+
+
+def test_all_as_csv_has_each_name_above_its_table(run: Run) -> None:
+    parts = run("paper", "all", "--csv").rstrip("\n").split("\n\n")
+    for part, (name, make) in zip(parts, TABLES.items(), strict=True):
+        first, rest = part.split("\n", 1)
+        assert first == name
+        check_csv(list(csv.reader(StringIO(rest))), make())
+
+
+def test_json_before_the_command(run: Run) -> None:
+    assert run("--json", "paper", "li-fig17") == run("paper", "li-fig17", "--json")
+    assert run("--json", "predict", "64", "64", "64") == run("predict", "64", "64", "64", "--json")
+
+
+@pytest.mark.parametrize("name", ["li-fig99", "LI-FIG11", "", "li fig11"])
+def test_an_unknown_table(name: str, refused: Run) -> None:
+    message = refused("paper", name)
+    assert repr(name) in message
+    assert all(known in message for known in (*TABLES, "all"))
+
+
+def test_csv_and_json_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["paper", "li-fig11", "--csv", "--json"])
+    assert left.value.code == 2 and "not allowed with" in capsys.readouterr().err
+
+
+def test_in_an_interpreter_of_its_own() -> None:
+    command = [sys.executable, "-m", "fmm.tuner.cli", "paper", "li-fig17", "--json"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    check_json(json.loads(done.stdout), TABLES["li-fig17"]())
+    assert not done.stderr
+
+
+# ---- HTML, for notebooks
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_html_has_every_cell(name: str) -> None:
+    table = TABLES[name]()
+    found = [re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", line) for line in as_html(table).splitlines()[1:-1]]
+    plain = [[unescape(re.sub(r"<sup>(.*?)</sup>", r"^\1", cell)) for cell in row] for row in found]
+    assert plain == [list(table.columns), *([spelled(cell) for cell in row] for row in table.rows)]
+
+
+def test_html_spells_powers_and_escapes() -> None:
+    table = Table("t", "T", ("a<b", "n"), (("7n^3/4 + n^2", 1),), ("2^(l-1) n <= n^k & more",))
+    assert '<th style="text-align: left">a&lt;b</th><th style="text-align: right">n</th>' in as_html(table)
+    assert "7n<sup>3</sup>/4 + n<sup>2</sup>" in as_html(table)
+    assert "<li>2<sup>(l-1)</sup> n &lt;= n<sup>k</sup> &amp; more</li>" in notes_as_html([table])
+
+
+def test_a_note_of_several_tables_is_said_once() -> None:
+    first, second = (Table(name, f"title {name}", (), (), ("same", name)) for name in "ab")
+    assert notes_as_html([first, second]).count("<li>same</li>") == 1
+    assert "title b" in notes_as_html([first, second])
+    assert "title a" not in notes_as_html([Table("a", "title a", (), ())])
+
+
+# ---- predict
+
+PRODUCTS = [
+    ("8192", "8192", "8192", "float32", "v100"),  # several levels pay
+    ("5000", "3000", "7001", "float64", "h100"),  # nothing divides
+    ("300", "300", "300", "float32", "v100"),  # too small
+    ("4096", "4096", "4096", "complex64", "rtx 4090"),
+    ("1", "1", "1", "float16", "A100"),
+]
+
+
+NUMBERS = (("seconds", "4g"), ("speedup", "2f"), ("tflops", "3g"))  # first in a runner-up's line, and their digits
+
+
+def limits(size: Sequence[int], dtype: str, name: str, growth: float = 10.0) -> Limits:
+    """What the device has left beside A, B and C."""
+    m, k, n = size
+    operands = (m * k + k * n + m * n) * ELEMENTS[dtype].itemsize
+    return Limits(int(device(name).memory_gb * 1e9) - operands, growth)
+
+
+def predicted(run: Run, m: str, k: str, n: str, dtype: str, name: str, *more: str) -> Any:
+    return json.loads(run("predict", m, k, n, "--dtype", dtype, "--device", name, "--json", *more))
+
+
+@pytest.mark.parametrize(("m", "k", "n", "dtype", "name"), PRODUCTS)
+def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: str, run: Run) -> None:
+    found = predicted(run, m, k, n, dtype, name)
+    problem, calibration = Problem(int(m), int(k), int(n), dtype), datasheet(name)
+    choice = choose(problem, calibration, limits(problem.size, dtype, name))
+    assert (found["device"], found["size"], found["dtype"]) == (device(name).name, [int(m), int(k), int(n)], dtype)
+    assert found["chosen"]["plan"] == str(choice.best.plan) and found["reason"] == choice.reason
+    others = [str(candidate.plan) for candidate in choice.considered if candidate.plan != choice.best.plan]
+    assert [row["plan"] for row in found["runners_up"]] == others
+    assert found["leaves_out"] == LEAVES_OUT
+    for row in (found["chosen"], *found["runners_up"]):
+        check_row(row, problem, name)
+
+
+def check_row(row: dict[str, Any], problem: Problem, name: str) -> None:
+    """Each number from the model's own functions, exactly."""
+    plan, calibration = Plan.parse(row["plan"]), datasheet(name)
+    exact, counts = predict(plan, problem, calibration), cost(plan, *problem.size, problem.itemsize)
+    assert (row["seconds"], row["dominant"]) == (exact.seconds, exact.dominant)
+    assert (row["traffic"], row["launches"], row["workspace"]) == (counts.bytes, counts.launches, counts.workspace)
+    assert row["speedup"] == predict(VENDOR, problem, calibration).seconds / exact.seconds
+    assert row["tflops"] == pytest.approx(problem.flops / exact.seconds / 1e12)
+
+
+@pytest.mark.parametrize(("m", "k", "n", "dtype", "name"), PRODUCTS)
+def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, run: Run) -> None:
+    found = predicted(run, m, k, n, dtype, name)
+    text = run("predict", m, k, n, "--dtype", dtype, "--device", name)
+    best = found["chosen"]
+    assert text.startswith(f"{m}x{k}x{n} {dtype} on {found['device']} ({found['source']})\nplan: {best['plan']}\n")
+    for part in (
+        f"why: {found['reason']}\n",
+        f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times",
+        f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, ",
+        f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times",
+        f"left out: {found['leaves_out']}",
+    ):
+        assert part in text
+    rows = text.split("runners-up")[1].splitlines()[2 : 2 + len(found["runners_up"])]
+    for line, row in zip(rows, found["runners_up"], strict=True):
+        assert [float(x) for x in line.split()[:3]] == [float(f"{row[key]:.{digits}}") for key, digits in NUMBERS]
+        for part in (spelled_bytes(row["traffic"]), spelled_bytes(row["workspace"]), row["plan"], row["dominant"]):
+            assert part in line
+
+
+def test_float64_and_the_cpu_unless_said_otherwise(run: Run) -> None:
+    text = run("predict", "512", "512", "512")
+    assert text.startswith("512x512x512 float64 on cpu, ")
+    assert "seconds: nominal" in text  # ratios mean something, seconds do not
+    assert "seconds: nominal" not in run("predict", "512", "512", "512", "--device", "v100")
+    assert text == run("predict", "512", "512", "512", "--device", "CPU")
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_device(name: str, run: Run) -> None:
+    for spelling in (name, name.lower(), name.replace(" ", "-")):
+        assert predicted(run, "64", "64", "64", "float32", spelling)["device"] == name
+
+
+# Bytes of workspace, growth of the error; which limit the fastest plan breaks.
+LIMITS = [
+    (("--workspace", "1500000000"), "workspace"),
+    (("--workspace", "0"), "workspace"),
+    (("--max-error-growth", "4"), "error"),
+    (("--max-error-growth", "1"), "error"),
+    (("--workspace", "1500000000", "--max-error-growth", "2"), "error"),
+]
+
+
+@pytest.mark.parametrize(("options", "broken"), LIMITS, ids=lambda x: " ".join(x) if isinstance(x, tuple) else x)
+def test_limits_are_obeyed(options: tuple[str, ...], broken: str, run: Run) -> None:
+    free = predicted(run, "8192", "8192", "8192", "float32", "v100")
+    found = predicted(run, "8192", "8192", "8192", "float32", "v100", *options)
+    best, most, growth = found["chosen"], found["workspace_limit"], found["error_growth_limit"]
+    assert best["workspace"] <= most and best["error_growth"] <= growth and not best["exceeds"]
+    assert best["seconds"] > free["chosen"]["seconds"]
+    for row in found["runners_up"]:
+        over = {"error": row["error_growth"] > growth, "workspace": row["workspace"] > most}
+        assert row["exceeds"] == [name for name, exceeds in over.items() if exceeds]
+        assert row["exceeds"] or row["seconds"] >= 0.999 * best["seconds"]  # ranked by an estimate
+    assert next(broken in row["exceeds"] for row in found["runners_up"] if row["plan"] == free["chosen"]["plan"])
+
+
+def test_the_device_limits_the_workspace_too(run: Run) -> None:
+    # A, B and C of 36,000^2 float32 leave 0.4 GB of 16.
+    found = predicted(run, "36000", "36000", "36000", "float32", "v100", "--workspace", str(10**12))
+    assert found["workspace_limit"] == 16 * 10**9 - 3 * 36000**2 * 4
+    assert found["chosen"]["workspace"] <= found["workspace_limit"]
+
+
+BAD = [
+    (("8", "8", "8", "--device", "v1000"), ("'v1000'", "cpu", *device_names())),
+    (("8", "8", "8", "--device", ""), ("''", "cpu", *device_names())),
+    (("8", "8", "8", "--dtype", "int8"), ("'int8'", *ELEMENTS)),
+    (("0", "8", "8"), ("positive", "0 8 8")),
+    (("8", "8", "0"), ("positive", "8 8 0")),
+    (("8", "-8", "8"), ("k", "-8")),
+    (("8", "8", "8", "--workspace", "-1"), ("--workspace", "0 or more", "-1")),
+    (("8", "8", "8", "--max-error-growth", "0.5"), ("--max-error-growth", "1 or more", "0.5")),
+    (("8", "8", "8", "--max-error-growth", "nan"), ("--max-error-growth", "nan")),
+    # A datasheet without a rate for the type: what it has.
+    (("8", "8", "8", "--device", "v100", "--dtype", "tf32"), ("V100", "tf32", "float64", "float32", "float16")),
+    (("8", "8", "8", "--device", "C1060", "--dtype", "float16"), ("C1060", "float16", "float64", "float32")),
+    (("8", "8", "8", "--dtype", "bfloat16"), ("cpu", "bfloat16", "float64", "float32", "complex64", "complex128")),
+    # 112 GiB of operands on a device of 15.
+    (("100000", "100000", "100000", "--dtype", "float32", "--device", "v100"), ("111.8 GiB", "V100", "14.9 GiB")),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD, ids=lambda x: " ".join(x))
+def test_bad_input_says_what_is_valid(arguments: tuple[str, ...], named: tuple[str, ...], refused: Run) -> None:
+    message = refused("predict", *arguments)
+    assert [part for part in named if part not in message] == []
+
+
+@pytest.mark.parametrize("arguments", [("8", "8"), ("8", "8", "x"), ("8", "8", "1.5"), ("8", "8", "8", "8")])
+def test_sizes_that_are_no_three_integers(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["predict", *arguments])
+    assert left.value.code == 2 and "error:" in capsys.readouterr().err
