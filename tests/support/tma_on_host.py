@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import Strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp
@@ -14,8 +13,8 @@ from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tma import BulkOp, Map, aligned, bulk_op
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header
 
