@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.clock import elapsed
 from fmm.kernels.cuda.launch.player import CupyBackend
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.recompute.flags import Rescue, slot
 from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
 
 FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")
@@ -38,7 +38,7 @@ class Case:
     """Square operands, and the ways to multiply them."""
 
     def __init__(self, side: int) -> None:
-        self.problem = Problem.contiguous(side, side, side, "float32")
+        self.problem = Problem(side, side, side, "float32")
         rng = cupy.random.default_rng(side)
         self.a, self.b = (rng.standard_normal((side, side), np.float32) for _ in range(2))
         self.c = cupy.empty((side, side), np.float32)

@@ -1,24 +1,57 @@
-"""fmm/dtypes.py."""
+"""The types of numbers that fmm multiplies: one row each, with all that any part of fmm asks of a type.
+
+A new type is a new row here; who needs more of a type adds a column.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
-class Element:
-    """Bytes of an element, and flops of one multiply-add of it."""
+class DType:
+    """One type of numbers, in memory, in arithmetic, and by the names and numbers that CUDA's libraries have for it."""
 
-    itemsize: int
-    flops: int = 2
+    name: str
+    itemsize: int  # bytes in memory
+    unit_roundoff: float  # of what a product rounds: its result, or its operands where those are cut to fewer bits
+    cpp: str  # its name in the device code
+    cuda_type: int  # cudaDataType
+    compute_type: int  # cublasComputeType_t
+    scalar: str  # NumPy's type of alpha and beta
+    scalar_type: int  # cudaDataType of alpha and beta
+    flops: int = 2  # of one multiply-add
+    registers: int = 1  # of 32 bits, for a value while it is added up
+    stored_as: str = ""  # the type in memory, where `name` is only a way to multiply that
+    real: str = ""  # the type of a complex number's two parts
+    tensor_map: int | None = None  # CU_TENSOR_MAP_DATA_TYPE_*; None where the copy engine is not used
+    mma: str = ""  # what the tensor cores' instructions call it
+    sums_wider: bool = False  # are products added up in a wider type than they are stored in?
+
+    @property
+    def stored(self) -> str:
+        """The type of the numbers in memory."""
+        return self.stored_as or self.name
+
+    @property
+    def is_complex(self) -> bool:
+        return bool(self.real)
 
 
-ELEMENTS = {
-    "float64": Element(8),
-    "float32": Element(4),
-    "tf32": Element(4),  # float32 in memory, multiplied by tensor cores
-    "float16": Element(2),
-    "bfloat16": Element(2),
-    "complex64": Element(8, 8),
-    "complex128": Element(16, 8),
-}
+_ROWS = (
+    DType("float64", 8, 2.0**-53, "double", 1, 70, "float64", 1, registers=2),
+    DType("float32", 4, 2.0**-24, "float", 0, 68, "float32", 0, tensor_map=7),
+    # float32 in memory, whose products cut their operands to 11 bits for the tensor cores.
+    DType("tf32", 4, 2.0**-11, "fmm::tf32", 0, 77, "float32", 0, stored_as="float32", tensor_map=11, mma="tf32"),
+    DType("float16", 2, 2.0**-11, "fmm::half", 2, 68, "float32", 0, tensor_map=6, mma="f16", sums_wider=True),
+    DType("bfloat16", 2, 2.0**-8, "fmm::bfloat16", 14, 68, "float32", 0, tensor_map=9, mma="bf16", sums_wider=True),
+    DType("complex64", 8, 2.0**-24, "fmm::Complex<float>", 4, 68, "complex64", 4, flops=8, registers=2, real="float32"),
+    DType(
+        "complex128", 16, 2.0**-53, "fmm::Complex<double>", 5, 70, "complex128", 5, flops=8, registers=4, real="float64"
+    ),
+)
+
+DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in _ROWS})
+STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # what arrays can hold

@@ -1,47 +1,91 @@
-"""One product as the model sees it: sizes and element type."""
+"""One product, as everybody asks for it: the model, the recorder, the tuner's trials and the config's keys."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, NamedTuple
 
-from fmm.dtypes import ELEMENTS, Element
+from fmm.dtypes import DTYPES, DType
 
 Shape = tuple[int, int, int]  # (m, k, n)
+Operation = Literal["product"]  # A B; more may come
+OPERATIONS: tuple[Operation, ...] = ("product",)
+
+
+class Layout(NamedTuple):
+    """How a matrix lies in memory: rows (`C`) or columns (`F`) contiguous, the next one `leading` elements further."""
+
+    order: Literal["C", "F"]
+    leading: int
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Elements from one row to the next, and from one column to the next."""
+        return (self.leading, 1) if self.order == "C" else (1, self.leading)
+
+
+Layouts = tuple[Layout, Layout, Layout]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An m x k by k x n product."""
+    """C = alpha A B + beta C, for an m x k matrix A and a k x n matrix B; `batch` equal ones of them.
+
+    Without layouts, A, B and C lie row by row, without gaps.
+    """
 
     m: int
     k: int
     n: int
     dtype: str = "float64"
+    layouts: Layouts | tuple[()] = ()
+    alpha: complex = 1
+    beta: complex = 0
+    op: Operation = "product"
+    batch: int = 1
 
     def __post_init__(self) -> None:
-        if self.dtype not in ELEMENTS:
-            raise ValueError(f"unknown dtype {self.dtype!r}; valid: {', '.join(ELEMENTS)}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; valid: {', '.join(DTYPES)}")
+        if self.op not in OPERATIONS:
+            raise ValueError(f"unknown operation {self.op!r}; valid: {', '.join(OPERATIONS)}")
         for name, side in zip("mkn", self.size, strict=True):
             if side < 0:
                 raise ValueError(f"{name} must be 0 or more, not {side}")
+        if not self.layouts:
+            object.__setattr__(self, "layouts", tuple(Layout("C", max(cols, 1)) for _, cols in self.shapes))
+        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.shapes, strict=True):
+            least = cols if layout.order == "C" else rows
+            if layout.order not in ("C", "F") or layout.leading < max(least, 1):
+                raise ValueError(f"{name} is {rows} x {cols}: its layout cannot be {layout}")
 
     @property
     def size(self) -> Shape:
         return self.m, self.k, self.n
 
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Of A, B and C."""
+        return (self.m, self.k), (self.k, self.n), (self.m, self.n)
+
     @cached_property
-    def element(self) -> Element:
-        return ELEMENTS[self.dtype]
+    def type(self) -> DType:
+        return DTYPES[self.dtype]
+
+    @property
+    def stored(self) -> str:
+        """The type of the numbers in memory: TF32 is only a way to multiply float32."""
+        return self.type.stored
 
     @property
     def itemsize(self) -> int:
-        return self.element.itemsize
+        return self.type.itemsize
 
     @property
     def flops(self) -> int:
-        """Of the classical product."""
-        return self.element.flops * self.m * self.k * self.n
+        """Of the classical products."""
+        return self.type.flops * self.m * self.k * self.n * self.batch
 
 
 def positive(shape: Shape) -> Shape:

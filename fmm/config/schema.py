@@ -11,7 +11,7 @@ from typing import Any
 
 from fmm.config.environment import once
 from fmm.config.identity import Identity
-from fmm.dtypes import ELEMENTS
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import LEAVES, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
 
@@ -232,8 +232,8 @@ def spelled(found: Calibration, dtype: str) -> dict[str, Raw]:
 
 def section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
     """A section, all of it checked."""
-    if dtype not in ELEMENTS:
-        raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(ELEMENTS)}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
     found = record(given, where, SECTION)
     if not isinstance(found["entries"], list):
         raise _fail(f"{where}.entries", "a list", found["entries"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from fmm.dtypes import ELEMENTS
+from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 
@@ -142,7 +142,7 @@ PIPE = 32.0
 def datasheet(name: str) -> Calibration:
     """A GPU's calibration from its printed peaks: what a choice rests on until the device is tuned."""
     gpu = device(name)
-    peaks = {t: peak for t, peak in ((t, _peak(gpu, t)) for t in ELEMENTS) if peak}
+    peaks = {t: peak for t, peak in ((t, _peak(gpu, t)) for t in DTYPES) if peak}
     rates = {
         t: Rate(
             peak * PRODUCT_SHARES.get(t, PRODUCT_SHARE),

@@ -82,7 +82,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
         if m and k and n:
             together = max(batch, lanes)
             slowdown = tiles.slowdown(rate, m, k, n, together) if tiles else aside * _vendors(rate, m, k, n, together)
-            compute = problem.element.flops * m * k * n / rate.flops * slowdown
+            compute = problem.type.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * item / (rate.memory or calibration.stream)
             products += count * max(compute, moved)

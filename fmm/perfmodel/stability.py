@@ -17,6 +17,7 @@ from itertools import product
 from math import frexp, prod, sqrt
 from typing import NamedTuple
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import StepTable
@@ -208,9 +209,6 @@ def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
 # ---- what to expect
 
 
-NARROW = ("float16", "bfloat16")  # stored in 16 bits, summed up in 32
-
-
 @lru_cache(maxsize=4096)
 def expected_growth(plan: Plan, dtype: str = "float64") -> float:
     """Expected (root mean square) error as a multiple of the vendor's product of this type.
@@ -219,9 +217,9 @@ def expected_growth(plan: Plan, dtype: str = "float64") -> float:
     too. In the types that are summed up as they are stored, it is the product of the levels' growths, which count what
     happens inside the products (Scheme.error_growth). Elsewhere that is little beside the rounding of what is stored.
     """
-    if dtype in NARROW:
+    if DTYPES[dtype].sums_wider:
         return sqrt(_growth(plan, _rounded_in_memory))
-    if dtype == "tf32":
+    if DTYPES[dtype].stored_as:
         return sqrt(_growth(plan, _rounded_in_products))
     return float(prod(s.error_growth for s in plan_schemes(plan)))
 

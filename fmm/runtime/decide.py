@@ -9,7 +9,7 @@ from functools import lru_cache
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
-from fmm.dtypes import ELEMENTS
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import table
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
@@ -159,5 +159,5 @@ def smallest_side() -> int:
     One level saves an eighth of the m k n multiply-adds, and its sums at least read and write B once, 2 k n elements:
     below 16 times (bytes an element) times (flops a byte) / (flops a multiply-add) for m, that pass alone costs more.
     """
-    sides = (16 * ELEMENTS[t].itemsize * r / ELEMENTS[t].flops for t, r in FLOPS_PER_BYTE.items())
+    sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in FLOPS_PER_BYTE.items())
     return int(min(sides))

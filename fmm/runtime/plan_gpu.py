@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.library import Wanted
-from fmm.dtypes import ELEMENTS
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -19,7 +19,7 @@ from fmm.runtime.device_call import default_limit
 def plan_on(device: str | int, size: tuple[int, int, int], dtype: Any, wanted: Wanted) -> Decision:
     """The decision for a product of this size on a device: 0, "cuda" or "cuda:0"."""
     index, kind = device_index(device), type_name(dtype)
-    if kind not in ELEMENTS:
+    if kind not in DTYPES:
         return Decision(VENDOR, None, f"the vendor answers: {kind} products are its own")
     try:
         facts = gpu(index)
@@ -44,7 +44,7 @@ def device_index(device: str | int) -> int:
 
 def type_name(dtype: Any) -> str:
     """A type's name, however it is given: a name ("tf32" too), or a type of NumPy's, CuPy's or torch's."""
-    if isinstance(dtype, str) and dtype in ELEMENTS:
+    if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     if type(dtype).__module__ == "torch":
         return str(dtype).removeprefix("torch.")

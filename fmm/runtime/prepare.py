@@ -14,16 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fmm.arrays.library import Operand, Setting
-from fmm.dtypes import ELEMENTS
-from fmm.kernels.cuda.launch_list import Problem as TapeProblem
+from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import Tape
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth
 from fmm.perfmodel.choose import Limits
-from fmm.problem import Problem
+from fmm.problem import Layout, Problem
 from fmm.runtime.decide import Decision
 from fmm.runtime.decide_gpu import decide_on, gpu
 
@@ -133,7 +131,7 @@ def product_shape(a: Operand, b: Operand) -> tuple[int, ...]:
 
 
 def _type(asked: Question, shape: tuple[int, ...]) -> str:
-    if asked.dtype is None or asked.dtype not in ELEMENTS:
+    if asked.dtype is None or asked.dtype not in DTYPES:
         raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} are its own")
     if asked.out is not None and (asked.out.shape != shape or asked.out.dtype != asked.dtype):
         raise NotOursError("out has another shape or type than the product")
@@ -157,7 +155,7 @@ def _decided(asked: Question, work: Work, dtype: str, limits: Limits) -> tuple[D
         limits = replace(limits, workspace=min(decision.workspace, limits.workspace) - 1)
 
 
-def _recorded(plan: Plan, problem: TapeProblem, given: bool) -> Tape | None:
+def _recorded(plan: Plan, problem: Problem, given: bool) -> Tape | None:
     if plan == VENDOR:
         return None
     try:
@@ -209,7 +207,7 @@ def _two_axes(a: Operand, b: Operand) -> tuple[Operand, Operand]:
 def _span(x: Operand) -> Span:
     assert x.strides is not None
     reach = [(length - 1) * step for length, step in zip(x.shape, x.strides, strict=True)]
-    item = ELEMENTS[x.dtype].itemsize
+    item = DTYPES[x.dtype].itemsize
     return sum(min(r, 0) for r in reach) * item, (sum(max(r, 0) for r in reach) + 1) * item
 
 
@@ -223,8 +221,8 @@ class Work(NamedTuple):
     layouts: tuple[Layout, Layout, Layout]
     offsets: tuple[tuple[int, int, int], ...]
 
-    def problem(self, dtype: str) -> TapeProblem:
-        return TapeProblem(*self.size, dtype, self.layouts)
+    def problem(self, dtype: str) -> Problem:
+        return Problem(*self.size, dtype, self.layouts)
 
 
 def _products(a: Operand, b: Operand, c: Operand) -> Work:
@@ -252,7 +250,7 @@ def _folded(x: Operand) -> Operand | None:
 
 def _places(x: Operand, batch: tuple[int, ...]) -> Iterator[int]:
     """Where each item's matrix begins, in bytes."""
-    steps, item = _steps(x, batch), ELEMENTS[x.dtype].itemsize
+    steps, item = _steps(x, batch), DTYPES[x.dtype].itemsize
     for index in np.ndindex(*batch):
         yield sum(i * step for i, step in zip(index, steps, strict=True)) * item
 

@@ -317,7 +317,7 @@ def ratio(calibration: Calibration, problem: Problem) -> float:
     """alpha / pi: seconds of one element of a block addition (two reads, one write) over those of one flop."""
     rate = calibration.rate(problem.dtype)
     alpha = 3 * problem.itemsize / calibration.stream
-    pi = problem.element.flops / 2 / rate.flops * (1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k)
+    pi = problem.type.flops / 2 / rate.flops * (1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k)
     return alpha / pi
 
 

@@ -9,11 +9,9 @@ from types import MappingProxyType
 
 import pytest
 
-from fmm.dtypes import ELEMENTS
+from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
-from fmm.kernels.cuda.launch_list import Problem as TapeProblem
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.sums import sum_kernel
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.kernels.plans.workspace import workspace
@@ -129,12 +127,12 @@ def test_sums_on_rows_that_begin_anywhere(dtype: str, term: str, n: int, plans: 
 @pytest.mark.parametrize("plan", ["strassen", "strassen^2", "strassen^3", "winograd", "winograd^2"])
 def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str) -> None:
     batched = ".batched" if plan.startswith("strassen") else ""
-    tape = record(Plan.parse(f"{plan}{batched}.pad16 > vendor"), TapeProblem.contiguous(1024, 1024, 1024, dtype))
+    tape = record(Plan.parse(f"{plan}{batched}.pad16 > vendor"), Problem(1024, 1024, 1024, dtype))
     first = Plan.parse(f"{plan} > vendor").levels[0]
     assert isinstance(first, Level)
     kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]
-    moved = {kernel.lanes * sum_kernel.ELEMENTS[kernel.element].itemsize for kernel in kernels}
-    assert moved == {access(first.products, ELEMENTS[dtype].itemsize)}
+    moved = {kernel.lanes * DTYPES[kernel.element].itemsize for kernel in kernels}
+    assert moved == {access(first.products, DTYPES[dtype].itemsize)}
 
 
 @pytest.mark.parametrize(
@@ -337,7 +335,7 @@ def test_nothing_is_allocated() -> None:
 
 
 def test_bad_input_names_the_value_and_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match=rf"unknown dtype 'int8'.*{', '.join(ELEMENTS)}"):
+    with pytest.raises(ValueError, match=rf"unknown dtype 'int8'.*{', '.join(DTYPES)}"):
         Problem(1, 1, 1, "int8")
     with pytest.raises(ValueError, match=r"k must be 0 or more, not -3"):
         Problem(1, -3, 1)

@@ -249,9 +249,7 @@ def test_random_shapes() -> None:
 
 def test_the_operands_are_the_same_in_every_process() -> None:
     """Results can only be repeated on the same numbers, whatever Python's hash seed."""
-    code = (
-        "from fmm.tuner.commands.suites import _operands as f; print([x.sum() for x in f((4, 5, 6), 'float64')[:2]])"
-    )
+    code = "from fmm.tuner.commands.suites import _operands as f; print([x.sum() for x in f((4, 5, 6), 'float64')[:2]])"
     printed = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}

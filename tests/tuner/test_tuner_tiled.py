@@ -10,15 +10,13 @@ import pytest
 
 from fmm.config import schema
 from fmm.config.schema import Tuned
-from fmm.kernels.cuda.launch_list import Problem as TapeProblem
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, datasheet
 from fmm.perfmodel.choose import Limits, candidates, choose, ranked
 from fmm.perfmodel.predict import predict, vendor
 from fmm.perfmodel.work import Tiles, estimated
-from fmm.problem import Problem
+from fmm.problem import Layout, Problem
 from fmm.runtime.decide import certified, modelled
 from fmm.runtime.prepare import _recorded as recorded
 from fmm.tuner.conclude import concluded, entries
@@ -142,7 +140,7 @@ def test_its_margin_is_its_own() -> None:
 def test_arrays_whose_lines_are_not_aligned_are_the_vendors(orders: Any, gap: int, used: bool) -> None:
     """Whatever the model says of their sizes; a plan that is given runs."""
     layouts = tuple(Layout(order, 1024 + gap) for order in orders)
-    problem = TapeProblem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
+    problem = Problem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
     assert (recorded(FUSED, problem, False) is not None) == used
     assert recorded(FUSED, problem, True) is not None
 

@@ -14,10 +14,9 @@ from functools import cached_property
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import SUMMING
 from fmm.kernels.cuda.products.tiled import Several, TileOp, strategy_of
-from fmm.kernels.cuda.sums.sum_kernel import ELEMENTS
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.views import Layout, View
-from fmm.kernels.plans.plan import Level, Plan, PlanError, leaf_parts
+from fmm.kernels.plans.plan import Level, Plan, leaf_parts
+from fmm.problem import Problem
 
 TILED = tuple(SUMMING)  # types that the leaf `tile` multiplies, with sums inside if there are any
 GROUPED = ("float16", "bfloat16", "tf32")  # and those that it multiplies as they are, by Hopper's warpgroups
@@ -34,54 +33,6 @@ class Turn(Enum):
 
 
 Op = SumOp | GemmOp | TileOp | Several | Turn
-
-
-@dataclass(frozen=True)
-class Problem:
-    """C = alpha A B + beta C, with everything that a tape depends on."""
-
-    m: int
-    k: int
-    n: int
-    dtype: str
-    layouts: tuple[Layout, Layout, Layout]
-    alpha: complex = 1
-    beta: complex = 0
-
-    def __post_init__(self) -> None:
-        if self.dtype not in (*ELEMENTS, "tf32"):
-            raise PlanError(f"unknown type {self.dtype!r}; valid: {', '.join((*ELEMENTS, 'tf32'))}")
-        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.shapes, strict=True):
-            least = cols if layout.order == "C" else rows
-            if layout.order not in ("C", "F") or layout.leading < max(least, 1):
-                raise PlanError(f"{name} is {rows} x {cols}: its layout cannot be {layout}")
-
-    @property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        return (self.m, self.k), (self.k, self.n), (self.m, self.n)
-
-    @property
-    def views(self) -> dict[str, View]:
-        """Each operand whole, by name."""
-        return {
-            name: View(name, 0, *shape, *((lay.leading, 1) if lay.order == "C" else (1, lay.leading)))
-            for name, shape, lay in zip("ABC", self.shapes, self.layouts, strict=True)
-        }
-
-    @property
-    def stored(self) -> str:
-        """The type of the numbers in memory: TF32 is only how cuBLAS multiplies float32."""
-        return "float32" if self.dtype == "tf32" else self.dtype
-
-    @property
-    def itemsize(self) -> int:
-        return ELEMENTS[self.stored].itemsize
-
-    @staticmethod
-    def contiguous(m: int, k: int, n: int, dtype: str, alpha: complex = 1, beta: complex = 0) -> Problem:
-        """The problem on row-major arrays without gaps."""
-        layouts = Layout("C", max(k, 1)), Layout("C", max(n, 1)), Layout("C", max(n, 1))
-        return Problem(m, k, n, dtype, layouts, alpha, beta)
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby, zip_longest
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program
-from fmm.kernels.cuda.launch_list import Op, Problem, Tape, Turn, tiled_types
+from fmm.kernels.cuda.launch_list import Op, Tape, Turn, tiled_types
 from fmm.kernels.cuda.products.fused import Blocks, Fused
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled import strategy_of, updating_op
-from fmm.kernels.cuda.sums.sum_kernel import ELEMENTS
 from fmm.kernels.cuda.sums.sum_launch import sum_op
-from fmm.kernels.cuda.views import Factor, View, _columns, _distance, _transposed
+from fmm.kernels.cuda.views import Factor, View, _columns, _distance, _transposed, operand_views
 from fmm.kernels.plans.level_steps import Batch, Place, Product, Recipe, Sum, Updating
 from fmm.kernels.plans.lower import grid, lower
 from fmm.kernels.plans.memory_layout import leading, temporary_bytes
 from fmm.kernels.plans.plan import Level, Plan, PlanError, leaf_parts
 from fmm.kernels.plans.workspace import LT_SCRATCH, workspace
+from fmm.problem import Problem
 
 
 @lru_cache(maxsize=1024)
@@ -27,7 +28,7 @@ def record(plan: Plan, problem: Problem) -> Tape:
     if plan.tiled and problem.dtype not in (types := tiled_types(plan)):
         raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(types)} there, not {problem.dtype}")
     recorder = _Recorder(problem.stored)
-    recorder.execute(plan, problem.views, problem.alpha, problem.beta)
+    recorder.execute(plan, operand_views(problem), problem.alpha, problem.beta)
     return Tape(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 
@@ -35,7 +36,7 @@ class _Recorder:
     """Walks recipes as the executor does; its stack of temporaries is the workspace."""
 
     def __init__(self, dtype: str) -> None:
-        self.dtype, self.itemsize = dtype, ELEMENTS[dtype].itemsize
+        self.dtype, self.itemsize = dtype, DTYPES[dtype].itemsize
         self.ops: list[Op] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0

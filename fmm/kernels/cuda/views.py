@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
+
+from fmm.problem import Problem
 
 BASES = ("A", "B", "C", "W")  # W: the workspace
-
-
-class Layout(NamedTuple):
-    """How a matrix lies in memory: rows (`C`) or columns (`F`) contiguous, the next one `leading` elements further."""
-
-    order: Literal["C", "F"]
-    leading: int
 
 
 class View(NamedTuple):
@@ -56,3 +51,11 @@ def _columns(x: View) -> bool:
 
 def _transposed(x: View) -> View:
     return View(x.base, x.offset, x.cols, x.rows, x.right, x.down)
+
+
+def operand_views(problem: Problem) -> dict[str, View]:
+    """A, B and C of a problem, each whole."""
+    return {
+        name: View(name, 0, *shape, *layout.strides)
+        for name, shape, layout in zip("ABC", problem.shapes, problem.layouts, strict=True)
+    }

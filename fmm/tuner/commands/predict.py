@@ -9,7 +9,7 @@ from typing import Any
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
-from fmm.dtypes import ELEMENTS
+from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.explain import spelled_bytes, table
@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("predict", help="predict the best plan for an M x K by K x N product")
     for side in ("m", "k", "n"):
         parser.add_argument(side, type=int, metavar=side.upper())
-    parser.add_argument("--dtype", default="float64", help=", ".join(ELEMENTS))
+    parser.add_argument("--dtype", default="float64", help=", ".join(DTYPES))
     parser.add_argument("--device", default=argparse.SUPPRESS, help=", ".join(DEVICES))
     parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
     parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
@@ -156,7 +156,7 @@ def _text(found: dict[str, Any]) -> str:
         f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
         f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times the vendor's",
         "",
-        table(Plan.parse(best["plan"]), m, k, n, ELEMENTS[found["dtype"]].itemsize),
+        table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize),
         "",
         "runners-up, by estimated time:",
         f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",

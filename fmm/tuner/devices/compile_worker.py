@@ -12,20 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.products import tiled_source
 from fmm.kernels.cuda.products.tiled import TileOp
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.sums.sum_source import OPTIONS, source
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
 
 Source = tuple[str, tuple[str, ...]]  # and the compiler's options
 
 
 def sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[Source]:
     """The sources of the kernels of a plan that are so labelled, of all without a label."""
-    tape = record(Plan.parse(plan), Problem.contiguous(*size, dtype))
+    tape = record(Plan.parse(plan), Problem(*size, dtype))
     sums = {(op.kernel, op.access): None for op in tape.ops if isinstance(op, SumOp) and label in ("", op.label)}
     for kernel, access in sums:
         yield source(kernel, access, False), OPTIONS

@@ -11,11 +11,10 @@ import pytest
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
 
 pytestmark = pytest.mark.gpu
 
@@ -276,7 +275,7 @@ def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
     n = 96
     a, b = (cupy.asarray(_numbers(np.random.default_rng(i), (n, n), "float32")) for i in (1, 2))
     c = cupy.empty_like(a)
-    tape = record(Plan.parse("strassen.batched.pad16 > vendor"), Problem.contiguous(n, n, n, "float32"))
+    tape = record(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float32"))
     workspace = cupy.empty(tape.workspace, np.uint8)
     pointers = a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr
     graph = backend.graph(tape, *pointers)
@@ -292,7 +291,7 @@ def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
     n = 64
     a = cupy.full((n, n), 100, np.float16)
     c = cupy.empty_like(a)
-    tape = record(Plan.parse("winograd.batched.pad16 > vendor"), Problem.contiguous(n, n, n, "float16"))
+    tape = record(Plan.parse("winograd.batched.pad16 > vendor"), Problem(n, n, n, "float16"))
     workspace = cupy.empty(tape.workspace, np.uint8)
     for scale, raised in ((1, 1), (0.01, 0)):
         x = (a * np.float16(scale)).astype(np.float16)  # 64 * 100 * 100 is beyond 65504
@@ -303,7 +302,7 @@ def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
 
 def test_streams_and_threads_do_not_disturb_each_other(cupy: Any, backend: Any) -> None:
     n, failures = 160, []
-    tape = record(Plan.parse("strassen.batched.pad16 > vendor"), Problem.contiguous(n, n, n, "float64"))
+    tape = record(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float64"))
 
     def work(seed: int) -> None:
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -370,7 +369,7 @@ def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
     for text, dtype in product(
         ("winograd.batched.pad16", "strassen^2.batched.pad16"), ("float32", "float64", "bfloat16")
     ):
-        tape = record(Plan.parse(f"{text} > vendor"), Problem.contiguous(512, 512, 512, dtype))
+        tape = record(Plan.parse(f"{text} > vendor"), Problem(512, 512, 512, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
             kernel = cupy.RawModule(code=source(op.kernel, op.access), options=("--std=c++17",)).get_function(ENTRY)
             assert kernel.local_size_bytes <= 16, (text, dtype, op.label)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fmm.dtypes import ELEMENTS
+from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.plans.explain import spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -219,7 +219,7 @@ NUMBERS = (("seconds", "4g"), ("speedup", "2f"), ("tflops", "3g"))  # first in a
 def limits(size: Sequence[int], dtype: str, name: str, growth: float = 10.0) -> Limits:
     """What the device has left beside A, B and C."""
     m, k, n = size
-    operands = (m * k + k * n + m * n) * ELEMENTS[dtype].itemsize
+    operands = (m * k + k * n + m * n) * DTYPES[dtype].itemsize
     return Limits(int(device(name).memory_gb * 1e9) - operands, growth)
 
 
@@ -320,7 +320,7 @@ def test_the_device_limits_the_workspace_too(run: Run) -> None:
 BAD = [
     (("8", "8", "8", "--device", "v1000"), ("'v1000'", "cpu", *device_names())),
     (("8", "8", "8", "--device", ""), ("''", "cpu", *device_names())),
-    (("8", "8", "8", "--dtype", "int8"), ("'int8'", *ELEMENTS)),
+    (("8", "8", "8", "--dtype", "int8"), ("'int8'", *DTYPES)),
     (("0", "8", "8"), ("positive", "0 8 8")),
     (("8", "8", "0"), ("positive", "8 8 0")),
     (("8", "-8", "8"), ("k", "-8")),

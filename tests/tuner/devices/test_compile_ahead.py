@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.products.tiled import TileOp
 from fmm.kernels.cuda.products.tiled_source import source as tiled
 from fmm.kernels.cuda.record import record
@@ -17,6 +16,7 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.sums.sum_source import source
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.perfmodel.choose import candidates
+from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
 from fmm.tuner.devices.compile_ahead import Ahead, jobs
 
@@ -115,7 +115,7 @@ def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
         for plan in plans:
             if plan == VENDOR:
                 continue
-            for op in record(plan, Problem.contiguous(m, k, n, "float32")).ops:
+            for op in record(plan, Problem(m, k, n, "float32")).ops:
                 if isinstance(op, SumOp | TileOp):
                     told = (op.kernel, op.access)
                     text = tiled(*told) if isinstance(op, TileOp) else source(*told, False)

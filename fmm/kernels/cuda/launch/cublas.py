@@ -15,10 +15,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
 
-from fmm.kernels.cuda.launch_list import Problem
+from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.views import BASES, Factor
 from fmm.kernels.plans.workspace import LT_SCRATCH
+from fmm.problem import Problem
 
 Math = Literal["ieee", "tf32"]
 Pointers = tuple[int, int, int, int]  # of A, B, C and the workspace
@@ -45,7 +46,7 @@ def gemm(op: GemmOp, problem: Problem, math: Math, grain: Mapping[str, int]) -> 
     if op.leaf == "vendor":
         return _Gemm(op, dtype)
     alignments = [alignment(x, problem.itemsize, grain[x.base]) for x in (op.left, op.right, op.dest)]
-    return _LtGemm(op, _LT_TYPES[dtype, math if dtype == "float32" else "ieee"], int(op.leaf[2:]), alignments)
+    return _LtGemm(op, DTYPES["tf32" if dtype == "float32" and math == "tf32" else dtype], int(op.leaf[2:]), alignments)
 
 
 def alignment(x: Factor, itemsize: int, grain: int) -> int:
@@ -70,24 +71,23 @@ def _loaded(name: str) -> Any:
 # ---- cuBLAS
 
 
-class _Call(NamedTuple):
-    """A GEMM of one type: the names of the plain and the batched function, and the type of its scalars."""
+class _Function(NamedTuple):
+    """The names of cuBLAS's function for one product and for a batch; does it take any type, which it must be told?"""
 
     plain: str
     batched: str
-    scalar: Any
-    kind: int = -1  # cudaDataType of the operands, for the functions that take any
+    any_type: bool = False
 
 
-_GEMMS = {
-    "float32": _Call("cublasSgemm_v2", "cublasSgemmStridedBatched", np.float32),
-    "float64": _Call("cublasDgemm_v2", "cublasDgemmStridedBatched", np.float64),
-    "complex64": _Call("cublasCgemm_v2", "cublasCgemmStridedBatched", np.complex64),
-    "complex128": _Call("cublasZgemm_v2", "cublasZgemmStridedBatched", np.complex128),
-    "float16": _Call("cublasGemmEx", "cublasGemmStridedBatchedEx", np.float32, 2),
-    "bfloat16": _Call("cublasGemmEx", "cublasGemmStridedBatchedEx", np.float32, 14),
+_FUNCTIONS = {
+    "float32": _Function("cublasSgemm_v2", "cublasSgemmStridedBatched"),
+    "float64": _Function("cublasDgemm_v2", "cublasDgemmStridedBatched"),
+    "complex64": _Function("cublasCgemm_v2", "cublasCgemmStridedBatched"),
+    "complex128": _Function("cublasZgemm_v2", "cublasZgemmStridedBatched"),
+    "float16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
+    "bfloat16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
-_COMPUTE_32F, _DEFAULT_ALGORITHM = 68, -1
+_DEFAULT_ALGORITHM = -1
 _MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
 
 
@@ -96,8 +96,8 @@ def _library() -> Any:
     """The cuBLAS that CuPy has loaded, with the types of the arguments that we pass."""
     library = _loaded("libcublas")
     i, p, q = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
-    for call in _GEMMS.values():
-        kind = [i] if call.kind >= 0 else []
+    for call in _FUNCTIONS.values():
+        kind = [i] if call.any_type else []
         operand, tail = [p, *kind, i], [i, i] if kind else []
         head = [p, i, i, i, i, i, p]
         getattr(library, call.plain).argtypes = [*head, *operand, *operand, p, *operand, *tail]
@@ -152,15 +152,15 @@ def own_memory(lane: Lane, pointer: int, size: int) -> None:
 
 class _Gemm:
     def __init__(self, op: GemmOp, dtype: str) -> None:
-        call = _GEMMS[dtype]
+        call, type_ = _FUNCTIONS[dtype], DTYPES[dtype]
         name = call.plain if op.count == 1 else call.batched
         self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
-        self.scalars = np.array([op.alpha, op.beta]).astype(call.scalar)  # the host's copies, read at the call
+        self.scalars = np.array([op.alpha, op.beta]).astype(type_.scalar)  # the host's copies, read at the call
         alpha = self.scalars.ctypes.data
-        kind = (call.kind,) if call.kind >= 0 else ()
+        kind = (type_.cuda_type,) if call.any_type else ()
         factors = (op.left, op.right, op.dest)
         x, y, z = ((*kind, f.leading, *((f.stride,) if op.count > 1 else ())) for f in factors)
-        tail = (*((op.count,) if op.count > 1 else ()), *((_COMPUTE_32F, _DEFAULT_ALGORITHM) if kind else ()))
+        tail = (*((op.count,) if op.count > 1 else ()), *((type_.compute_type, _DEFAULT_ALGORITHM) if kind else ()))
         head = 0, int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha
         values = *head, 0, *x, 0, *y, alpha + self.scalars.itemsize, 0, *z, *tail
         made = [make(value) for make, value in zip(getattr(_library(), name).argtypes, values, strict=True)]
@@ -180,24 +180,6 @@ class _Gemm:
 CANDIDATES = 32  # as many as are asked for
 
 
-class _LtTypes(NamedTuple):
-    """cudaDataType of the operands, cublasComputeType_t, cudaDataType and NumPy's type of the scalars."""
-
-    kind: int
-    compute: int
-    scalar_kind: int
-    scalar: Any
-
-
-_LT_TYPES = {
-    ("float32", "ieee"): _LtTypes(0, 68, 0, np.float32),
-    ("float32", "tf32"): _LtTypes(0, 77, 0, np.float32),
-    ("float64", "ieee"): _LtTypes(1, 70, 1, np.float64),
-    ("float16", "ieee"): _LtTypes(2, 68, 0, np.float32),
-    ("bfloat16", "ieee"): _LtTypes(14, 68, 0, np.float32),
-    ("complex64", "ieee"): _LtTypes(4, 68, 4, np.complex64),
-    ("complex128", "ieee"): _LtTypes(5, 70, 5, np.complex128),
-}
 # Numbers of attributes in cublasLt.h.
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
@@ -235,7 +217,7 @@ class _LtGemm:
     safe; its descriptions are small and live as long as the process, as tapes do.
     """
 
-    def __init__(self, op: GemmOp, types: _LtTypes, number: int, alignments: Sequence[int]) -> None:
+    def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
         self.library, self.handle = _lt()
         self.scalars = np.array([op.alpha, op.beta]).astype(types.scalar)
@@ -264,7 +246,7 @@ class _LtGemm:
     def _layout(self, rows: int, cols: int, x: Factor, count: int) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
         stored = (cols, rows) if x.transposed else (rows, cols)
-        _checked(self.library.cublasLtMatrixLayoutCreate(ctypes.byref(made), self.types.kind, *stored, x.leading))
+        _checked(self.library.cublasLtMatrixLayoutCreate(ctypes.byref(made), self.types.cuda_type, *stored, x.leading))
         if count > 1:
             self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
             self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(x.stride))
@@ -273,7 +255,7 @@ class _LtGemm:
     def _operation(self, op: GemmOp) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
         create = self.library.cublasLtMatmulDescCreate
-        _checked(create(ctypes.byref(made), self.types.compute, self.types.scalar_kind), "cuBLASLt")
+        _checked(create(ctypes.byref(made), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
         self._set("MatmulDesc", made, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
         self._set("MatmulDesc", made, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
         return made

@@ -26,7 +26,7 @@ from fmm.kernels.cuda.launch.graphs import Kernel
 from fmm.kernels.cuda.launch.tile_call import function as tile_function
 from fmm.kernels.cuda.launch.tile_call import tile_calls, tile_kernels
 from fmm.kernels.cuda.launch.wgmma_call import group_call
-from fmm.kernels.cuda.launch_list import TILED, Op, Problem, Tape, Turn
+from fmm.kernels.cuda.launch_list import TILED, Op, Tape, Turn
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled import Several, TileOp, settled
 from fmm.kernels.cuda.products.tiled_gemm import is_tiled, tile_op
@@ -36,9 +36,10 @@ from fmm.kernels.cuda.sums import sum_source
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.sums.sum_source import ENTRY, OPTIONS
-from fmm.kernels.cuda.views import BASES, Layout
+from fmm.kernels.cuda.views import BASES
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.problem import Layout, Problem
 
 LAUNCH = driver.launchKernel
 cublas_handle = cupy.cuda.device.get_cublas_handle

@@ -11,6 +11,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import driver, runtime
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch.cublas import Lane
 from fmm.kernels.cuda.launch.device_facts import chip
 from fmm.kernels.cuda.products.tile_sizes import SUMMING_BULK, engine_strategy
@@ -21,9 +22,7 @@ from fmm.kernels.cuda.products.tma_source import BulkKernel, source
 from fmm.kernels.cuda.views import BASES
 from fmm.perfmodel.block_time import GEMM, seconds
 
-KINDS = {"float16": 6, "float32": 7, "bfloat16": 9, "tf32": 11}  # CU_TENSOR_MAP_DATA_TYPE_*
 TILED, PROMOTED = 0, 3  # CU_TENSOR_MAP_INTERLEAVE_NONE, _L2_PROMOTION_L2_256B
-ITEMS = {"float16": 2, "float32": 4, "bfloat16": 2, "tf32": 4}  # bytes
 EXCHANGES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
 SOMEWHERE = 1 << 20  # an address, when a map is made
 
@@ -142,7 +141,7 @@ def encoded(x: Map, element: str) -> Any:
 
 
 def _encoded(x: Map, element: str, address: int) -> Any:
-    item = ITEMS[element]
+    item = DTYPES[element].itemsize
     room = np.zeros(2 * MAP_BYTES, np.uint8)
     begin = -room.ctypes.data % 64
     sizes = (ctypes.c_uint64 * 3)(x.length, x.lines, x.layers)
@@ -150,7 +149,7 @@ def _encoded(x: Map, element: str, address: int) -> Any:
     steps = (ctypes.c_uint64 * 2)(x.leading * item, layer * item)
     box, ones = (ctypes.c_uint32 * 3)(*x.box, 1), (ctypes.c_uint32 * 3)(1, 1, 1)
     to, source_ = ctypes.c_void_p(room.ctypes.data + begin), ctypes.c_void_p(address)
-    kind = KINDS[element], 3, source_, sizes, steps, box, ones, TILED, EXCHANGES[x.exchange], PROMOTED, 0
+    kind = DTYPES[element].tensor_map, 3, source_, sizes, steps, box, ones, TILED, EXCHANGES[x.exchange], PROMOTED, 0
     if status := _encode()(to, *kind):
         raise RuntimeError(f"cuTensorMapEncodeTiled failed with status {status} for {x}")
     return room[begin : begin + MAP_BYTES].view(np.int64).copy()

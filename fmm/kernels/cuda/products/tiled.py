@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
+from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import Program
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, Strategy, strategy
 from fmm.kernels.cuda.products.tiled_source import (
-    ELEMENTS,
     Access,
     Along,
     Epilogue,
@@ -98,7 +98,7 @@ class TileOp:
 
     @property
     def itemsize(self) -> int:
-        return ELEMENTS[self.kernel.element].itemsize
+        return DTYPES[self.kernel.element].itemsize
 
     @cached_property
     def parameters(self) -> bytes:
@@ -189,7 +189,7 @@ def settled(op: TileOp, chip: Chip) -> TileOp:
 
 def pointers(op: TileOp | Several) -> range:
     """Which of the parameters' words of 8 bytes are the pieces' pointers."""
-    words = struct.calcsize(BLOCK[ELEMENTS[op.kernel.element].itemsize]) // 8
+    words = struct.calcsize(BLOCK[DTYPES[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
 
 

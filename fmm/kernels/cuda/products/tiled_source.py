@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program, Terms
 from fmm.kernels.cuda.device_code.read import text
 from fmm.kernels.cuda.products.tile_sizes import Strategy
@@ -30,16 +31,6 @@ ENTRY = "fmm_tile"
 OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
 WIDE = 16  # bytes of the widest access
 ROWS, COLS, STEPS = 16, 8, 4  # of an instruction of a warp: 4 steps, or 8 or 16
-
-
-class Element(NamedTuple):
-    """How CUDA keeps numbers of one type: its C++ name, bytes in memory."""
-
-    name: str
-    itemsize: int
-
-
-ELEMENTS = {"float32": Element("float", 4), "float64": Element("double", 8)}
 
 
 class Scalar(NamedTuple):
@@ -150,7 +141,7 @@ class TileKernel:
     @property
     def shared(self) -> int:
         """Bytes of shared memory: tiles that are used, and beside them copies of what is added up."""
-        s, item = self.strategy, ELEMENTS[self.element].itemsize
+        s, item = self.strategy, DTYPES[self.element].itemsize
         wide = WIDE // item
         numbers = 0
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
@@ -166,7 +157,7 @@ class TileKernel:
 @lru_cache(maxsize=512)
 def source(kernel: TileKernel, access: Access) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
-    s, element = kernel.strategy, ELEMENTS[kernel.element].name
+    s, element = kernel.strategy, DTYPES[kernel.element].cpp
     counts = *kernel.operands, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)

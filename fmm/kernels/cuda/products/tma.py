@@ -15,10 +15,11 @@ from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
+from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.products.tile_sizes import BULK, Strategy, strategy
 from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, PARAMETER_BYTES, WIDE, Lines, Piece, Several, TileOp
-from fmm.kernels.cuda.products.tiled_source import ASYNC, ELEMENTS, added
+from fmm.kernels.cuda.products.tiled_source import ASYNC, added
 from fmm.kernels.cuda.products.tma_source import BulkKernel
 from fmm.perfmodel.block_time import full
 
@@ -89,7 +90,7 @@ class BulkOp:
     @cached_property
     def parameters(self) -> bytes:
         """struct Launch of gemm_tma.cuh; maps, pointers of blocks, counts and flag are zero."""
-        item = ELEMENTS[self.kernel.element].itemsize
+        item = DTYPES[self.kernel.element].itemsize
         blocks = b"".join(struct.pack(BLOCK[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
         wide = all(x * item % WIDE == 0 for x in self.lines) and all(x.offset % WIDE == 0 for x in self.dest)
         sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, GROUP, wide, self.blocks)
@@ -105,7 +106,7 @@ class BulkOp:
     @property
     def dest_words(self) -> range:
         """Where each block of C has its pointer."""
-        words = struct.calcsize(BLOCK[ELEMENTS[self.kernel.element].itemsize]) // 8
+        words = struct.calcsize(BLOCK[DTYPES[self.kernel.element].itemsize]) // 8
         first = MAP_BYTES // 8 * len(self.maps)
         return range(first, first + words * len(self.dest), words)
 
@@ -151,7 +152,7 @@ def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp |
 
 def aligned(op: TileOp | Several) -> bool:
     """May the copy engine read A and B, if their bases are aligned?"""
-    ops, item = op.ops, ELEMENTS[op.kernel.element].itemsize
+    ops, item = op.ops, DTYPES[op.kernel.element].itemsize
     steps = (step for o in ops for lines in o.lines[:2] for step in lines)
     return all(step * item % WIDE == 0 for step in steps) and all(
         x.offset % WIDE == 0 for o in ops for x in (*o.left, *o.right)
@@ -186,7 +187,7 @@ def _map(x: Piece, left: bool, kernel: BulkKernel, lines: Lines, count: int) -> 
     s, along = kernel.strategy, kernel.along[0 if left else 1]
     out = s.m_s if left else s.n_s
     length, number = (x.cols, x.rows) if left == (along == "inner") else (x.rows, x.cols)
-    inner = s.k_s * ELEMENTS[kernel.element].itemsize
+    inner = s.k_s * DTYPES[kernel.element].itemsize
     box, exchange = ((s.k_s, out), inner) if along == "inner" else ((out, s.k_s), 0)
     return Map(x, length, number, count, lines.leading, lines.layer, box, exchange)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.read import text
 from fmm.kernels.cuda.products.tile_sizes import Strategy
-from fmm.kernels.cuda.products.tiled_source import ELEMENTS, ENTRY, Along, commas, sizes
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Along, commas, sizes
 
 FILES = ("ieee_arith.cuh", "gemm_simt.cuh", "ptx_tma.cuh", "gemm_tma.cuh")
 Counts = tuple[int, int, int]  # of A, B, C
@@ -36,13 +37,13 @@ class BulkKernel:
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
         numbers = max(s.stages * s.k_s * (s.m_s * left + s.n_s * right), s.m_s * s.n_s)
-        return numbers * ELEMENTS[self.element].itemsize + 16 * s.stages
+        return numbers * DTYPES[self.element].itemsize + 16 * s.stages
 
 
 @lru_cache(maxsize=256)
 def source(kernel: BulkKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
-    s, element = kernel.strategy, ELEMENTS[kernel.element].name
+    s, element = kernel.strategy, DTYPES[kernel.element].cpp
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
     lines = [

@@ -6,11 +6,12 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled import GROUP, WIDE, Lines, Piece
 from fmm.kernels.cuda.products.tiled_gemm import sides
 from fmm.kernels.cuda.products.tma import MAP_BYTES, Map
-from fmm.kernels.cuda.products.wgmma_source import ELEMENTS, LINE, GroupKernel, Sizes
+from fmm.kernels.cuda.products.wgmma_source import LINE, GroupKernel, Sizes
 from fmm.kernels.cuda.views import Factor
 
 CAPABILITY = 90  # the only one that has these instructions
@@ -53,7 +54,7 @@ class GroupOp:
 @lru_cache(maxsize=4096)
 def group_op(op: GemmOp, dtype: str, multiprocessors: int) -> GroupOp | None:
     """The launch of a GEMM whose bases are aligned; None where the kernel cannot do it."""
-    element, (m, n, k) = ELEMENTS[dtype], (op.n, op.m, op.k)
+    element, (m, n, k) = DTYPES[dtype], (op.n, op.m, op.k)
     left, right, along = sides(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
     turned = element.itemsize > 2 and along != ("inner", "inner")  # the instructions do not turn such operands

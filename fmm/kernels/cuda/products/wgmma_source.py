@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
+from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.read import text
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 
@@ -13,21 +13,6 @@ FILES = ("gemm_simt.cuh", "ptx_tma.cuh", "gemm_wgmma.cuh")
 LINE = 128  # bytes of a line of a tile, which is as long as a tile is deep
 INSTRUCTION = 32  # bytes of a row of A that one instruction multiplies
 GATE = 8  # bytes
-
-
-class Element(NamedTuple):
-    """Numbers of one type: their C++ name, what instructions call them, bytes in memory."""
-
-    name: str
-    kind: str
-    itemsize: int
-
-
-ELEMENTS = {
-    "float16": Element("fmm::half", "f16", 2),
-    "bfloat16": Element("fmm::bfloat16", "bf16", 2),
-    "tf32": Element("fmm::tf32", "tf32", 4),
-}
 
 
 @dataclass(frozen=True)
@@ -58,20 +43,20 @@ class GroupKernel:
     @property
     def passes(self) -> int:
         """In which the numbers of a tile of C are staged: as many bytes at a time for all types."""
-        return max(ELEMENTS[self.element].itemsize // 2, 1)
+        return max(DTYPES[self.element].itemsize // 2, 1)
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory: tiles of A and B, numbers on their way to C, gates."""
         s = self.sizes
-        staged = s.m_s * s.n_s // self.passes * ELEMENTS[self.element].itemsize
+        staged = s.m_s * s.n_s // self.passes * DTYPES[self.element].itemsize
         return s.stages * (s.m_s + s.n_s) * LINE + staged + 2 * GATE * (s.stages + s.groups)
 
 
 @lru_cache(maxsize=64)
 def source(kernel: GroupKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
-    s, element = kernel.sizes, ELEMENTS[kernel.element]
+    s, element = kernel.sizes, DTYPES[kernel.element]
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     *before, last = map(text, FILES)
     lines = [
@@ -80,7 +65,7 @@ def source(kernel: GroupKernel) -> str:
         last,
         f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
         f"{ENTRY}(const __grid_constant__ fmm::Product p) {{",
-        f"    using Element = {element.name};",
+        f"    using Element = {element.cpp};",
         f"    using Sizes = fmm::Sizes<Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
         "    extern __shared__ __align__(1024) Element memory[];",
         f"    fmm::multiply_by_groups<Element, Sizes, {left}, {right}>(p, memory);",
@@ -89,7 +74,7 @@ def source(kernel: GroupKernel) -> str:
     return "\n".join(lines) + "\n"
 
 
-def instruction(element: Element, width: int) -> list[str]:
+def instruction(element: DType, width: int) -> list[str]:
     """64 rows of A times `width` columns of B, added to the accumulators, or not, if nothing is kept of these.
 
     Where 16-bit operands are turned, they lie along the outer dimension. (An instruction names all its registers.)
@@ -100,7 +85,7 @@ def instruction(element: Element, width: int) -> list[str]:
     deep = INSTRUCTION // element.itemsize
     turns = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
     given = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if turns else "")
-    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{deep}.f32.{element.kind}.{element.kind}"
+    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{deep}.f32.{element.mma}.{element.mma}"
     return [
         "namespace fmm {",
         "template <bool LEFT_TURNED, bool RIGHT_TURNED>",

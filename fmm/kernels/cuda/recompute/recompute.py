@@ -12,17 +12,17 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cuda.device_code.read import text
-from fmm.kernels.cuda.launch_list import TILED, Op, Problem, Tape
+from fmm.kernels.cuda.launch_list import TILED, Op, Tape
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp, pointers
 from fmm.kernels.cuda.products.tiled_gemm import is_tiled, tile_op
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.sums.sum_kernel import ELEMENTS
 from fmm.kernels.cuda.sums.sum_source import FILES
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Level, Plan
+from fmm.problem import Layout, Problem
 
 THREADS = 256  # of a thread block, as in recompute_simple.cuh
 RESCUE, SCAN = "fmm_rescue", "fmm_scan"
@@ -135,24 +135,24 @@ def _strides(x: Layout) -> tuple[int, int]:
 # ---- the simple kernel's source
 
 
-@lru_cache(maxsize=len(ELEMENTS))
+@lru_cache(maxsize=len(STORED))
 def source(dtype: str) -> str:
     """The whole CUDA source for one element type: entry points `RESCUE` and `SCAN`."""
-    element = ELEMENTS[dtype]
+    element = DTYPES[dtype]
     # Sums per thread along either side of its tile: as many as 64 registers hold, 16 threads side by side.
     each = 8 if element.registers == 1 else 4
     parameter = "(const __grid_constant__ fmm::classical::Rescue p)"
     lines = [
         *map(text, (*FILES, "nonfinite_flag.cuh", "recompute_simple.cuh")),
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
-        f"{RESCUE}{parameter} {{ fmm::classical::rescue<{element.name}, {each}>(p); }}",
+        f"{RESCUE}{parameter} {{ fmm::classical::rescue<{element.cpp}, {each}>(p); }}",
         "",
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
-        f"{SCAN}{parameter} {{ fmm::classical::scan<{element.name}>(p); }}",
+        f"{SCAN}{parameter} {{ fmm::classical::scan<{element.cpp}>(p); }}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def sources() -> dict[str, str]:
     """Every source there is, by element type: what a compiler without a device can check."""
-    return {dtype: source(dtype) for dtype in ELEMENTS}
+    return {dtype: source(dtype) for dtype in STORED}

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Literal, NamedTuple
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient, Program, by_demand
 
 Access = Literal["vector", "scalar"]
@@ -31,24 +32,6 @@ MANY_HELD = 12  # values at a time, beside addresses that are under way
 MANY_LOADS = 32
 BATCHES = 8
 BYTES_AHEAD = 32 << 10
-
-
-class Element(NamedTuple):
-    """How CUDA keeps numbers of one type: its C++ name, bytes in memory, registers while it is being added up."""
-
-    name: str
-    itemsize: int
-    registers: int
-
-
-ELEMENTS = {
-    "float16": Element("fmm::half", 2, 1),
-    "bfloat16": Element("fmm::bfloat16", 2, 1),
-    "float32": Element("float", 4, 1),
-    "float64": Element("double", 8, 2),
-    "complex64": Element("fmm::Complex<float>", 8, 2),
-    "complex128": Element("fmm::Complex<double>", 16, 4),
-}
 
 
 class Spot(NamedTuple):
@@ -98,7 +81,7 @@ class SumKernel:
 
         With alpha and beta, three levels need more registers than those for values.
         """
-        element = ELEMENTS[self.element]
+        element = DTYPES[self.element]
         lanes, room = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
         while lanes > 1 and lanes * peak(self.events) * element.registers > room:
             lanes //= 2
@@ -128,7 +111,7 @@ class SumKernel:
         """How many loads are started together, far ahead of their use; 0: each where it stands."""
         if not self.ahead:
             return 0
-        return BYTES_AHEAD // (BATCHES * THREADS * self.lanes * ELEMENTS[self.element].itemsize)
+        return BYTES_AHEAD // (BATCHES * THREADS * self.lanes * DTYPES[self.element].itemsize)
 
     @property
     def bounds(self) -> str:
@@ -137,7 +120,7 @@ class SumKernel:
         Left alone it aims at six of the joins of two levels, and at five of the splits that turn, and spills for that;
         with four nothing is spilled.
         """
-        values = self.lanes * peak(self.events) * ELEMENTS[self.element].registers
+        values = self.lanes * peak(self.events) * DTYPES[self.element].registers
         four = (self.ahead or bool(self.tall)) and values <= FOUR_BLOCKS and not (self.long and self.scalars)
         return f"{THREADS}, 4" if four else f"{THREADS}"
 
@@ -146,7 +129,7 @@ class SumKernel:
         """Rows and columns of a thread block: all threads side by side, or a tile where arrays lie crosswise."""
         if not self.tall:
             return 1, THREADS * self.lanes
-        down = SECTOR // ELEMENTS[self.element].itemsize
+        down = SECTOR // DTYPES[self.element].itemsize
         return HIGH * down, THREADS // WARP // HIGH * (WARP // down) * self.lanes
 
     @property

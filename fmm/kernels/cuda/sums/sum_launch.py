@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program
 from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES
-from fmm.kernels.cuda.sums.sum_kernel import ELEMENTS, Access, Scalar, Spot, SumKernel
+from fmm.kernels.cuda.sums.sum_kernel import Access, Scalar, Spot, SumKernel
 from fmm.kernels.cuda.views import View, _columns, _distance, _transposed
 from fmm.kernels.plans.level_steps import Place
 from fmm.kernels.plans.plan import PlanError
@@ -70,7 +71,7 @@ class SumOp:
     def access(self) -> Access:
         """`vector` where every block is aligned, if the bases of its arrays are."""
         lanes = self.kernel.lanes
-        size = lanes * ELEMENTS[self.kernel.element].itemsize
+        size = lanes * DTYPES[self.kernel.element].itemsize
         fits = all(
             x.col == 1 and x.offset % size == 0 and not any(step % lanes for step in (x.row, x.down, x.right))
             for i, x in enumerate(self.arrays)
@@ -82,7 +83,7 @@ class SumOp:
     def alignment(self) -> tuple[int, frozenset[str]]:
         """What `vector` asks of the bases: a multiple of so many bytes, of these."""
         bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.tall)
-        return self.kernel.lanes * ELEMENTS[self.kernel.element].itemsize, bases
+        return self.kernel.lanes * DTYPES[self.kernel.element].itemsize, bases
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
@@ -118,7 +119,7 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     if all(_columns(v) for _, v in writes):
         reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
-    arrays, spots, batches = _Fitting((*reads, *writes), ELEMENTS[dtype].itemsize).run()
+    arrays, spots, batches = _Fitting((*reads, *writes), DTYPES[dtype].itemsize).run()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.

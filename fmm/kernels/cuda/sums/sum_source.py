@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cuda.device_code.read import text
-from fmm.kernels.cuda.sums.sum_kernel import BATCHES, ELEMENTS, HIGH, Access, Event, Scalar, Spot, SumKernel
+from fmm.kernels.cuda.sums.sum_kernel import BATCHES, HIGH, Access, Event, Scalar, Spot, SumKernel
 
 OPTIONS = ("--std=c++17",)  # of the compiler
 FILES = ("ieee_arith.cuh", "block_sums.cuh")
@@ -46,7 +47,7 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         "",
         f'extern "C" __global__ void __launch_bounds__({kernel.bounds})',
         f"{ENTRY}(const __grid_constant__ {parameters} p) {{",
-        f"    fmm::sum<Step, {ELEMENTS[kernel.element].name}, {kernel.lanes}, {variant}>(p);",
+        f"    fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.lanes}, {variant}>(p);",
         "}",
     ]
     return "\n".join(lines) + "\n"

@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.cuda.launch_list import Problem, Tape, Turn
+from fmm.dtypes import DTYPES, STORED
+from fmm.kernels.cuda.launch_list import Tape, Turn
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.record import _Recorder, record
-from fmm.kernels.cuda.sums.sum_kernel import ELEMENTS, HIGH, THREADS
+from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID, Array, SumOp
-from fmm.kernels.cuda.views import Factor, Layout, View
+from fmm.kernels.cuda.views import Factor, View, operand_views
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
 
 PLANS = tuple(
     Plan.parse(text if "vendor" in text else f"{text} > vendor")
@@ -52,7 +54,7 @@ def problems(draw: st.DrawFn) -> Problem:
         order = draw(st.sampled_from("CF"))
         layouts.append(Layout(order, (cols if order == "C" else rows) + draw(st.sampled_from((0, 1, 4, 8)))))  # type: ignore[arg-type]
     beta = draw(st.sampled_from((0, 1, 0.5)))
-    return Problem(m, k, n, draw(st.sampled_from(sorted(ELEMENTS))), tuple(layouts), 1, beta)  # type: ignore[arg-type]
+    return Problem(m, k, n, draw(st.sampled_from(sorted(STORED))), tuple(layouts), 1, beta)  # type: ignore[arg-type]
 
 
 def sums(tape: Tape) -> list[SumOp]:
@@ -74,11 +76,11 @@ def columns(op: SumOp, access: str) -> Any:
 @given(
     rows=st.one_of(st.integers(1, 3 * GRID), st.integers(1, 2**31 - 1)),
     cols=st.integers(1, 5000),
-    dtype=st.sampled_from(sorted(ELEMENTS)),
+    dtype=st.sampled_from(sorted(STORED)),
     access=st.sampled_from(("vector", "scalar")),
 )
 def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: str) -> None:
-    small = sums(record(PLANS[0], Problem.contiguous(64, 64, 64, dtype)))[-1]
+    small = sums(record(PLANS[0], Problem(64, 64, 64, dtype)))[-1]
     op = replace(small, rows=rows, cols=cols)
     found = columns(op, access)
     assert (np.bincount(found[found < cols], minlength=cols) == 1).all()
@@ -91,14 +93,14 @@ def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: 
 def tile(op: SumOp) -> tuple[Any, Any]:
     """Row and first column, within its thread block, of each thread of a launch that turns, as block_sums.cuh says."""
     thread = np.arange(THREADS)
-    down = 32 // ELEMENTS[op.kernel.element].itemsize
+    down = 32 // DTYPES[op.kernel.element].itemsize
     (warp, lane), across = np.divmod(thread, 32), 32 // down
     return warp % HIGH * down + lane % down, (warp // HIGH * across + lane // down) * op.kernel.lanes
 
 
-@given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(ELEMENTS)))
+@given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED)))
 def test_every_element_has_one_thread_where_a_split_turns(rows: int, cols: int, dtype: str) -> None:
-    split = sums(record(CROSSED, Problem.contiguous(64, 64, 64, dtype)))[1]
+    split = sums(record(CROSSED, Problem(64, 64, 64, dtype)))[1]
     assert split.kernel.tall
     op = replace(split, rows=rows, cols=cols)
     (across, down, deep), (height, width) = op.grid, op.kernel.tile
@@ -158,7 +160,7 @@ def test_parameters_say_what_the_launch_is(problem: Problem, plan: Plan) -> None
 def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> None:
     """With bases that are multiples of what the launch asks for, so is every thread's first byte."""
     for op in sums(record(plan, problem)):
-        item, lanes = ELEMENTS[op.kernel.element].itemsize, op.kernel.lanes
+        item, lanes = DTYPES[op.kernel.element].itemsize, op.kernel.lanes
         size, _ = op.alignment
         assert size == lanes * item <= 16
         for spot in (*op.kernel.reads, *op.kernel.writes) if op.access == "vector" else ():
@@ -211,7 +213,7 @@ class Watched(_Recorder):
 def places(op: Any, item: int) -> Iterator[tuple[str, Any, bool]]:
     """(base, the first bytes of all elements, are they written) of everything that an operation touches."""
     if isinstance(op, SumOp):
-        size = ELEMENTS[op.kernel.element].itemsize
+        size = DTYPES[op.kernel.element].itemsize
         for spots, written in ((op.kernel.reads, False), (op.kernel.writes, True)):
             for spot in spots:
                 x: Array = op.arrays[spot.array]
@@ -237,12 +239,12 @@ def _elements(x: Factor, i: int, shape: tuple[int, int], item: int) -> Any:
 def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan: Plan) -> None:
     """Every access to the workspace lies in one living temporary, and no two of them share a byte."""
     watched = Watched(problem.stored)
-    watched.execute(plan, problem.views, problem.alpha, problem.beta)
+    watched.execute(plan, operand_views(problem), problem.alpha, problem.beta)
     assert watched.peak == record(plan, problem).workspace
     for op, alive in watched.seen:
         ordered = sorted(alive, key=lambda t: t.start)
         assert all(x.stop <= y.start for x, y in pairwise(ordered))
-        item = ELEMENTS[op.kernel.element].itemsize if isinstance(op, SumOp) else problem.itemsize
+        item = DTYPES[op.kernel.element].itemsize if isinstance(op, SumOp) else problem.itemsize
         for base, found, _ in places(op, problem.itemsize):
             if base == "W" and found.size:
                 low, high = found.min(), found.max() + item
@@ -277,9 +279,7 @@ def _assert_apart(ops: list[tuple[Any, int]], item: int) -> None:
 
 def test_the_table_of_plans_has_every_kind_of_launch() -> None:
     """What the properties above rest on: wide and narrow accesses, and whole layers, do occur."""
-    tapes = [
-        record(plan, Problem.contiguous(*size, "float32")) for plan, size in product(PLANS, ((64,) * 3, (33,) * 3))
-    ]
+    tapes = [record(plan, Problem(*size, "float32")) for plan, size in product(PLANS, ((64,) * 3, (33,) * 3))]
     ops = [op for tape in tapes for op in sums(tape)]
     assert {op.access for op in ops} == {"vector", "scalar"}
     assert any(op.kernel.whole for op in ops) and any(not op.kernel.whole for op in ops)
@@ -290,6 +290,6 @@ def test_the_table_of_plans_has_every_kind_of_launch() -> None:
 def test_places_finds_every_byte_of_c(size: tuple[int, int, int]) -> None:
     """The helper itself: together the operations write each element of C, and nothing beside C."""
     m, k, n = size
-    tape = record(PLANS[0], Problem.contiguous(m, k, n, "float64"))
+    tape = record(PLANS[0], Problem(m, k, n, "float64"))
     written = [found for op in tape.ops for base, found, w in places(op, 8) if w and base == "C"]
     assert sorted(set(np.concatenate(written).tolist())) == [8 * i for i in range(m * n)]

@@ -14,13 +14,12 @@ import pytest
 from fmm import problem as shapes
 from fmm.hardware.datasheets import device
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
-from fmm.kernels.cuda.launch_list import Op, Problem, Tape, Turn
+from fmm.kernels.cuda.launch_list import Op, Tape, Turn
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.fused_order import LANES, launches, stages
 from fmm.kernels.plans.plan import Level, Plan
@@ -30,6 +29,7 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
 from fmm.perfmodel.papers.huang_blocks import chip
 from fmm.perfmodel.work import counted
+from fmm.problem import Layout, Problem
 from tests.kernels.cuda.test_record import _buffer, _matrices, play
 
 H200 = chip(device("H200"))
@@ -41,7 +41,7 @@ ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
 def recorded(text: str, size: int = 512, beta: float = 0) -> Tape:
     """The leaf is `tile` if the text names none."""
     plan = Plan.parse(text if " > tile" in text else f"{text} > tile")
-    return record(plan, Problem.contiguous(size, size, size, "float32", 1, beta))
+    return record(plan, Problem(size, size, size, "float32", beta=beta))
 
 
 def products(tape: Tape) -> Iterator[TileOp]:

@@ -164,15 +164,13 @@ def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None
 def test_lanes_in_a_graph(tasks: str) -> None:
     """Captured with its forks and joins, and replayed on a result that holds something else by then."""
     from fmm.kernels.cuda.launch.player import CupyBackend
-    from fmm.kernels.cuda.launch_list import Problem
     from fmm.kernels.cuda.record import record
+    from fmm.problem import Problem
 
     rng = cupy.random.default_rng(5)
     a, b = rng.standard_normal((514, 300), np.float32), rng.standard_normal((300, 258), np.float32)
     c = cupy.full((514, 258), cupy.nan, np.float32)
-    tape = record(
-        Plan.parse(f"strassen-huang.fused{tasks} > tile.medium"), Problem.contiguous(514, 300, 258, "float32")
-    )
+    tape = record(Plan.parse(f"strassen-huang.fused{tasks} > tile.medium"), Problem(514, 300, 258, "float32"))
     graph = CupyBackend().graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)
     for _ in range(3):
         c[...] = cupy.nan

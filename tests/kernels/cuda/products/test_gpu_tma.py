@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
 
 cupy = pytest.importorskip("cupy")
 np = pytest.importorskip("numpy")
@@ -68,7 +67,7 @@ def test_the_engine_is_used() -> None:
     from fmm.kernels.cuda.launch.tma_call import chosen
 
     aligned = dict.fromkeys("ABCW", 256)
-    (op,) = record(Plan.parse(FUSED), Problem.contiguous(1536, 1536, 1536, "float32")).ops
+    (op,) = record(Plan.parse(FUSED), Problem(1536, 1536, 1536, "float32")).ops
     made = chosen(op, 0, aligned)  # type: ignore[arg-type]
     assert made is not None
     assert len(made.parts) >= 7
@@ -90,7 +89,7 @@ def test_streams_and_graphs_do_not_disturb_each_other() -> None:
     from fmm.kernels.cuda.launch.player import CupyBackend
 
     n, rng, backend = 1024, cupy.random.default_rng(2), CupyBackend()
-    tape = record(Plan.parse(FUSED), Problem.contiguous(n, n, n, "float32"))
+    tape = record(Plan.parse(FUSED), Problem(n, n, n, "float32"))
     a, b = (rng.standard_normal((n, n), cupy.float32) for _ in "AB")
     expected = backend.multiply(FUSED, a, b)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]

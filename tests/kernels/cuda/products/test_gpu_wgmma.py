@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
 
 cupy = pytest.importorskip("cupy")
 np = pytest.importorskip("numpy")
@@ -126,10 +125,10 @@ def test_what_the_kernel_cannot_do_the_vendor_does(dtype: str) -> None:
     check("tile", (300, 200, 100), dtype, "CCC", 0.5, 2.0)  # beta
     check("tile", (301, 203, 105), dtype, "CCC", odd=1)  # lines and bases anywhere
     check("tile", (256, 128, 101), dtype, "CFC")  # rows of C that end anywhere
-    usual = Problem.contiguous(512, 512, 512, dtype)
+    usual = Problem(512, 512, 512, dtype)
     assert used("tile", usual) == [dtype != "tf32"]
     assert used("tile", usual, ALIGNED | {"A": 2}) == [False]
-    assert used("tile", Problem.contiguous(512, 512, 512, dtype, 1, 2)) == [False]
+    assert used("tile", Problem(512, 512, 512, dtype, beta=2)) == [False]
 
 
 def test_tf32_along_the_inner_dimension() -> None:
@@ -152,7 +151,7 @@ def test_leaf_products_of_plans(dtype: str, level: str) -> None:
     plan = f"{level} > {leaf}"
     for size in ((512, 384, 640), (1000, 1003, 777)):
         check(plan, size, dtype, "CCC")
-    assert any(used(plan, Problem.contiguous(1024, 1024, 1024, dtype)))
+    assert any(used(plan, Problem(1024, 1024, 1024, dtype)))
 
 
 def test_streams_and_graphs() -> None:
@@ -160,7 +159,7 @@ def test_streams_and_graphs() -> None:
 
     n, backend, rng = 1024, CupyBackend(), cupy.random.default_rng(3)
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")
-    tape, expected = record(Plan.parse("tile"), Problem.contiguous(n, n, n, "float16")), backend.multiply("tile", a, b)
+    tape, expected = record(Plan.parse("tile"), Problem(n, n, n, "float16")), backend.multiply("tile", a, b)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     results = [cupy.full((n, n), cupy.nan, cupy.float16) for _ in range(6)]
     graphs = [backend.graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0) for c in results[3:]]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.step_table import PRODUCT, Kernel, kernel_table
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import GPU8, PRESETS, Strategy, strategy
 from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointers, settled, strategy_of, updating_op
@@ -24,6 +23,7 @@ from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.tile_choice import best_for
+from fmm.problem import Problem
 from tests.kernels.cuda.products.test_tiled import COMPILER, DRIVER, H200, HOST, Memory, floats, library
 from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, in_parallel, nvrtc, report
 from tests.kernels.cuda.sums.test_sum_source import _compiled as compiled_to_ptx
@@ -136,7 +136,7 @@ def test_every_product_kernel_on_the_host(name: str, way: tuple[Way, Way], host:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, int, int], host: Host) -> None:
     """A whole plan: the products by the kernels themselves, compiled for the host, the sums by the interpreter."""
-    problem = Problem.contiguous(*size, dtype)
+    problem = Problem(*size, dtype)
     tape = record(Plan.parse(f"{text} > tile"), problem)
     rng, views = np.random.default_rng(6), {}
     memory = {name: floats(1024).view(np.uint8) for name in "ABC"} | {"W": floats(tape.workspace).view(np.uint8)}
@@ -185,9 +185,9 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
         ("tile.gpu8", GPU8, WAYS[0]),
     ):
         assert (strategy_of(leaf), paths_of(leaf)) == (s, paths)
-        (gemm,) = record(Plan.parse(leaf), Problem.contiguous(32, 32, 32, "float32")).ops
+        (gemm,) = record(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
         assert isinstance(gemm, GemmOp) and tile_op(gemm, H200, "float32").kernel.paths == paths
-        ops = record(Plan.parse(f"li-fig13 > {leaf}"), Problem.contiguous(32, 32, 32, "float32")).ops
+        ops = record(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops
         assert {op.kernel.paths for op in ops if isinstance(op, TileOp)} == {paths}
     with pytest.raises(PlanError, match=r"without \.plain or \.texture"):
         Plan.parse("strassen.fused > tile.half.texture")
@@ -196,7 +196,7 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
 def test_an_open_strategy_is_the_devices() -> None:
     op = next(
         x
-        for x in record(Plan.parse("li-fig12 > tile"), Problem.contiguous(8192, 8192, 8192, "float32")).ops
+        for x in record(Plan.parse("li-fig12 > tile"), Problem(8192, 8192, 8192, "float32")).ops
         if isinstance(x, TileOp)
     )
     for chip in (H200, replace(H200, multiprocessors=1)):

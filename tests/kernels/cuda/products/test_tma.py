@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import BULK, SUMMING_BULK, Strategy
 from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Lines, Several, TileOp
@@ -20,9 +19,9 @@ from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
 from fmm.kernels.cuda.products.tma import SHARED, BulkOp, Map, aligned, best_bulk, bulk_op, makespan, parts_of
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_time import GEMM, seconds
+from fmm.problem import Layout, Problem
 from tests.kernels.cuda.products.test_tiled import COMPILER, FLAGS, H200
 from tests.kernels.cuda.sums.test_sum_source import in_parallel, nvrtc, report
 
@@ -52,7 +51,7 @@ def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = S
 def test_no_number_leaves_the_registers(plan: str, s: Strategy) -> None:
     """Where there is a copy engine; elsewhere gemm_simt.cuh does the same. Registers: Huang's Eq. 16 at least."""
     nvrtc()
-    made = launch_of(plan, Problem.contiguous(2560, 2560, 2560, "float32"), s).kernel
+    made = launch_of(plan, Problem(2560, 2560, 2560, "float32"), s).kernel
     jobs = [(f"{plan} {a}", source(made), a, OPTIONS) for a in ("sm_90", "sm_100")]
     for r in in_parallel(report, jobs):
         assert r.local == 0, r
@@ -311,7 +310,7 @@ def test_parts_of_the_last_tiles_on_the_host(
 @pytest.mark.parametrize("one", [np.inf, -np.inf, np.nan, 1e37, 1.0, 0.0])
 def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
     """By what is not finite, by what might become so when some are added, and by what the cache would take for zero."""
-    op = launch_of("strassen.fused > tile", Problem.contiguous(16, 16, 16, "float32"), SMALL)
+    op = launch_of("strassen.fused > tile", Problem(16, 16, 16, "float32"), SMALL)
     a, b, c = (np.full((16, 16), all_, np.float32) for _ in "ABC")
     a[3, 5] = one * all_
     with np.errstate(all="ignore"):
@@ -321,7 +320,7 @@ def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
 
 def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
-    problem = Problem.contiguous(70, 640, 36, "float32")
+    problem = Problem(70, 640, 36, "float32")
     (gemm,) = (op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
     tiled = tile_op(gemm, H200, "float32")
     sizes = (70, 640), (640, 36), (70, 36)
@@ -363,7 +362,7 @@ def test_jobs_go_to_whatever_machine_is_free() -> None:
 def test_launches_fit_what_a_driver_passes_on() -> None:
     for n, plan in product((1536, 2560, 8192), ("tile", "strassen.fused > tile")):
         for s in BULK if plan == "tile" else (SUMMING_BULK,):
-            op = launch_of(plan, Problem.contiguous(n, n, n, "float32"), s)
+            op = launch_of(plan, Problem(n, n, n, "float32"), s)
             assert len(op.parameters) <= PARAMETER_BYTES
             assert op.kernel.shared <= SHARED
             assert op.grid[0] == sum(part.tiles for part in op.parts)
@@ -371,7 +370,7 @@ def test_launches_fit_what_a_driver_passes_on() -> None:
 
 def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
-        (found,) = record(Plan.parse(plan), Problem.contiguous(size, size, size + offset, "float32")).ops
+        (found,) = record(Plan.parse(plan), Problem(size, size, size + offset, "float32")).ops
         assert isinstance(found, Several | GemmOp)
         return tile_op(found, H200, "float32") if isinstance(found, GemmOp) else found
 
@@ -385,7 +384,7 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
 @pytest.mark.parametrize(("side", "faster"), [(256, False), (512, False), (1536, False), (2048, True), (4096, True)])
 def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: bool) -> None:
     """Both times are in seconds: at 1536 two thirds of the last round would be idle."""
-    (op,) = (x for x in record(Plan.parse("tile"), Problem.contiguous(side, side, side, "float32")).ops)
+    (op,) = (x for x in record(Plan.parse("tile"), Problem(side, side, side, "float32")).ops)
     assert isinstance(op, GemmOp)
     tiled = tile_op(op, H200, "float32")
     time, s = best_bulk(tiled, H200)

@@ -6,16 +6,17 @@ from itertools import product
 
 import pytest
 
-from fmm.kernels.cuda.launch_list import GROUPED, Problem
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.launch_list import GROUPED
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 from fmm.kernels.cuda.products.tma import SHARED
 from fmm.kernels.cuda.products.wgmma import SIZES, GroupOp, group_op, sizes_for, tiles_of
-from fmm.kernels.cuda.products.wgmma_source import ELEMENTS, GroupKernel, Sizes, instruction, source
+from fmm.kernels.cuda.products.wgmma_source import GroupKernel, Sizes, instruction, source
 from fmm.kernels.cuda.recompute.recompute import unseen
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.problem import Layout, Problem
 from tests.kernels.cuda.sums.test_sum_source import in_parallel, nvrtc, report
 
 SMS = 132
@@ -50,7 +51,7 @@ def launch(problem: Problem, plan: str = "tile") -> GroupOp:
 def test_no_number_leaves_the_registers() -> None:
     """Only sm_90a has these instructions. Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
-    told = len(launch(Problem.contiguous(512, 512, 512, "float16")).parameters)
+    told = len(launch(Problem(512, 512, 512, "float16")).parameters)
     size = f"static_assert(sizeof(fmm::Product) == {told});"
     jobs = [(str(k), f"{source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in KERNELS]
     for kernel, r in zip(KERNELS, in_parallel(report, jobs), strict=True):
@@ -60,11 +61,11 @@ def test_no_number_leaves_the_registers() -> None:
 
 
 def test_the_instruction_names_every_register_once() -> None:
-    text = "\n".join(instruction(ELEMENTS["bfloat16"], 128))
+    text = "\n".join(instruction(DTYPES["bfloat16"], 128))
     assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16" in text
     assert [f'"+f"(x[{i}])' in text for i in range(65)] == [True] * 64 + [False]
     assert "%64, %65, keeps, 1, 1, %67, %68;" in text  # descriptors, then which operands are turned
-    assert "k8.f32.tf32.tf32" in "\n".join(instruction(ELEMENTS["tf32"], 128))
+    assert "k8.f32.tf32.tf32" in "\n".join(instruction(DTYPES["tf32"], 128))
 
 
 # ---- launches
@@ -72,7 +73,7 @@ def test_the_instruction_names_every_register_once() -> None:
 
 def test_maps_of_rows() -> None:
     """A row by row is along the inner dimension, B row by row along the outer one: 64 numbers of 16 bits are a line."""
-    made = launch(Problem.contiguous(1000, 520, 776, "bfloat16"))
+    made = launch(Problem(1000, 520, 776, "bfloat16"))
     a, b, c = made.maps
     assert (a.length, a.lines, a.leading, a.box) == (520, 1000, 520, (64, 128))
     assert (b.length, b.lines, b.leading, b.box) == (776, 520, 776, (64, 64))
@@ -107,17 +108,17 @@ def test_a_result_in_columns_is_the_transposed_problem() -> None:
 
 
 def test_batches_are_layers() -> None:
-    made = launch(Problem.contiguous(1024, 1024, 1024, "bfloat16"), "strassen.batched.pad16 > tile")
+    made = launch(Problem(1024, 1024, 1024, "bfloat16"), "strassen.batched.pad16 > tile")
     assert {x.layers for x in made.maps} == {7}
     assert {x.layer for x in made.maps} == {512 * 512}
     assert made.units == 7 * made.tiles[0] * made.tiles[1]
 
 
 def test_scalars() -> None:
-    made = launch(Problem.contiguous(256, 256, 256, "float16", 0.5, 1))
+    made = launch(Problem(256, 256, 256, "float16", alpha=0.5, beta=1))
     assert (made.factor, made.adds) == (0.5, True)
     for alpha, beta in ((1, 2), (1, -1), (1j, 0)):
-        assert group_op(gemm(Problem.contiguous(256, 256, 256, "float16", alpha, beta)), "float16", SMS) is None
+        assert group_op(gemm(Problem(256, 256, 256, "float16", alpha=alpha, beta=beta)), "float16", SMS) is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_rows_of_c_that_the_engine_would_write_beyond() -> None:
 def test_tf32_along_the_inner_dimension() -> None:
     made = launch(Problem(512, 512, 512, "tf32", (Layout("C", 512), Layout("F", 512), Layout("C", 512))))
     assert [x.box[0] for x in made.maps] == [32, 32, 32]
-    inner = launch(Problem.contiguous(1024, 1024, 1024, "tf32"), "strassen.batched.pad16 > tile.inner")
+    inner = launch(Problem(1024, 1024, 1024, "tf32"), "strassen.batched.pad16 > tile.inner")
     assert inner.kernel.along == ("inner", "inner")
 
 
@@ -164,8 +165,8 @@ def test_sizes() -> None:
 
 
 def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
-    assert launch(Problem.contiguous(8192, 8192, 8192, "float16")).grid == (SMS, 1, 1)
-    assert launch(Problem.contiguous(104, 64, 104, "float16")).grid == (2, 1, 1)
+    assert launch(Problem(8192, 8192, 8192, "float16")).grid == (SMS, 1, 1)
+    assert launch(Problem(104, 64, 104, "float16")).grid == (2, 1, 1)
 
 
 # ---- plans
@@ -173,7 +174,7 @@ def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
 
 @pytest.mark.parametrize("dtype", GROUPED)
 def test_where_the_leaf_does_these_types(dtype: str) -> None:
-    problem = Problem.contiguous(256, 256, 256, dtype)
+    problem = Problem(256, 256, 256, dtype)
     for plan in ("tile", "tile.inner", "strassen.batched.pad16 > tile", "li-fig23 > strassen > tile.outer"):
         assert any(isinstance(op, GemmOp) and op.leaf == "tile" for op in record(Plan.parse(plan), problem).ops)
     for plan in ("tile.huge", "tile.deep", "strassen.fused > tile", "li-fig12 > tile", "tile.texture"):
@@ -184,8 +185,8 @@ def test_where_the_leaf_does_these_types(dtype: str) -> None:
 def test_what_it_writes_raises_no_flag() -> None:
     """So C is looked at, where a plan needs that; a float32 tile raises its own."""
     plan = Plan.parse("balanced > tile")
-    assert unseen(record(plan, Problem.contiguous(256, 64, 64, "float16")))
-    assert not unseen(record(plan, Problem.contiguous(256, 64, 64, "float32")))
+    assert unseen(record(plan, Problem(256, 64, 64, "float16")))
+    assert not unseen(record(plan, Problem(256, 64, 64, "float32")))
 
 
 def test_the_entry_point() -> None:

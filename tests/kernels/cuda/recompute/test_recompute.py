@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.products.tile_sizes import SUMMING
 from fmm.kernels.cuda.products.tiled import TileOp, pointers
 from fmm.kernels.cuda.products.tiled_source import OPTIONS, TileKernel, added, source
 from fmm.kernels.cuda.recompute.recompute import AGAIN, Again, again, needed, unseen
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
 from tests.kernels.cuda.products.test_tiled import COMPILER, compiled_for_the_host, floats
 from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, _compiled, in_parallel, nvrtc, report
 
@@ -132,9 +131,9 @@ def test_without_a_flag_it_is_always_computed(host: Any) -> None:
 
 def test_a_rescue_fills_the_device_once() -> None:
     """So many thread blocks as run at a time; a small product has fewer tiles."""
-    large, small = (Again(Problem.contiguous(n, n, n, "float32")) for n in (8192, 200))
+    large, small = (Again(Problem(n, n, n, "float32")) for n in (8192, 200))
     assert large.blocks(132) == 132 * large.op.kernel.strategy.blocks and small.blocks(132) == 4
-    tf32 = again(Problem.contiguous(64, 64, 64, "tf32"))
+    tf32 = again(Problem(64, 64, 64, "tf32"))
     assert tf32.kernel.element == "float32" and tf32.kernel.flag == "obeys"
 
 
@@ -152,7 +151,7 @@ def test_a_rescue_fills_the_device_once() -> None:
     ],
 )
 def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
-    tape = record(Plan.parse(plan), Problem.contiguous(133, 140, 150, "float32"))
+    tape = record(Plan.parse(plan), Problem(133, 140, 150, "float32"))
     assert (needed(tape), unseen(tape)) == (wanted, scanned)
 
 
@@ -211,7 +210,7 @@ def test_products_that_raise_the_flag_stay_in_registers() -> None:
 @pytest.mark.parametrize("dtype", AGAIN)
 def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
-    text = source(again(Problem.contiguous(64, 64, 64, dtype)).kernel, "vector")
+    text = source(again(Problem(64, 64, 64, dtype)).kernel, "vector")
     _, ptx = _compiled(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx
     assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?

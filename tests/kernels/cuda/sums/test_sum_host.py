@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_source import ENTRY, source
-from fmm.kernels.cuda.views import Layout
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
 
 # Without the library's headers, which take most of the time.
 HOST = r"""
@@ -236,7 +235,7 @@ def test_a_sum_in_place_on_the_host(host: Any) -> None:
     names = [t for t in step_table_names() if t != "hasa"]
     seen: set[SumKernel] = set()
     for name, size in product(names, ((16, 16, 16), (13, 9, 11))):
-        problem = Problem.contiguous(*size, "float64")
+        problem = Problem(*size, "float64")
         for op in record(Plan.parse(f"{name}.pad > vendor"), problem).ops:
             if isinstance(op, SumOp) and op.kernel.aliases and op.kernel not in seen:
                 seen.add(op.kernel)
@@ -248,7 +247,7 @@ def test_a_sum_in_place_on_the_host(host: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_flag_is_raised_by_what_is_stored(dtype: str, bad: float, host: Any) -> None:
     kind = np.dtype(dtype)
-    problem = Problem.contiguous(30, 34, 38, dtype)
+    problem = Problem(30, 34, 38, dtype)
     op = record(Plan.parse("strassen.batched.pad4 > vendor"), problem).ops[-1]
     assert isinstance(op, SumOp)
     size = record_workspace(op, kind)
@@ -280,7 +279,7 @@ AT(inner_rows, {flag} + 16); AT(inner_cols, {flag} + 20);
 @pytest.mark.parametrize("wrong", [0, 8], ids=["as packed", "8 bytes off"])
 def test_parameters_lie_where_a_launch_puts_them(wrong: int, tmp_path: Path) -> None:
     """The struct of block_sums.cuh against the bytes of SumOp.parameters; any other layout does not compile."""
-    op = record(Plan.parse("strassen.batched > vendor"), Problem.contiguous(40, 24, 56, "float32", 0.3, -7.0)).ops[-1]
+    op = record(Plan.parse("strassen.batched > vendor"), Problem(40, 24, 56, "float32", alpha=0.3, beta=-7.0)).ops[-1]
     assert isinstance(op, SumOp) and op.kernel.scalars == 2
     arrays, scalars = op.kernel.arrays, op.kernel.scalars
     flag = arrays * ARRAY_BYTES + 8 * (2 * scalars + 1) + wrong

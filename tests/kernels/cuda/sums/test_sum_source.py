@@ -16,19 +16,19 @@ from fmm.hardware.capability import capability
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.launch_list import Problem
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_source import source
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
     tape = record(
         Plan.parse(text if "vendor" in text else f"{text} > vendor"),
-        Problem.contiguous(size, size, size, dtype, alpha, beta),
+        Problem(size, size, size, dtype, alpha=alpha, beta=beta),
     )
     return [op for op in tape.ops if isinstance(op, SumOp)]
 
