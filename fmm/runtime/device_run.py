@@ -15,7 +15,8 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays.library import Arrays
+from fmm.arrays.host_memory import also_released
+from fmm.arrays.library import DeviceLibrary
 from fmm.kernels.cuda.launch.cublas import Lane, Pointers, set_stream
 from fmm.kernels.cuda.launch.graph_cache import Replays, Shelf
 from fmm.kernels.cuda.launch.graphs import Kernel, Movable
@@ -24,7 +25,6 @@ from fmm.kernels.cuda.launch_list import Tape
 from fmm.kernels.cuda.recompute.flags import Rescue, Slot, slot
 from fmm.kernels.cuda.recompute.recompute import needed
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.runtime.host_memory import also_released
 from fmm.runtime.prepare import Call, scratch
 
 BACKEND = CupyBackend()
@@ -34,31 +34,31 @@ ROUTES = 256  # of one stream and thread
 also_released(GRAPHS.clear)
 
 
-def run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
+def run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
     """C by the call's plan, on the library's current stream; `whatever`: even after products that had to be rescued."""
     device = call.setting.device
-    stream, context = arrays.current(device)
+    stream, context = library.current(device)
     if context is None:
-        return _run(arrays, call, a, b, out, whatever, device, stream)
+        return _run(library, call, a, b, out, whatever, device, stream)
     with context:
-        return _run(arrays, call, a, b, out, whatever, device, stream)
+        return _run(library, call, a, b, out, whatever, device, stream)
 
 
-def _run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool, device: int, stream: int) -> Any:
+def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever: bool, device: int, stream: int) -> Any:
     """Everything that may run out of memory is allocated before the first launch."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
-        return arrays.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
+        return library.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
     place = slot(device, stream)
     if not (whatever or place.trusted()):
-        return arrays.vendor(a, b, out)
+        return library.vendor(a, b, out)
     way = place.routes.get(id(call))
     if way is None:
         way = _way(call, place, device)
-    p, q, r, workspace, c, kept = arrays.places(call, a, b, out)
+    p, q, r, workspace, c, kept = library.places(call, a, b, out)
     way.run((p, q, r, workspace))
     del kept  # given back in the stream's order: what is launched next may have it
     if out is not None:
-        arrays.written(out)
+        library.written(out)
     return c
 
 
@@ -143,9 +143,9 @@ class _Replay:
         return self.bases is not None
 
 
-def measured(arrays: Arrays, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+def measured(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
     """A product that takes part in its shape's measurement; within a graph's capture nothing can be measured."""
-    stream, _ = arrays.current(call.setting.device)
+    stream, _ = library.current(call.setting.device)
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
     assert call.decision.trial is not None

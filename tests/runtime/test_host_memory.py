@@ -20,13 +20,15 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays import host_memory, numpy_library
+from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels import VENDOR, workspace
 from fmm.kernels.cpu import numpy_backend
 from fmm.kernels.cpu.arena import block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import host_call, host_memory, host_operands
+from fmm.runtime import host_run, limits
 from tests.support import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -144,7 +146,7 @@ def test_a_limit_holds_for_the_copies_of_operands_that_blas_cannot_read(how: str
 
 
 def test_the_default_limit_is_a_share_of_the_memory() -> None:
-    assert 0 < host_memory.default_limit() <= host_memory.SHARE * host_memory.available() * 1.1
+    assert 0 < limits.memory_share(NUMPY, 2) <= limits.SHARE * host_memory.available() * 1.1
     assert 0 < host_memory.available() <= host_memory.total() * 1.01
 
 
@@ -251,7 +253,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
             loans.append((threading.get_ident(), start, start + found.nbytes))
             yield found
 
-    monkeypatch.setattr(host_call, "borrowed", noted)
+    monkeypatch.setattr(host_run, "borrowed", noted)
     return loans
 
 
@@ -374,7 +376,7 @@ def test_the_result_is_right_when_memory_runs_out(
                 elif which == "panels":
                     patch.setattr(numpy_backend, "np", Module(empty=scarce))
                 else:
-                    patch.setattr(host_operands, "np", Module(empty=scarce))
+                    patch.setattr(numpy_library, "np", Module(empty=scarce))
                 c = fmm.matmul(a, b, out=out, plan=plan)
             assert out is None or c is out
             assert close(c, a, b)
@@ -481,7 +483,7 @@ def test_out_that_overlaps_an_operand_survives_an_exception() -> None:
 
 def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair(700)
-    monkeypatch.setattr(host_call, "blas_threads", lambda: 3)
+    monkeypatch.setattr(numpy_library, "blas_threads", lambda: 3)
     fmm.plan(700, 700, 700)  # proves the schemes, by panels of this thread's own
     panel, out, failed = numpy_backend._panel, np.full((700, 700), 7.0), threading.Event()
 
@@ -573,7 +575,7 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
             both.wait()
             yield found
 
-    monkeypatch.setattr(host_call, "borrowed", held)
+    monkeypatch.setattr(host_run, "borrowed", held)
     a, b = pair()
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.append(fmm.matmul(a, b, plan=PLANS[0]))) for _ in range(2)]
@@ -631,7 +633,7 @@ def test_a_forked_child_multiplies() -> None:
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
 
 
-LOCKING = ("fmm.runtime.host_memory", "fmm.kernels.cpu.thread_pool")
+LOCKING = ("fmm.arrays.host_memory", "fmm.kernels.cpu.thread_pool")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -678,7 +680,7 @@ def _within(seconds: int, work: Callable[[], bool]) -> bool:
 AT_EXIT = """
 import atexit, numpy as np, fmm
 a = np.ones((700, 700))
-fmm.runtime.host_call.blas_threads = lambda: 2
+fmm.arrays.numpy_library.blas_threads = lambda: 2
 def last():
     c = fmm.matmul(a, a, plan="winograd > vendor")
     print("right" if (c == 700).all() else "wrong")

@@ -48,7 +48,8 @@ def test_what_does_not_fit_is_a_row() -> None:
 def test_a_short_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fmm.runtime.decide_gpu import decide_on, gpu
+    from fmm.runtime import devices
+    from fmm.runtime.decide import decide
 
     arguments = ["--device", "0", "--effort", "quick", "--dtype", "float32", "--time-limit", "15", "--json"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
@@ -58,5 +59,5 @@ def test_a_short_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files._now.cache_clear()
-    decided = decide_on(gpu(0), Problem(9000, 9000, 9000, "float32"), Limits(1 << 40))
+    decided = decide(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda(0))
     assert decided.step == "calibrated model"

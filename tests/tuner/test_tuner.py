@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from fmm.arrays.library import ANYTHING
 from fmm.config import certify, schema
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import Limits, choose, ranked
+from fmm.perfmodel.choose import GPU_GROWTH, Limits, choose, ranked
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner import fit as fitting
@@ -546,7 +545,9 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
     assert fits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
-    assert (expected_growth(Plan.parse(plan), dtype) <= (ANYTHING if gpu else Limits(0)).error_growth) == kept
+    assert (
+        expected_growth(Plan.parse(plan), dtype) <= (Limits(0, GPU_GROWTH) if gpu else Limits(0)).error_growth
+    ) == kept
 
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:

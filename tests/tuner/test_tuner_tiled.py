@@ -18,13 +18,14 @@ from fmm.perfmodel.predict import predict, vendor
 from fmm.perfmodel.work import Tiles, estimated
 from fmm.problem import Layout, Problem
 from fmm.runtime.decide import certified, modelled
-from fmm.runtime.prepare import _recorded as recorded
+from fmm.runtime.prepare import recorded
 from fmm.tuner.conclude import concluded, entries
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import LADDER, below, ladder
 from fmm.tuner.stages import tune
 from fmm.tuner.trials import Trial
+from tests.support.devices import H200
 
 FUSED, HYBRID = (p for p in candidates(True) if p.tiled)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
@@ -141,8 +142,8 @@ def test_arrays_whose_lines_are_not_aligned_are_the_vendors(orders: Any, gap: in
     """Whatever the model says of their sizes; a plan that is given runs."""
     layouts = tuple(Layout(order, 1024 + gap) for order in orders)
     problem = Problem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
-    assert (recorded(FUSED, problem, False) is not None) == used
-    assert recorded(FUSED, problem, True) is not None
+    assert (recorded(FUSED, problem, H200, False) is not None) == used
+    assert recorded(FUSED, problem, H200, True) is not None
 
 
 # ---- the formula

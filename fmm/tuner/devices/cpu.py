@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 import fmm
+from fmm.arrays import host_memory
+from fmm.arrays.numpy_library import NUMPY
 from fmm.config import identity
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.arena import Arena, Array
@@ -27,7 +29,7 @@ from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.runtime import host_memory
+from fmm.runtime.limits import memory_share
 from fmm.runtime.overflow import may_overflow
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import EFFORTS, Effort
@@ -64,7 +66,7 @@ class CpuDevice:
 
     @property
     def memory(self) -> int:
-        return host_memory.default_limit()
+        return memory_share(NUMPY, self.threads)
 
     def untuned(self) -> Calibration:
         return in_lanes(cpu(self.threads), self.lanes)

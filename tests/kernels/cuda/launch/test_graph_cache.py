@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fmm.arrays import host_memory
 from fmm.kernels.cuda.launch.graph_cache import COUNTED, REPEATS, Replays, Shelf
-from fmm.runtime import host_memory
 
 
 def capturing(shelf: Shelf, fails: bool = False) -> tuple[Replays, list[Any]]:
