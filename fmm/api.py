@@ -59,21 +59,21 @@ def matmul(
     if plan is None and max_error_growth is None and workspace is None and not more:
         # The shortest ways: products of small matrices take ten microseconds or less.
         kind, usual = type(a), dtype is None and order == "K" and casting == "same_kind"
-        if kind is ndarray:
-            if (type(b) is ndarray and (out is None or type(out) is ndarray)) and (
-                small_enough_for_numpy(a, b) or (dtype is None and just_left_to_vendor(NUMPY, a, b))
-            ):
+        if kind is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
+            if small_enough_for_numpy(a, b) or (dtype is None and just_left_to_vendor(NUMPY, a, b)):
                 if usual:
                     return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
                 return np.matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
-        elif usual and out is None and type(b) is kind and (library := PLAIN_TYPES.get(kind)) is not None:
+            library = NUMPY if usual else NUMPY.with_options(_options(casting, order, dtype, more))
+            return call.product(library, a, b, out, NO_WISHES)
+        if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
             try:
                 small = a.nbytes * b.nbytes < SMALL_BYTES
             except RuntimeError:  # sparse tensors have no such numbers
                 small = False
-            if small or left_to_vendor(library, a, b):
-                return library.quick_vendor(a, b)
-            return _answered(library, a, b, None, NO_WISHES)
+            if small or left_to_vendor(known, a, b):
+                return known.quick_vendor(a, b)
+            return _answered(known, a, b, None, NO_WISHES)
     return _product(a, b, out, _options(casting, order, dtype, more), _wishes(plan, max_error_growth, workspace))
 
 

@@ -14,9 +14,11 @@ from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.thread_pool import blas_threads
 
 BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
+NAMES = {dtype: dtype.name for dtype in BLAS_TYPES}
 CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 UNDERSTOOD = {"casting", "order", "dtype"}  # options that plans can obey; others are NumPy's
 NO_OPTIONS: Mapping[str, Any] = {}
+SYRK = "b is a transposed in place: NumPy calls syrk, which does half the work"
 
 ndarray = np.ndarray
 
@@ -35,9 +37,15 @@ class NumpyLibrary:
         self.casting: Any = options.get("casting", "same_kind")
         self.order: Any = options.get("order", "K")
         self.calls = {}
+        self.keeps_calls = options.keys() <= {"casting", "order"}
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        return type(self)(options) if options else self
+        if not options:
+            return self
+        made = type(self)(options)
+        if made.keeps_calls:
+            made.calls = self.calls
+        return made
 
     def quick_vendor(self, a: Any, b: Any) -> Any:
         return np.matmul(a, b)
@@ -52,14 +60,16 @@ class NumpyLibrary:
         return c
 
     def key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        if self.options or type(a) is not ndarray or type(b) is not ndarray:
+        if not self.keeps_calls or type(a) is not ndarray or type(b) is not ndarray:
             return None
+        if type(self.casting) is not str or type(self.order) is not str:
+            return None
+        options = blas_threads(), self.casting, self.order, same_memory_transposed(a, b)
         if out is None:
-            return blas_threads(), same_memory_transposed(a, b), *_laid_out(a), *_laid_out(b)
+            return *options, *_laid_out(a), *_laid_out(b)
         if type(out) is not ndarray:
             return None
-        target = *_laid_out(out), out.flags.writeable
-        return blas_threads(), same_memory_transposed(a, b), *_laid_out(a), *_laid_out(b), *target
+        return *options, *_laid_out(a), *_laid_out(b), *_laid_out(out), out.flags.writeable
 
     def short_key(self, a: Any, b: Any) -> Hashable:
         return a.shape, b.shape, a.dtype, b.dtype
@@ -72,13 +82,16 @@ class NumpyLibrary:
             what = f"operands are {type(a).__name__} and {type(b).__name__}"
             return Setting(number, refusal=f"{what}, not plain arrays")
         dtype, refusal, even_with_plan = self._common_type(a, b)
-        if not refusal and (refusal := self._refused_out(out, a, b, dtype)):
+        if not refusal and (refusal := self._refused_out(out, dtype)):
             even_with_plan = True
-        better = ""
-        if min(a.ndim, b.ndim) > 1 and same_memory_transposed(a, b):
-            better = "b is a transposed in place: NumPy calls syrk, which does half the work"
         return Setting(
-            number, dtype.name, "ieee", refusal, even_with_plan, better, casts_result=True, folds_stacks=False
+            number,
+            NAMES.get(dtype),
+            refusal=refusal,
+            even_with_plan=even_with_plan,
+            vendor_better=SYRK if same_memory_transposed(a, b) else "",
+            casts_result=True,
+            folds_stacks=False,
         )
 
     def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
@@ -101,7 +114,7 @@ class NumpyLibrary:
             return dtype, f"a cast to {dtype} can lose numbers, of which NumPy warns", True
         return dtype, "", False
 
-    def _refused_out(self, out: Any, a: Array, b: Array, dtype: np.dtype[Any]) -> str:
+    def _refused_out(self, out: Any, dtype: np.dtype[Any]) -> str:
         """Why NumPy alone can write the product there, if so; its shape is compared later."""
         if out is None:
             return ""
@@ -119,7 +132,7 @@ class NumpyLibrary:
         item, dtype = x.itemsize, x.dtype
         whole = x.flags.aligned and not any(step % item for step in x.strides)
         strides = tuple(step // item for step in x.strides) if whole else None
-        return Operand(x.shape, strides, dtype.name if dtype.isnative else dtype.str)
+        return Operand(x.shape, strides, NAMES.get(dtype) or dtype.str)
 
     def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         """As numpy.matmul lays it out in memory."""
@@ -164,11 +177,8 @@ class NumpyLibrary:
 
     def new(self, result: Operand) -> Any:
         """It owns its memory, unlike a transposed view: it can be resized."""
-        dtype = np.dtype(result.dtype)
-        if result == contiguous(result.shape, result.dtype):
-            return np.empty(result.shape, dtype)
-        assert result.strides is not None
-        return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in result.strides])
+        dtype, strides = np.dtype(result.dtype), result.strides or ()
+        return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in strides])
 
     def finished(self, c: Any) -> Any:
         """Of two vectors, a number, as NumPy returns it."""

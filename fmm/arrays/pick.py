@@ -12,8 +12,8 @@ from fmm.arrays.numpy_library import NUMPY
 
 # The plain types of CuPy and torch, once they have been used: two arrays of one of them need no second look.
 PLAIN_TYPES: dict[type, Library] = {}
-# Types of which two are always their library's, subclasses among them.
-_known: dict[type, Library] = {}
+# Types of which two are always their library's, subclasses of CuPy's and torch's among them.
+_known: dict[type, Library] = {np.ndarray: NUMPY}
 
 
 def library_of(a: Any, b: Any, out: Any = None) -> Library:

@@ -15,10 +15,8 @@ from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.openblas import openblas
 from fmm.kernels.cpu.side_by_side import LANES, LEAST, backend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import execute
-from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import Call
@@ -69,14 +67,9 @@ class _Multiplier:
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
         """Everything that is needed of the workspace is allocated before c is touched."""
-        problem = self.call.decision.problem
-        assert problem is not None
-        matrices = zip(problem.shapes, self.call.packs, strict=False)  # of A and B
-        packed = [shape for shape, pack in matrices if pack and self.plan != VENDOR]
-        extra = sum(temporary_bytes(rows, cols, problem.itemsize) for rows, cols in packed)
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
-        with borrowed(workspace(self.plan, *problem.size, problem.itemsize) + extra) as memory, quiet:
+        with borrowed(self.call.workspace) as memory, quiet:
             for x, y, z in _products(self.call, a, b, c):
                 self._multiply(x, y, z, Arena(memory, self.dtype))
 

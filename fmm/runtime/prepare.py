@@ -19,7 +19,7 @@ from fmm.kernels.cuda.launch_list import Tape
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError, leaf_parts
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import devices
@@ -56,7 +56,7 @@ class Call:
     offsets: tuple[Offsets, ...] = ()  # of A, B and C in bytes, one product each; on a device
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # is anything packed?
-    workspace: int = 0  # bytes, on a device
+    workspace: int = 0  # bytes
     recurs: bool = False  # worth capturing as a graph, once it has come again and again
     refused_plan: str = ""  # why a plan that was given cannot run, where the library will reject the call itself
 
@@ -172,7 +172,7 @@ def answer(asked: Question) -> Call:
     if tape is None and not on_host_runs:
         return call
     return replace(
-        call if tape is None else _launched(call, tape, work),
+        _hosted(call, work, copied) if tape is None else _launched(call, tape, work),
         plan=decision.plan,
         result=result,
         packs=work.packs,
@@ -181,6 +181,13 @@ def answer(asked: Question) -> Call:
         spans=(span(asked.a), span(asked.b), span(work.c)),
         copies=any(work.packs),
     )
+
+
+def _hosted(call: Call, work: Matrices, copied: int) -> Call:
+    """What a call on the host needs of memory: for its plan, and for the copies of operands that BLAS cannot read."""
+    plan, problem = call.decision.plan, work.problem
+    copies = copied if plan != VENDOR else 0
+    return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize) + copies)
 
 
 def _launched(call: Call, tape: Tape, work: Matrices) -> Call:

@@ -367,7 +367,8 @@ def test_the_result_is_right_when_memory_runs_out(
 ) -> None:
     """A leaner plan, at last the vendor's: the right result, into out as well as into a new array."""
     a, b = CALLS[call]
-    scarce = Scarce(block if which == "blocks" else np.empty, FAILS[fails])
+    allocate: dict[str, Callable[..., Any]] = {"blocks": block, "panels": np.empty, "results": np.ndarray}
+    scarce = Scarce(allocate[which], FAILS[fails])
     for plan in ("winograd > strassen > vendor", None):
         for out in (None, np.full_like(np.matmul(a, b), np.nan)):
             with monkeypatch.context() as patch:
@@ -376,7 +377,7 @@ def test_the_result_is_right_when_memory_runs_out(
                 elif which == "panels":
                     patch.setattr(numpy_backend, "np", Module(empty=scarce))
                 else:
-                    patch.setattr(numpy_library, "np", Module(empty=scarce))
+                    patch.setattr(numpy_library, "np", Module(ndarray=scarce))
                 c = fmm.matmul(a, b, out=out, plan=plan)
             assert out is None or c is out
             assert close(c, a, b)
