@@ -32,9 +32,10 @@ from benchmarks.clock import elapsed
 from benchmarks.gpu import environment
 from fmm.kernels.cuda.launch.player import CupyBackend
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, STRATEGIES, Strategy
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, pointers
+from fmm.kernels.cuda.products.tiled import Several, TileOp, pointers
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, source
 from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import block
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp
+from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_source import Scalar as Given
 from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
 from fmm.kernels.cuda.sums.sum_launch import Array, SumOp
-from fmm.kernels.cuda.views import Factor
+from fmm.kernels.cuda.views import Factor, Lines, Piece
 from fmm.problem import Problem
 
 Matrix = np.ndarray[Any, np.dtype[Any]]

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import Strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.products.tma import BulkOp, Map, aligned, bulk_op
+from fmm.kernels.cuda.products.tma import BulkOp, TensorMap, aligned, bulk_op
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
 from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import Plan
@@ -43,10 +43,10 @@ def for_the_host(kernel: BulkKernel, host: str, gates: str) -> str:
     return text.replace("#pragma once", "")
 
 
-def described(x: Map, start: int) -> list[int]:
-    """The words of Map in host_cuda/copies.h."""
+def described(x: TensorMap, start: int) -> list[int]:
+    """The words of TensorMap in host_cuda/copies.h."""
     lines = x.leading * 4, x.layer * 4
-    return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.exchange]
+    return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.swizzle]
 
 
 def memory(lines: int, leading: int) -> np.ndarray[Any, Any]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch.player import CupyBackend
 from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_launch import SumOp

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Op, Tape, Turn
-from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled import TileOp
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Level, Plan, PlanError
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Tape, Turn
-from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.record import _Recorder, record
 from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID, Array, SumOp

@@ -13,8 +13,8 @@ import pytest
 
 from fmm import problem as shapes
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Op, Tape, Turn
-from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.record import record

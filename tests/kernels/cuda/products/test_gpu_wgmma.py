@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem

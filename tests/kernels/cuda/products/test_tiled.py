@@ -13,13 +13,13 @@ import pytest
 
 from fmm.hardware.capability import Capability, capability
 from fmm.hardware.occupancy import active_blocks
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
+from fmm.kernels.cuda.products.tiled import Several, TileOp, fitted, fused_op, pointers
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, added, source
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import View
+from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.variants import FIGURE_6
 from fmm.kernels.plans.workspace import workspace

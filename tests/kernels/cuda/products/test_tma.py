@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import BULK, SUMMING_BULK, Strategy
-from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Lines, Several, TileOp
+from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
 from fmm.kernels.cuda.products.tma import SHARED, BulkOp, aligned, best_bulk, bulk_op, makespan, parts_of
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
 from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_time import GEMM, seconds
 from fmm.problem import Problem

@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import GROUPED
-from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 from fmm.kernels.cuda.products.tma import SHARED
 from fmm.kernels.cuda.products.wgmma import SIZES, GroupOp, group_op, sizes_for, tiles_of
@@ -79,7 +79,7 @@ def test_maps_of_rows() -> None:
     assert (b.length, b.lines, b.leading, b.box) == (776, 520, 776, (64, 64))
     assert (c.length, c.lines, c.leading, c.box) == (776, 1000, 776, (64, 64))
     assert [x.piece.base for x in made.maps] == ["A", "B", "C"]
-    assert {x.exchange for x in made.maps} == {128}
+    assert {x.swizzle for x in made.maps} == {128}
     assert made.kernel.along == ("inner", "outer")
     assert made.steps == 9
 
