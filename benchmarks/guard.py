@@ -20,11 +20,10 @@ import cupy
 import numpy as np
 
 from benchmarks.clock import elapsed
-from fmm.kernels.cuda.launch.player import CupyBackend
 from fmm.kernels.cuda.recompute.flags import Rescue, slot
-from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, recorded
 
 FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")
@@ -43,7 +42,7 @@ class Case:
         self.a, self.b = (rng.standard_normal((side, side), np.float32) for _ in range(2))
         self.c = cupy.empty((side, side), np.float32)
         self.place = slot(0, cupy.cuda.get_current_stream().ptr)
-        self.backend = CupyBackend()
+        self.backend = DeviceBackend()
         self.workspace: Any = cupy.empty(1, cupy.uint8)
 
     @property
@@ -51,7 +50,7 @@ class Case:
         return self.a.data.ptr, self.b.data.ptr, self.c.data.ptr
 
     def plan(self, text: str, guarded: bool) -> Callable[[], None]:
-        tape = record(Plan.parse(text), self.problem)
+        tape = recorded(Plan.parse(text), self.problem)
         workspace = cupy.empty(max(tape.workspace, 1), cupy.uint8)
         rescue = Rescue(tape, 0) if guarded else None
 
@@ -64,7 +63,7 @@ class Case:
         return call
 
     def rescue(self, up: bool) -> Callable[[], None]:
-        found = Rescue(record(Plan.parse(FUSED), self.problem), 0)
+        found = Rescue(recorded(Plan.parse(FUSED), self.problem), 0)
 
         def call() -> None:
             if up:

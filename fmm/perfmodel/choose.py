@@ -137,7 +137,7 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
 
 def told(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
     """May a plan rely on the tiled kernel: was it measured on this device, on rows that it reads 16 bytes at a time?"""
-    from fmm.kernels.cuda.launch_list import pays  # which a CPU has no need of
+    from fmm.kernels.cuda.record import pays  # which a CPU has no need of
 
     return pays(plan, problem.dtype) and calibration.rate(problem.dtype).tiled > 0 and aligned(problem)
 

@@ -107,8 +107,8 @@ def _tiles(plan: Plan, dtype: str) -> Tiles | None:
     """None where the vendor multiplies, or our own kernel about as fast."""
     if not plan.tiled:
         return None
-    from fmm.kernels.cuda.launch_list import GROUPED  # which a CPU has no need of
     from fmm.kernels.cuda.products.tiled import strategy_of
+    from fmm.kernels.cuda.record import GROUPED  # which a CPU has no need of
 
     if dtype in GROUPED:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmm.config import certify
-from fmm.kernels.cuda.launch_list import pays
+from fmm.kernels.cuda.record import pays
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration

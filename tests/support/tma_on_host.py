@@ -12,7 +12,7 @@ from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tma import BulkOp, TensorMap, aligned, bulk_op
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
@@ -23,7 +23,7 @@ SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp
 
 
 def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = SMS) -> BulkOp:
-    tape = record(Plan.parse(plan), problem)
+    tape = operations(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
     tiled = tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fmm.kernels.cuda.launch_list import pays
+from fmm.kernels.cuda.record import pays
 from fmm.kernels.plans.plan import Level, Plan
 
 MOST = 16  # processes

@@ -16,10 +16,8 @@ import numpy as np
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch.player import CupyBackend
-from fmm.kernels.cuda.launch_list import Tape
+from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.products.tiled import Several, TileOp
-from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -27,6 +25,7 @@ from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime.decide_gpu import calibration_of_device, gpu
+from fmm.runtime.device_backend import DeviceBackend, recorded
 from fmm.tuner.devices.compile_ahead import Ahead, ahead
 from fmm.tuner.devices.cuda_operands import Operands
 from fmm.tuner.devices.device import FailedError
@@ -131,18 +130,18 @@ class CudaSession:
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
-        self.backend = CupyBackend()
+        self.backend = DeviceBackend()
         cupy.random.seed(seed)
         self.operands = Operands(problem.size, problem.dtype, ROWS)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
-        self._tapes: dict[Run, Tape] = {}
+        self._tapes: dict[Run, LaunchList] = {}
         self._repeats: dict[Run, int] = {}
         self._busy = 0.0  # when the device last was
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = record(run.plan, Problem(*self.problem.size, self.problem.dtype))
+            whole = recorded(run.plan, Problem(*self.problem.size, self.problem.dtype))
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
@@ -173,7 +172,7 @@ class CudaSession:
     def _milliseconds(self, run: Run, repeats: int) -> float:
         return milliseconds(lambda i: self._play(self._tapes[run], i), repeats)
 
-    def _play(self, tape: Tape, i: int) -> None:
+    def _play(self, tape: LaunchList, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
         self.backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 

@@ -14,10 +14,11 @@ import pytest
 from fmm import problem as shapes
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import Op, Tape, Turn
+from fmm.kernels.cuda.launch_list import Turn
+from fmm.kernels.cuda.operations import OperationList
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.fused_order import LANES, launches, stages
@@ -35,13 +36,13 @@ OPTIONS = ((), ("streams",), ("atomic",), ("variants",), ("streams", "variants")
 ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
 
 
-def recorded(text: str, size: int = 512, beta: float = 0) -> Tape:
+def recorded(text: str, size: int = 512, beta: float = 0) -> OperationList:
     """The leaf is `tile` if the text names none."""
     plan = Plan.parse(text if " > tile" in text else f"{text} > tile")
-    return record(plan, Problem(size, size, size, "float32", beta=beta))
+    return operations(plan, Problem(size, size, size, "float32", beta=beta))
 
 
-def products(tape: Tape) -> Iterator[TileOp]:
+def products(tape: OperationList) -> Iterator[TileOp]:
     for op in tape.ops:
         yield from op.ops if isinstance(op, Several) else [op] if isinstance(op, TileOp) else []
 
@@ -205,7 +206,7 @@ def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> N
         last = {} if isinstance(op, Turn) else last | {lane: op}
 
 
-def in_lane_order(tape: Tape, order: tuple[int, ...]) -> Iterator[Op]:
+def in_lane_order(tape: OperationList, order: tuple[int, ...]) -> Iterator[Op]:
     """Between a fork and its join, all of one lane's launches before the next one's."""
     between: list[tuple[int, Op]] = []
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
@@ -241,7 +242,7 @@ TWO = ("strassen^2.fused", "strassen-huang^2.fused.streams", "winograd^2.fused.a
 def test_lanes_may_run_in_any_order(text: str) -> None:
     """Exact on small integers, whichever lane is first; beta = 0 reads nothing of C, which is NaN."""
     for problem, turn in product(problems(), (1, -1)):
-        tape = record(Plan.parse(f"{text} > tile"), problem)
+        tape = operations(Plan.parse(f"{text} > tile"), problem)
         memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
         memory["W"], before = buffer(tape.workspace), c.astype(np.float64)
         order = tuple(range(tape.lanes_used))[::turn]

@@ -119,11 +119,11 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
     from benchmarks.clock import elapsed
     from fmm.kernels.cuda.recompute.flags import Rescue
-    from fmm.kernels.cuda.record import record
     from fmm.problem import Problem
+    from fmm.runtime.device_backend import recorded
 
     side = 4096
-    rescue = Rescue(record(Plan.parse(FUSED), Problem(side, side, side, "float32")), 0)
+    rescue = Rescue(recorded(Plan.parse(FUSED), Problem(side, side, side, "float32")), 0)
     a, b, c = (cupy.empty((side, side), np.float32).data.ptr for _ in range(3))
     slot.follow(rescue, a, b, c)
     spent = min(elapsed(lambda: slot.follow(rescue, a, b, c), 100, 0.01) for _ in range(20))

@@ -14,7 +14,7 @@ from fmm.kernels.cuda.products.tile_sizes import SUMMING
 from fmm.kernels.cuda.products.tiled import TileOp, pointers
 from fmm.kernels.cuda.products.tiled_source import OPTIONS, TileKernel, added, source
 from fmm.kernels.cuda.recompute.recompute import AGAIN, Again, again, needed, unseen
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import required_compiler
@@ -146,7 +146,7 @@ def test_a_rescue_fills_the_device_once() -> None:
     ],
 )
 def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
-    tape = record(Plan.parse(plan), Problem(133, 140, 150, "float32"))
+    tape = operations(Plan.parse(plan), Problem(133, 140, 150, "float32"))
     assert (needed(tape), unseen(tape)) == (wanted, scanned)
 
 
@@ -171,7 +171,7 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
     for (which, i, j), value in RAISED[data].items():
         arrays.views[which][i, j] = value
     arrays.views[2][...] = 0
-    first, second = record(Plan.parse("strassen.fused > tile.medium"), of).ops[:2]
+    first, second = operations(Plan.parse("strassen.fused > tile.medium"), of).ops[:2]
     assert isinstance(first, TileOp) and isinstance(second, TileOp)
     assert {piece.keep for op in (first, second) for piece in op.dest} == {0, 1}  # stored, and added
     for op in (first, second):

@@ -15,7 +15,7 @@ from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_source import source
@@ -25,7 +25,7 @@ from tests.support.nvrtc import ARCHITECTURES, CPP17, Report, compile_cuda, in_p
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
-    tape = record(
+    tape = operations(
         Plan.parse(text if "vendor" in text else f"{text} > vendor"),
         Problem(size, size, size, dtype, alpha=alpha, beta=beta),
     )
