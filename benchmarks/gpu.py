@@ -32,7 +32,7 @@ import numpy as np
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, recorded
+from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded
 from fmm.tuner.devices.cuda import milliseconds
 from fmm.tuner.devices.cuda_operands import Operands, normal
 from fmm.tuner.environment import commit
@@ -354,7 +354,7 @@ def measured(
     """Every case, as long as there is time, and kept at once; kernels are compiled together, before."""
     began = time.perf_counter()
     content: dict[str, Any] = {"environment": environment(), "skipped": [], "rows": []}
-    prepare(tape for case in cases for tape in tapes(case))
+    compile_for(tape for case in cases for tape in tapes(case))
     print(f"kernels: {time.perf_counter() - began:.1f} s", flush=True)
     content["environment"]["overhead_microseconds"] = overhead()
     for case in cases:

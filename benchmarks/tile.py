@@ -33,6 +33,7 @@ from benchmarks.gpu import environment
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, STRATEGIES, Strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp, pointers
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, source
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -296,7 +297,7 @@ def scheme_kernels(dtype: str) -> list[TileKernel]:
     Left out: the kernel that does products in turns, which depends on the device and the size.
     """
     case = SCHEME_CASES[0]
-    tapes = (recorded(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
+    tapes = (operations(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
     ops = (op for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several))
     launched = (x for op in ops for x in (op.ops if isinstance(op, Several) and not op.at_once else (op,)))
     return list({op.kernel: 0 for op in launched})

@@ -21,8 +21,8 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """Limits of its compute capability, and what its own driver or datasheet says: Hz, bytes/s of global memory, bytes of
-    the second-level cache."""
+    """Limits of its compute capability, and what its own driver or datasheet says: Hz, bytes/s of global memory,
+    bytes of the second-level cache."""
 
     limits: Capability
     multiprocessors: int

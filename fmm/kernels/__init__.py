@@ -1,5 +1,6 @@
 """Schemes, step tables, plans and what runs them."""
 
+from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan is made)
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.step_table import StepError, StepTable, step_table, step_table_names

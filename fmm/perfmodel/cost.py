@@ -24,7 +24,6 @@ from fmm.kernels.plans.level_steps import Place, Recipe, Sum, Updating
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Level, Plan, PlanError
-from fmm.kernels.plans.workspace import LT_SCRATCH
 from fmm.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
@@ -119,7 +118,7 @@ class _Tally(NamedTuple):
 def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, units: _Units) -> _Tally:
     level = _level(plan, shape, alpha, beta)
     if level is None:
-        return _leaf(shape, units, LT_SCRATCH if plan.leaf.startswith("lt") else 0)
+        return _leaf(shape, units, plan.leaf_use.leaf.scratch)
     if plan.fused:
         level = _fused(plan, shape, beta)
     read, loads = units.traffic(level.read)
@@ -204,9 +203,8 @@ def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _
     first = plan.levels[0] if plan.levels else None
     if isinstance(first, Level) and (powers := _powers(first, shape, alpha, beta)):
         residues = tuple(side % parts for side, parts in zip(shape, first.size, strict=True))
-        leaf = (
-            plan.leaf if plan.tiled and not plan.rest.levels else VENDOR.leaf
-        )  # a product by the tiled kernel does sums on its way
+        # What the formulas count depends on the leaf only where sums are done inside its products.
+        leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
         if (formulas := _formulas(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.at(shape, plan.rest)
     recipe = _uncached(plan, *shape, alpha, beta)

@@ -8,12 +8,12 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from fmm.kernels.cuda.products.tile_sizes import DOUBLE, SUMMING, TUNED
+from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, SUMMING, TUNED
 from fmm.kernels.plans import fused_order
 from fmm.kernels.plans.level_steps import Recipe, Sum
 from fmm.kernels.plans.lower import lower, side
 from fmm.kernels.plans.memory_layout import ALIGN
-from fmm.kernels.plans.plan import Balanced, Level, Plan, leaf_parts
+from fmm.kernels.plans.plan import Balanced, Level, Plan
 from fmm.perfmodel.calibration import Rate
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem
@@ -105,27 +105,22 @@ def _together(plan: Plan) -> float:
 @lru_cache(maxsize=1024)
 def _tiles(plan: Plan, dtype: str) -> Tiles | None:
     """None where the vendor multiplies, or our own kernel about as fast."""
-    if not plan.tiled:
-        return None
-    from fmm.kernels.cuda.products.tiled import strategy_of
-    from fmm.kernels.cuda.record import GROUPED  # which a CPU has no need of
-
-    if dtype in GROUPED:
+    if not plan.timed_by_tiles or dtype not in plan.leaf_use.leaf.types_inside:
         return None
 
     last = plan.levels[-1] if plan.levels else None
     found = last.scheme if isinstance(last, Level) and last.fused else None
     usual = DOUBLE[0] if dtype == "float64" else SUMMING["float32"] if found else TUNED[0]
-    chosen = strategy_of(leaf_parts(plan.leaf)[0]) or usual
+    chosen = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
     if found is None:
         return Tiles(chosen.m_s, chosen.n_s)
     left, right, dest = (sum(c != 0 for row in x for c in row) / found.rank for x in (found.u, found.v, found.w))
     return Tiles(chosen.m_s, chosen.n_s, left, right, dest, found.rank)
 
 
-def aligned(problem: Problem) -> bool:
-    """Does every row begin at a multiple of ACCESS bytes?"""
-    return all(_rows(problem, ACCESS))
+def aligned(problem: Problem, unit: int) -> bool:
+    """Does every row begin at a multiple of so many bytes?"""
+    return all(_rows(problem, unit))
 
 
 @dataclass(frozen=True)

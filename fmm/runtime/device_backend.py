@@ -1,4 +1,5 @@
-"""Plans on CuPy's current device, one by one, for the tuner, tests and benchmarks: no choosing, no flag unless asked for."""
+"""Plans on CuPy's current device, one by one, for the tuner, tests and benchmarks: no choosing, no flag unless asked
+for."""
 
 from __future__ import annotations
 
@@ -65,8 +66,9 @@ class DeviceBackend:
         flag: int = 0,
         count: int = 0,
     ) -> None:
-        """C = alpha A B + beta C on device pointers. A list that was recorded with a flag is told its address, and that of
-        the host's count. Where the pointers are not aligned as the list was recorded for, it is recorded anew."""
+        """C = alpha A B + beta C on device pointers. A list that was recorded with a flag is told its address, and
+        that of the host's count. Where the pointers are not aligned as the list was recorded for, it is recorded
+        anew."""
         if stream is not None:
             with stream:
                 self.run(launches, a, b, c, workspace, None, flag, count)

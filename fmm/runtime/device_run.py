@@ -122,8 +122,8 @@ class StreamCall:
             player.play(own, stream)
 
     def _captured(self, addresses: Addresses) -> _Replay | None:
-        """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants more
-        memory of its own than was asked for."""
+        """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants
+        more memory of its own than was asked for."""
         products = list(self._products(addresses))
         if any(player.launches.vendor_lanes > self.launches.vendor_lanes for player, _ in products):
             return None

@@ -10,9 +10,10 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import Strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.products.tma import BulkOp, TensorMap, aligned, bulk_op
+from fmm.kernels.cuda.products.tma import BulkOp, bulk_op, rows_are_aligned
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
 from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
@@ -28,7 +29,7 @@ def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = S
     (op,) = tape.ops
     tiled = tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | Several)
-    assert aligned(tiled)
+    assert rows_are_aligned(tiled)
     made = bulk_op(tiled, s, multiprocessors)
     assert made is not None
     return made

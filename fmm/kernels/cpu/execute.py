@@ -47,8 +47,8 @@ def execute(
 
 @dataclass(frozen=True)
 class ArrayMachine:
-    """A machine on arrays: BLAS has no beta for sums, every sum is a step of its own, and products take turns (a backend
-    may still run them side by side)."""
+    """A machine on arrays: BLAS has no beta for sums, every sum is a step of its own, and products take turns (a
+    backend may still run them side by side)."""
 
     backend: Backend
     workspace: Workspace

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fmm.kernels.cuda.views import Factor, View, columns_contiguous, constant_distance, transposed_view
+from fmm.kernels.plans.leaf import LeafUse, leaf_use
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class GemmOp:
     @property
     def writes_result(self) -> bool:
         return self.dest.base == "C"
+
+    @property
+    def use(self) -> LeafUse:
+        return leaf_use(self.leaf)
 
     @property
     def by_vendor(self) -> GemmOp:

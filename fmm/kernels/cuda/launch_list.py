@@ -1,7 +1,7 @@
 """What a plan comes to on one chip: a straight list of launches of our own kernels and of the vendor's products.
 
-Sizes and temporaries are known beforehand, so every address is a base (A, B, C or the workspace) and an offset. A list is
-made once for a problem and then played: nothing is decided any more.
+Sizes and temporaries are known beforehand, so every address is a base (A, B, C or the workspace) and an offset. A
+list is made once for a problem and then played: nothing is decided any more.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class VendorCall:
 
     op: GemmOp
     label: str
+    does: Work = "product"
 
 
 Step = Launch | VendorCall | Turn

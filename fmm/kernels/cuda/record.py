@@ -1,6 +1,7 @@
 """Recording a plan: the walk's machine for a GPU notes operations, and for a chip it is decided what does each of them.
 
-Every address is known beforehand, because the steps of a level depend on sizes only and temporaries are taken like a stack.
+Every address is known beforehand, because the steps of a level depend on sizes only and temporaries are taken like a
+stack.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from fmm.kernels.cuda.gemm import gemm_op
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.fused import Blocks, Fused
-from fmm.kernels.cuda.products.tile_sizes import SUMMING
 from fmm.kernels.cuda.products.tiled import Several, TileOp, strategy_of, updating_op
 from fmm.kernels.cuda.recompute.recompute import recompute_launches
 from fmm.kernels.cuda.select import Target, select
 from fmm.kernels.cuda.sums.sum_launch import sum_op
 from fmm.kernels.cuda.views import View, constant_distance, operand_views
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum, Updating
 from fmm.kernels.plans.lower import grid
 from fmm.kernels.plans.memory_layout import leading, temporary_bytes
-from fmm.kernels.plans.plan import Level, Plan, PlanError, leaf_parts
+from fmm.kernels.plans.plan import Level, Plan, PlanError
 from fmm.kernels.plans.walk import Operands, Triple, walk
-from fmm.kernels.plans.workspace import LT_SCRATCH, workspace
+from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
 
 
@@ -63,31 +64,11 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
 @lru_cache(maxsize=1024)
 def operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
-    if plan.tiled and problem.dtype not in (types := tiled_types(plan)):
-        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(types)} there, not {problem.dtype}")
+    if problem.dtype not in plan.types:
+        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
     recorder = Recorder(problem.stored)
     walk(plan, dict(operand_views(problem)), recorder, problem.alpha, problem.beta)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
-
-
-TILED = tuple(SUMMING)  # types that the leaf `tile` multiplies, with sums inside if there are any
-GROUPED = ("float16", "bfloat16", "tf32")  # and those that it multiplies as they are, by Hopper's warpgroups
-# Those that it multiplies faster than the vendor: no other is considered unasked. (On an H200 float64 has 0.95 of
-# cuBLAS's speed, and 0.78 with its sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)
-PAYING = ("float32", "float16", "bfloat16")
-
-
-def pays(plan: Plan, dtype: str) -> bool:
-    """Is a plan's leaf `tile` considered unasked for this type?"""
-    return dtype in PAYING and dtype in tiled_types(plan)
-
-
-def tiled_types(plan: Plan) -> tuple[str, ...]:
-    """The types that a plan's leaf `tile` multiplies."""
-    leaf, last = leaf_parts(plan.leaf)[0], plan.levels[-1] if plan.levels else None
-    inside = isinstance(last, Level) and (last.fused or last.table is not None)
-    named = strategy_of(leaf)
-    return named.types if named else TILED if inside or leaf != "tile" else (*TILED, *GROUPED)
 
 
 class Recorder:
@@ -136,8 +117,8 @@ class Recorder:
                 self._scale(dest, beta)
             return
         alike = all(constant_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
-        (leaf, _), scratch = leaf_parts(leaf), self.used
-        self.peak = max(self.peak, scratch + LT_SCRATCH if leaf.startswith("lt") else 0)
+        scratch = self.used
+        self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.scratch)
         for batch in [products] if alike else [[p] for p in products]:
             self._note(gemm_op(leaf, batch, complex(alpha), complex(beta), self.itemsize, scratch))
 
@@ -148,15 +129,15 @@ class Recorder:
             for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
         )
         if any(x.rows and x.cols for x in writes):
-            leaf = leaf_parts(step.product.plan.leaf)[0]
-            self._note(updating_op(leaf, self.dtype, factors[0], factors[1], step.update.program, reads, writes))
+            use = step.product.plan.leaf_use
+            self._note(updating_op(use, self.dtype, factors[0], factors[1], step.update.program, reads, writes))
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         """A scheme's products, each with its sums inside: the steps of a sequential level, without temporaries."""
         level = plan.levels[0]
         assert isinstance(level, Level)
-        (m, k, n), strategy = level.size, strategy_of(leaf_parts(plan.leaf)[0])
+        (m, k, n), strategy = level.size, strategy_of(plan.leaf_use)
         parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [grid(x, operands[x].rows, operands[x].cols, p, level) for x, p in parts]
         views = [[self.part(operands[p.name], p) for p in blocks] for blocks in places]
@@ -208,5 +189,5 @@ def order_of_sums(steps: Recipe) -> dict[str, bool]:
     Along the inner dimension: A's rows, B's columns. Along the outer ones: A's columns, B's rows.
     """
     plans = {p.plan for p in steps.products}
-    wish = "" if any(plan.levels for plan in plans) else leaf_parts({plan.leaf for plan in plans}.pop())[1]
+    wish = "" if any(plan.levels for plan in plans) else plans.pop().leaf_use.order
     return {"inner": {"A": False, "B": True}, "outer": {"A": True, "B": False}}.get(wish, {})

@@ -1,11 +1,12 @@
 """What runs: for each operation of a plan, on a chip, which of our kernels with which tile, or the vendor and why.
 
-Decided here, when a plan is recorded, and nowhere else: launching only launches, and `explain` prints what was selected.
+Decided here, when a plan is recorded, and nowhere else: launching only launches, and `explain` prints what was
+selected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -19,7 +20,7 @@ from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tma import BulkOp, bulk_op, rows_are_aligned, tma_launch
 from fmm.kernels.cuda.products.wgmma import group_op, wgmma_launch
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_launch
-from fmm.kernels.plans.plan import leaf_parts
+from fmm.kernels.plans.plan_error import PlanError
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
 ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate
@@ -33,14 +34,15 @@ class TileModel(Protocol):
         ...
 
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> Strategy | None:
-        """The strategy by which the copy engine's kernel is faster than the tiled one with its own; None if it is not."""
+        """The strategy by which the copy engine's kernel is faster than the tiled one with its own; None if it is
+        not."""
         ...
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a plan is recorded for: a chip, how the operands' addresses are aligned, and whether a flag is raised where C is
-    given an inf or NaN."""
+    """What a plan is recorded for: a chip, how the operands' addresses are aligned, and whether a flag is raised
+    where C is given an inf or NaN."""
 
     chip: Chip
     tiles: TileModel
@@ -64,18 +66,34 @@ def select(op: SumOp | GemmOp | TileOp | Several, dtype: str, target: Target) ->
 
 def _gemm(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By the leaf: the vendor's call, tiles, or tiles of the tensor cores where they can be."""
-    leaf = leaf_parts(op.leaf)[0]
-    if leaf == "vendor":
-        return (VendorCall(op, _labelled("cuBLAS", op)),)
-    if not leaf.startswith("tile"):
-        return (VendorCall(op, _labelled(f"cuBLASLt, candidate {leaf[2:]}", op)),)
+    name = op.use.leaf.name
+    if name not in PRODUCTS:
+        raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
+    return PRODUCTS[name](op, dtype, target)
+
+
+def _vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
+    return (VendorCall(op, _labelled("cuBLAS", op)),)
+
+
+def _candidate(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
+    return (VendorCall(op, _labelled(f"cuBLASLt, candidate {op.use.number}", op)),)
+
+
+def _own(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+    """By tiles, or, for types whose sums are not inside, by the tensor cores; else by the vendor, who says why."""
     if dtype in SUMMING:
-        s = strategy_of(op.leaf) or SUMMING[dtype]
+        s = strategy_of(op.use) or SUMMING[dtype]
         return _tiles(tile_op(op, dtype, s), target)
     found = _by_warpgroups(op, dtype, target)
     if isinstance(found, Launch):
         return (found,)
     return (VendorCall(op.by_vendor, _labelled(f"cuBLAS, not {op.leaf}, because {found}", op)),)
+
+
+# By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
+Product = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
+PRODUCTS: dict[str, Product] = {"vendor": _vendor, "lt": _candidate, "tile": _own}
 
 
 def _labelled(name: str, op: GemmOp) -> str:

@@ -31,7 +31,7 @@ def rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
         yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", _does(plan, recipe), len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n) = largest.plan, largest.size
-    yield Row(plan.leaf, f"{m} x {k} x {n}", "one launch" if plan.leaf.startswith("tile") else "one BLAS call", 1, 0)
+    yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call, 1, 0)
 
 
 def _does(plan: Plan, recipe: Recipe) -> str:

@@ -302,7 +302,7 @@ class _Sizing:
         """A product by the tiled kernel does the sums on its way, if what they read and write is alike."""
         if product is None:
             self.steps += [tidied] if (tidied := update.tidied).writes else []
-        elif not product.plan.levels and product.plan.tiled and _alike((*update.reads[1:], *update.writes)):
+        elif _sums_inside(product.plan) and _alike((*update.reads[1:], *update.writes)):
             self.steps.append(Updating(product, update))
         else:
             self.steps += Updating(product, update).apart
@@ -328,6 +328,11 @@ class _Sizing:
             )
         self.held[name], self.kind[name] = place, kind
         return place
+
+
+def _sums_inside(plan: Plan) -> bool:
+    """Is it a leaf that can do sums in its products?"""
+    return not plan.levels and plan.leaf_use.leaf.sums_inside
 
 
 def _alike(places: Sequence[Place]) -> bool:

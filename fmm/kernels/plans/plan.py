@@ -28,40 +28,22 @@ memory, for all leaves.)
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
 from fmm.kernels.algorithms.catalogue import canonical, scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import StepTable, step_table, step_table_names
-from fmm.kernels.cuda.products.tile_sizes import PRESETS
 from fmm.kernels.plans.fused_order import TASKS
+from fmm.kernels.plans.leaf import LEAVES as LEAF_ROWS
+from fmm.kernels.plans.leaf import LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
+from fmm.kernels.plans.plan_error import PlanError as PlanError
 
 Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
 FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
-ORDERS = ("inner", "outer")
-PATHS = ("plain", "texture")
-FUSING = ("tile", *(f"tile.{s.name.lower()}" for s in PRESETS))  # may have sums inside
-TILES = (*FUSING, *(f"{tile}.{path}" for tile in FUSING for path in PATHS))
-_PRODUCTS = ("vendor", *(f"lt{i}" for i in range(32)), *TILES)
-LEAVES = tuple(f"{leaf}{order}" for order in ("", *(f".{o}" for o in ORDERS)) for leaf in _PRODUCTS)
-_VALID_LEAVES = (
-    f"vendor, lt0 to lt31, each with .inner or .outer after it or without; {', '.join(FUSING)} too, "
-    f"also with .{' or .'.join(PATHS)} after the name"
-)
-
-
-class PlanError(ValueError):
-    """A plan that cannot be read, or that cannot run on the given problem."""
-
-
-def leaf_parts(leaf: str) -> tuple[str, str]:
-    """Who multiplies, and how the leaf wants its operands to lie ("": as they do)."""
-    product, _, order = leaf.rpartition(".")
-    return (product, order) if order in ORDERS else (leaf, "")
 
 
 def _choice(what: str, value: object, valid: tuple[str, ...]) -> None:
@@ -123,6 +105,11 @@ class Level:
         return self.traversal == "fused" and self.fringe != "peel"
 
     @property
+    def sums_inside(self) -> bool:
+        """Are sums done inside its products, if the leaf can?"""
+        return self.fused or self.table is not None
+
+    @property
     def lanes(self) -> int:
         """How many of its products may run at a time, of whole blocks (a peeled level has strips besides)."""
         return 2 if self.traversal == "overlapped" and self.products > 1 else 1
@@ -172,19 +159,17 @@ class Plan:
 
     levels: tuple[Level | Balanced, ...] = ()
     leaf: str = "vendor"
+    leaf_use: LeafUse = field(init=False, repr=False, compare=False)  # what that text says
 
     def __post_init__(self) -> None:
-        if self.leaf not in LEAVES:
-            raise PlanError(f"unknown leaf {self.leaf!r}; valid: {_VALID_LEAVES}")
+        object.__setattr__(self, "leaf_use", leaf_use(self.leaf))
         lanes = [level for level in self.levels if isinstance(level, Level) and level.side_by_side]
         if len(lanes) > 1:
             what = "overlapped" if lanes[1].traversal == "overlapped" else "side by side"
             raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be {what}")
         fused = [level for level in self.levels if isinstance(level, Level) and level.traversal == "fused"]
-        if fused and (fused[0] is not self.levels[-1] or leaf_parts(self.leaf)[0] not in FUSING):
-            raise PlanError(
-                f"{fused[0]}: only the last level can be fused, into the leaf tile (without .plain or .texture)"
-            )
+        if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses):
+            raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves()}")
 
     @property
     def rest(self) -> Plan:
@@ -198,9 +183,20 @@ class Plan:
         return isinstance(first, Level) and first.fused
 
     @property
-    def tiled(self) -> bool:
-        """Does this package's own kernel do the leaf products?"""
-        return leaf_parts(self.leaf)[0] in TILES
+    def timed_by_tiles(self) -> bool:
+        """Is the time of its leaf products told by the tiles in which they are computed?"""
+        return self.leaf_use.leaf.time_formula == "tiles"
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """That the leaf multiplies, with sums inside its products if the last level wants them there."""
+        last = self.levels[-1] if self.levels else None
+        return self.leaf_use.types(isinstance(last, Level) and last.sums_inside)
+
+    def considered_for(self, dtype: str) -> bool:
+        """Is it compared for this type without anybody's asking for it?"""
+        considered = self.leaf_use.leaf.considered
+        return dtype in self.types and (considered is None or dtype in considered)
 
     @property
     def depth(self) -> int:
@@ -267,11 +263,12 @@ def _usual_fringe(algorithm: str, traversal: Traversal) -> str:
 _BALANCED = re.compile(r"balanced(?:\(([^()]*)\))?")
 
 
+@LEAF_ROWS.forgets
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Plan:
     *levels, leaf = (part.strip() for part in text.split(">"))
-    if leaf not in LEAVES:
-        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {_VALID_LEAVES}")
+    if leaf not in leaf_uses():
+        raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")
     found = tuple(_parse_level(part, text) for part in levels)
     try:
         return Plan(found, leaf)

@@ -6,11 +6,11 @@ from functools import lru_cache
 from math import prod
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.leaves import LT_SCRATCH as LT_SCRATCH  # for kernels/cuda, until it asks the leaf
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Level, Plan, PlanError
 
-LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
 
 
@@ -22,7 +22,7 @@ def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coeffici
     """
     recipe = None if plan.fused else lower(plan, m, k, n, alpha, beta)
     if recipe is None:
-        return LT_SCRATCH if plan.leaf.startswith("lt") else 0
+        return plan.leaf_use.leaf.scratch
     own = sum(temporary_bytes(rows, cols, itemsize) for _, rows, cols in recipe.temporaries)
     inner = {(p.plan, *p.size, p.accumulate) for p in recipe.products}
     return own + recipe.lanes * max((workspace(p, *size, itemsize, 1, int(acc)) for p, *size, acc in inner), default=0)

@@ -18,7 +18,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fmm.kernels.cuda.record import pays
 from fmm.kernels.plans.plan import Level, Plan
 
 MOST = 16  # processes
@@ -37,7 +36,7 @@ def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     covering = _covering(plans)
     for dtype in dtypes:
         for plan in covering:
-            for size in SIZES if not plan.tiled or pays(plan, dtype) else ():
+            for size in SIZES if plan.considered_for(dtype) else ():
                 for label in LABELS if weight(plan) >= HEAVY else ("",):
                     yield dtype, str(plan), size, label
 

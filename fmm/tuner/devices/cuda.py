@@ -15,10 +15,7 @@ import numpy as np
 
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.cuda.products.tiled import Several, TileOp
-from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
@@ -39,7 +36,7 @@ LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
 IDLE, HEAT = 0.004, 40.0
 LT = ("lt0", "lt1", "lt2", "lt3")  # of cuBLASLt's candidates for a whole product, as many as are tried
 ROWS = 16  # rows of a result that are checked
-PARTS: Mapping[str, Any] = {"sums": SumOp, "products": (GemmOp, TileOp, Several)}
+PARTS: Mapping[str, Work] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
@@ -149,8 +146,8 @@ class CudaSession:
             if run.part == "whole" and run.plan != VENDOR:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
-            ops = tuple(op for op in whole.ops if kept is None or isinstance(op, kept))
-            self._tapes[run] = whole if kept is None else replace(whole, ops=ops, lanes=(0,) * len(ops))
+            steps = tuple(step for step in whole.steps if not isinstance(step, Turn) and step.does == kept)
+            self._tapes[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None

@@ -11,6 +11,7 @@ import pytest
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
@@ -336,7 +337,8 @@ def test_the_math_mode_is_given_back(cupy: Any) -> None:
     for mode, math in product((0, 3), ("ieee", "tf32")):
         cublas.setMathMode(handle, mode)
         try:
-            c = DeviceBackend(math=math).multiply("strassen.batched.pad16 > vendor", a, a)  # type: ignore[arg-type]
+            kind = {"ieee": "float32", "tf32": "tf32"}[math]
+            c = DeviceBackend().multiply("strassen.batched.pad16 > vendor", a, a, dtype=kind)
             assert cublas.getMathMode(handle) == mode
         finally:
             cublas.setMathMode(handle, 0)
@@ -369,7 +371,7 @@ def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
     for text, dtype in product(
         ("winograd.batched.pad16", "strassen^2.batched.pad16"), ("float32", "float64", "bfloat16")
     ):
-        tape = recorded(Plan.parse(f"{text} > vendor"), Problem(512, 512, 512, dtype))
+        tape = operations(Plan.parse(f"{text} > vendor"), Problem(512, 512, 512, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
             kernel = cupy.RawModule(code=source(op.kernel, op.access), options=("--std=c++17",)).get_function(ENTRY)
             assert kernel.local_size_bytes <= 16, (text, dtype, op.label)

@@ -20,7 +20,7 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
-from fmm.kernels.cuda.operations import OperationList
+from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tiled import TileOp
 from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
@@ -172,7 +172,7 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
     memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
     memory["W"] = buffer(tape.workspace)
-    kept: list[tuple[int, Op]] = []
+    kept: list[tuple[int, Operation]] = []
     between, start = False, 0
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
         if isinstance(op, Turn):

@@ -19,7 +19,7 @@ from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.views import Factor
-from fmm.kernels.plans.workspace import LT_SCRATCH
+from fmm.kernels.leaves import LT_SCRATCH
 
 Math = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
@@ -42,10 +42,11 @@ class Gemm(Protocol):
 def gemm(op: GemmOp, dtype: str, divides: Mapping[str, int]) -> Gemm:
     """The call of a leaf product; `divides`: a power of two that divides each base's address."""
     kind = DTYPES[dtype]
-    if op.leaf == "vendor":
+    number = op.use.number
+    if number is None:
         return _Gemm(op, DTYPES[kind.stored])
     alignments = [alignment(x, kind.itemsize, divides[x.base]) for x in op.pieces]
-    return _LtGemm(op, kind, int(op.leaf[2:]), alignments)
+    return _LtGemm(op, kind, number, alignments)
 
 
 def alignment(x: Factor, itemsize: int, grain: int) -> int:

@@ -1,4 +1,5 @@
-"""A launch of one of our kernels made ready on a device: compiled, its tensor maps encoded, the driver's call at hand."""
+"""A launch of one of our kernels made ready on a device: compiled, its tensor maps encoded, the driver's call at
+hand."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ class Player:
         self._set_slots()
         self._parameters = _Parameters([call.words for call in self.calls])
         steps = list(self._steps())
-        self._first = list(takewhile(lambda step: isinstance(step, _Started), steps))
+        leading = takewhile(lambda step: isinstance(step, _Started), steps)
+        self._first = [step.start for step in leading if isinstance(step, _Started)]
         self._rest = steps[len(self._first) :]
 
     def _set_slots(self) -> None:
@@ -120,8 +121,8 @@ class Player:
     def play(
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None = None, scratch: int = 0
     ) -> None:
-        """Every launch and call, in order, on its lane, on the current device. While the stream is captured: counters of
-        the graph's own, and `scratch`, memory for cuBLAS, GRAPH_SCRATCH bytes for each lane that calls it.
+        """Every launch and call, in order, on its lane, on the current device. While the stream is captured: counters
+        of the graph's own, and `scratch`, memory for cuBLAS, GRAPH_SCRATCH bytes for each lane that calls it.
 
         The first sums are on their way before cuBLAS is set up: an idle device starts some microseconds earlier.
         """
@@ -130,8 +131,8 @@ class Player:
         if counters is None:
             counters = self._stream_counters(lanes) if self._counting else ()
         blocks = iter(self._filled(addresses, counters).addresses)
-        for step in self._first:
-            step.start(stream, next(blocks), 0)
+        for start in self._first:
+            start(stream, next(blocks), 0)
         calling = lanes[: self.launches.vendor_lanes]
         before = [begin(lane, self.math) for lane in calling]
         try:

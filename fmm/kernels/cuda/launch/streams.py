@@ -1,7 +1,7 @@
 """Lanes: the streams on which the steps of a launch list run side by side.
 
-The first is the caller's stream. Every other has a stream and a cuBLAS handle of its own; its work starts after, and ends
-before, the caller's stream goes on.
+The first is the caller's stream. Every other has a stream and a cuBLAS handle of its own; its work starts after, and
+ends before, the caller's stream goes on.
 """
 
 from __future__ import annotations

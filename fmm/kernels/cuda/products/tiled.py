@@ -29,6 +29,7 @@ from fmm.kernels.cuda.products.tiled_source import (
     source,
 )
 from fmm.kernels.cuda.views import Lines, Piece, View
+from fmm.kernels.plans.leaf import LeafUse
 
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
@@ -177,8 +178,8 @@ def pointers(op: TileOp | Several) -> range:
 
 
 def fitted(op: TileOp | Several, chip: Chip) -> TileOp | Several:
-    """With another strategy where its own does not do on a chip: shared memory is too small, or float64 is multiplied by
-    threads alone, which have registers for small tiles only."""
+    """With another strategy where its own does not do on a chip: shared memory is too small, or float64 is multiplied
+    by threads alone, which have registers for small tiles only."""
     if isinstance(op, Several):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted(y, chip), TileOp)))
     names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
@@ -243,15 +244,15 @@ Terms = Sequence[tuple[float, View]]
 PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
-def strategy_of(leaf: str) -> Strategy | None:
+def strategy_of(use: LeafUse) -> Strategy | None:
     """What the leaf `tile.huge` and the like compiles; `tile` leaves the choice open."""
-    names = [part for part in leaf.split(".")[1:] if part not in PATHS]
-    return strategy(names[0]) if names else None
+    named = [option for option in use.options if option not in PATHS]
+    return strategy(named[0]) if named else None
 
 
-def paths_of(leaf: str) -> tuple[Path, Path]:
+def paths_of(use: LeafUse) -> tuple[Path, Path]:
     """How the leaf's tiles come to shared memory: `tile.gpu8.texture` and the like say it."""
-    return PATHS.get(leaf.rpartition(".")[2], ("async", "async"))
+    return next((PATHS[option] for option in use.options if option in PATHS), ("async", "async"))
 
 
 def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
@@ -275,7 +276,7 @@ def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, up
 
 
 def updating_op(
-    leaf: str, dtype: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
+    leaf: LeafUse, dtype: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
 ) -> TileOp:
     """One product and what a step table's kernel makes of it: `update` over it and the reads."""
     s, turned, k = strategy_of(leaf), writes[0].right != 1, min(left.cols, right.rows)

@@ -15,13 +15,13 @@ from fmm.kernels.cuda.views import Factor, Lines, Piece
 def tile_op(op: GemmOp, dtype: str, s: Strategy) -> TileOp:
     """The product by tiles of this strategy: C^T = B^T A^T is the same memory with the operands swapped."""
     left, right, along = sides(op)
-    kernel = TileKernel(s, dtype, along=along, paths=paths_of(op.leaf))
+    kernel = TileKernel(s, dtype, along=along, paths=paths_of(op.use))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = Piece(left.base, left.offset, op.n, op.k)
     b = Piece(right.base, right.offset, op.k, op.m)
     c = Piece(op.dest.base, op.dest.offset, op.n, op.m, alpha, beta)
     u, v, w = (Lines(x.leading, x.stride) for x in (left, right, op.dest))
-    return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=strategy_of(op.leaf) is None)
+    return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=strategy_of(op.use) is None)
 
 
 def sides(op: GemmOp) -> tuple[Factor, Factor, tuple[Along, Along]]:

@@ -1,8 +1,8 @@
 """Flags on a device: one for each stream and thread, raised by what writes an inf or NaN to C.
 
-Nothing here waits for the device. A flag is raised and lowered on its stream; how often a product had to be computed again
-is counted in host memory that the device writes, and read at later calls: such data tend to come again, so the next few
-products on that stream are left to the vendor.
+Nothing here waits for the device. A flag is raised and lowered on its stream; how often a product had to be computed
+again is counted in host memory that the device writes, and read at later calls: such data tend to come again, so the
+next few products on that stream are left to the vendor.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _lock = threading.Lock()
 def stream_flag(device: int, stream: int) -> StreamFlag:
     """This thread's flag on a stream of the current device.
 
-    Two threads that use one stream have a flag each: their launches may alternate, so that what one thread computes again
-    would lower the flag that the other one's plan has raised.
+    Two threads that use one stream have a flag each: their launches may alternate, so that what one thread computes
+    again would lower the flag that the other one's plan has raised.
     """
     key = device, stream, threading.get_ident()
     found = _flags.get(key)

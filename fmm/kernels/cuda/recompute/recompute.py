@@ -1,8 +1,9 @@
 """Computing again: a fast product with inf or NaN is computed once more in the classical order, on the device.
 
-Whatever writes C raises a flag where it stores an inf or NaN; the launches here come after a plan's own, look at the flag
-and return at once if it is down. By the tiled kernel (recompute_tiled.cuh) or, for types that are not in TILED_AGAIN, by a
-simple one (recompute_simple.cuh). The host is never asked: it reads a count in its own memory at some later call.
+Whatever writes C raises a flag where it stores an inf or NaN; the launches here come after a plan's own, look at the
+flag and return at once if it is down. By the tiled kernel (recompute_tiled.cuh) or, for types that are not in
+TILED_AGAIN, by a simple one (recompute_simple.cuh). The host is never asked: it reads a count in its own memory at
+some later call.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def may_differ(plan: Plan) -> bool:
 
 
 def recompute_launches(problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
-    """What follows a plan's own launches; `unseen`: is C written by what raises no flag? Then it is looked through first.
+    """What follows a plan's own launches; `unseen`: is C written by what raises no flag? Then it is looked through
+    first.
 
     (What is computed again has neither alpha nor beta.)
     """
@@ -62,8 +64,8 @@ def _simple_launch(problem: Problem, entry: str, chip: Chip) -> Launch:
 
 
 def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
-    """struct Again of recompute_tiled.cuh: a tiled product's parameters, whose flag comes last, and the host's count. As
-    many thread blocks as run at a time take the tiles in turns."""
+    """struct Again of recompute_tiled.cuh: a tiled product's parameters, whose flag comes last, and the host's count.
+    As many thread blocks as run at a time take the tiles in turns."""
     op = again(problem)
     aligned = all(alignment[x.base] % WIDE == 0 for x in op.pieces)
     parameters = op.parameters + bytes(8)

@@ -17,11 +17,12 @@ from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import OperationList
-from fmm.kernels.cuda.record import _Recorder, operations
+from fmm.kernels.cuda.record import Recorder, operations
 from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID, Array, SumOp
 from fmm.kernels.cuda.views import Factor, View, operand_views
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.walk import walk
 from fmm.problem import Layout, Problem
 
 PLANS = tuple(
@@ -190,7 +191,7 @@ class Taken(NamedTuple):
     stop: int
 
 
-class Watched(_Recorder):
+class Watched(Recorder):
     """Notes which temporaries are alive while each operation is recorded."""
 
     def __init__(self, dtype: str) -> None:
@@ -198,16 +199,16 @@ class Watched(_Recorder):
         self.alive: list[Taken] = []
         self.seen: list[tuple[Any, tuple[Taken, ...]]] = []
 
-    def _take(self, rows: int, cols: int, fortran: bool) -> View:
+    def take(self, rows: int, cols: int, fortran: bool) -> View:
         # What lies beyond the top of the stack has been given back; the other lane's temporaries lie beyond it too.
         start = self.used
         self.alive = [t for t in self.alive if t.stop <= start]
-        view = super()._take(rows, cols, fortran)
+        view = super().take(rows, cols, fortran)
         self.alive.append(Taken(self.lane, start, self.used))
         return view
 
-    def _emit(self, *ops: Any) -> None:
-        super()._emit(*ops)
+    def _note(self, *ops: Any) -> None:
+        super()._note(*ops)
         self.seen += [(op, tuple(t for t in self.alive if t.stop <= self.used)) for op in ops]
 
 
@@ -240,7 +241,7 @@ def _elements(x: Factor, i: int, shape: tuple[int, int], item: int) -> Any:
 def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan: Plan) -> None:
     """Every access to the workspace lies in one living temporary, and no two of them share a byte."""
     watched = Watched(problem.stored)
-    watched.execute(plan, operand_views(problem), problem.alpha, problem.beta)
+    walk(plan, dict(operand_views(problem)), watched, problem.alpha, problem.beta)
     assert watched.peak == operations(plan, problem).workspace
     for op, alive in watched.seen:
         ordered = sorted(alive, key=lambda t: t.start)

@@ -21,9 +21,9 @@ FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, 
 
 @pytest.fixture(autouse=True)
 def _engine() -> None:
-    from fmm.kernels.cuda.launch.tma_call import has_engine
+    from fmm.kernels.cuda.launch.device_facts import chip
 
-    if not has_engine(cupy.cuda.runtime.getDevice()):
+    if not chip(cupy.cuda.runtime.getDevice()).has_copy_engine:
         pytest.skip("this device's copy engine brings no tiles: compute capability 9.0 is the first that does")
 
 
@@ -64,14 +64,12 @@ def test_products_of_any_size(plan: str, orders: str) -> None:
 
 
 def test_the_engine_is_used() -> None:
-    from fmm.kernels.cuda.launch.tma_call import chosen
+    from fmm.runtime.device_backend import recorded
 
-    aligned = dict.fromkeys("ABCW", 256)
-    (op,) = recorded(Plan.parse(FUSED), Problem(1536, 1536, 1536, "float32")).ops
-    made = chosen(op, 0, aligned)  # type: ignore[arg-type]
-    assert made is not None
-    assert len(made.parts) >= 7
-    assert chosen(op, 0, aligned | {"A": 4}) is None  # type: ignore[arg-type]
+    plan, problem = Plan.parse(FUSED), Problem(1536, 1536, 1536, "float32")
+    (launch,) = recorded(plan, problem).launches
+    assert "gemm_tma" in launch.label and "7 products in one launch" in launch.label
+    assert not any("gemm_tma" in x.label for x in recorded(plan, problem, alignment=(4, 256, 256, 256)).launches)
 
 
 @pytest.mark.parametrize("size", [(1536, 1536, 1536), (2560, 2560, 2560), (520, 8192, 300)])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import Launch, Turn
+from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from fmm.runtime.device_backend import recorded
@@ -20,14 +21,13 @@ pytestmark = pytest.mark.gpu
 # What a result is off by, relative to the product of absolute values: what is stored is rounded, TF32 before.
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-9}
 POISON = 0xFF
-ALIGNED = dict.fromkeys("ABCW", 256)
 
 
 @pytest.fixture(autouse=True)
 def _groups() -> None:
-    from fmm.kernels.cuda.launch.wgmma_call import has_groups
+    from fmm.kernels.cuda.launch.device_facts import chip
 
-    if not has_groups(cupy.cuda.runtime.getDevice()):
+    if not chip(cupy.cuda.runtime.getDevice()).has_warpgroups:
         pytest.skip("only compute capability 9.0 has warpgroups that multiply")
 
 
@@ -95,13 +95,14 @@ def check(
     assert c.untouched()
 
 
-def used(plan: str, problem: Problem, grain: dict[str, int] = ALIGNED) -> list[bool]:
+def used(plan: str, problem: Problem, alignment: Alignment = ALIGNED) -> list[bool]:
     """Does the kernel make the products, each of them?"""
-    from fmm.kernels.cuda.launch.wgmma_call import group_call
+    from fmm.runtime.device_backend import recorded
 
-    products = [op for op in recorded(Plan.parse(plan), problem).ops if isinstance(op, GemmOp)]
+    steps = recorded(Plan.parse(plan), problem, alignment=alignment).steps
+    products = [step for step in steps if not isinstance(step, Turn) and step.does == "product"]
     assert products
-    return [group_call(op, problem.dtype, 0, grain) is not None for op in products]
+    return [isinstance(step, Launch) and "gemm_wgmma" in step.label for step in products]
 
 
 def picked(pick: random.Random, order: str, unit: int) -> tuple[int, int, int]:
@@ -127,7 +128,7 @@ def test_what_the_kernel_cannot_do_the_vendor_does(dtype: str) -> None:
     check("tile", (256, 128, 101), dtype, "CFC")  # rows of C that end anywhere
     usual = Problem(512, 512, 512, dtype)
     assert used("tile", usual) == [dtype != "tf32"]
-    assert used("tile", usual, ALIGNED | {"A": 2}) == [False]
+    assert used("tile", usual, (2, *ALIGNED[1:])) == [False]
     assert used("tile", Problem(512, 512, 512, dtype, beta=2)) == [False]
 
 

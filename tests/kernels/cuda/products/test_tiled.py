@@ -106,7 +106,7 @@ def fits(made: TileKernel, architecture: str) -> TileKernel:
     """What is launched there."""
     digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
     op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
-    return fitted(op, limits(architecture).shared_per_block, int(digits) >= 80).kernel
+    return fitted(op, replace(H200, limits=limits(architecture), version=int(digits))).kernel
 
 
 def test_a_strategy_that_does_not_fit_is_replaced() -> None:

@@ -16,12 +16,13 @@ from fmm.kernels.cuda.products.tile_sizes import BULK, SUMMING_BULK, Strategy
 from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
-from fmm.kernels.cuda.products.tma import SHARED, BulkOp, aligned, best_bulk, bulk_op, makespan, parts_of
+from fmm.kernels.cuda.products.tma import SHARED, BulkOp, bulk_op, makespan, parts_of, rows_are_aligned
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
 from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_time import GEMM, seconds
+from fmm.perfmodel.tile_choice import best_bulk
 from fmm.problem import Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
@@ -218,9 +219,9 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
         assert isinstance(found, Several | GemmOp)
         return tile_op(found, H200, "float32") if isinstance(found, GemmOp) else found
 
-    assert not aligned(op("tile", 257))
-    assert not aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
-    assert aligned(op("strassen.fused > tile", 264))
+    assert not rows_are_aligned(op("tile", 257))
+    assert not rows_are_aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
+    assert rows_are_aligned(op("strassen.fused > tile", 264))
     assert bulk_op(op("winograd.fused > tile", 256), SUMMING_BULK, SMS) is None  # sums of two, three and four blocks
     assert bulk_op(op("strassen^2.fused > tile", 256), SUMMING_BULK, SMS) is None  # no room for four copies
 
