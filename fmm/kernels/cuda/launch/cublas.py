@@ -49,6 +49,12 @@ def gemm(op: GemmOp, dtype: str, divides: Mapping[str, int]) -> Gemm:
     return _LtGemm(op, kind, number, alignments)
 
 
+def _scalars(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
+    """alpha and beta as the library reads them."""
+    pair = np.array([op.alpha, op.beta], np.complex128)
+    return (pair if np.dtype(dtype).kind == "c" else pair.real).astype(dtype)
+
+
 def alignment(x: Factor, itemsize: int, grain: int) -> int:
     """A power of two that divides the addresses of all rows or columns of an operand."""
     return gcd(grain, x.offset, x.leading * itemsize, x.stride * itemsize)
@@ -155,7 +161,7 @@ class _Gemm:
         call = _FUNCTIONS[type_.name]
         name = call.plain if op.count == 1 else call.batched
         self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
-        self.scalars = np.array([op.alpha, op.beta]).astype(type_.scalar)  # the host's copies, read at the call
+        self.scalars = _scalars(op, type_.scalar)  # the host's copies, read at the call
         alpha = self.scalars.ctypes.data
         kind = (type_.cuda_type,) if call.any_type else ()
         factors = (op.left, op.right, op.dest)
@@ -220,7 +226,7 @@ class _LtGemm:
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
         self.library, self.handle = _lt()
-        self.scalars = np.array([op.alpha, op.beta]).astype(types.scalar)
+        self.scalars = _scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)
         self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
