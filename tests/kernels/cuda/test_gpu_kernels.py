@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -292,7 +293,13 @@ def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
     n = 64
     a = cupy.full((n, n), 100, np.float16)
     c = cupy.empty_like(a)
-    tape = recorded(Plan.parse("winograd.batched.pad16 > vendor"), Problem(n, n, n, "float16"))
+    whole = recorded(Plan.parse("winograd.batched.pad16 > vendor"), Problem(n, n, n, "float16"), flagged=True)
+    # What computes the product again lowers the flag at its end: left out, the flag is seen as the sums left it.
+    steps = [
+        (x, lane) for x, lane in zip(whole.steps, whole.lanes, strict=True) if getattr(x, "does", "") != "recompute"
+    ]
+    assert len(steps) < len(whole.steps)
+    tape = replace(whole, steps=tuple(x for x, _ in steps), lanes=tuple(lane for _, lane in steps))
     workspace = cupy.empty(tape.workspace, np.uint8)
     for scale, raised in ((1, 1), (0.01, 0)):
         x = (a * np.float16(scale)).astype(np.float16)  # 64 * 100 * 100 is beyond 65504
