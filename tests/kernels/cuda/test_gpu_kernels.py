@@ -362,7 +362,7 @@ def test_subnormal_numbers_count(cupy: Any, backend: Any, plan: str, dtype: str)
 
 
 def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
-    """What this device's compiler made. That of tests/test_cuda_source.py has nothing in local memory; other versions
+    """What this device's compiler made. That of test_sum_source.py has nothing in local memory; other versions
     miss that by a few bytes here and there, which cost nothing."""
     from fmm.kernels.cuda.sums.sum_source import ENTRY, source
 

@@ -13,14 +13,13 @@ from math import prod
 from typing import Any
 
 from fmm.dtypes import DTYPES, STORED
-from fmm.kernels.cuda.device_code.read import text
+from fmm.kernels.cuda.device_code.read import expanded
 from fmm.kernels.cuda.launch_list import TILED, Op, Tape
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp, pointers
 from fmm.kernels.cuda.products.tiled_gemm import is_tiled, tile_op
 from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.sums.sum_source import FILES
 from fmm.kernels.plans.plan import Level, Plan
 from fmm.problem import Layout, Problem
 
@@ -143,14 +142,15 @@ def source(dtype: str) -> str:
     each = 8 if element.registers == 1 else 4
     parameter = "(const __grid_constant__ fmm::classical::Rescue p)"
     lines = [
-        *map(text, (*FILES, "nonfinite_flag.cuh", "recompute_simple.cuh")),
+        '#include "recompute_simple.cuh"',
+        "",
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
         f"{RESCUE}{parameter} {{ fmm::classical::rescue<{element.cpp}, {each}>(p); }}",
         "",
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
         f"{SCAN}{parameter} {{ fmm::classical::scan<{element.cpp}>(p); }}",
     ]
-    return "\n".join(lines) + "\n"
+    return expanded("\n".join(lines) + "\n")
 
 
 def sources() -> dict[str, str]:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fmm import problem as shapes
-from fmm.hardware.datasheets import device
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.cuda.launch_list import Op, Tape, Turn
 from fmm.kernels.cuda.products.gemm import GemmOp
@@ -27,12 +26,10 @@ from fmm.kernels.plans.variants import FIGURE_6, Operands, listed, name, operand
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
-from fmm.perfmodel.papers.huang_blocks import chip
 from fmm.perfmodel.work import counted
 from fmm.problem import Layout, Problem
-from tests.kernels.cuda.test_record import _buffer, _matrices, play
-
-H200 = chip(device("H200"))
+from tests.support.chips import H200
+from tests.support.launch_lists import buffer, matrices, play
 
 OPTIONS = ((), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants"))
 ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
@@ -245,8 +242,8 @@ def test_lanes_may_run_in_any_order(text: str) -> None:
     """Exact on small integers, whichever lane is first; beta = 0 reads nothing of C, which is NaN."""
     for problem, turn in product(problems(), (1, -1)):
         tape = record(Plan.parse(f"{text} > tile"), problem)
-        memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
-        memory["W"], before = _buffer(tape.workspace), c.astype(np.float64)
+        memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
+        memory["W"], before = buffer(tape.workspace), c.astype(np.float64)
         order = tuple(range(tape.lanes_used))[::turn]
         ops = [tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op for op in in_lane_order(tape, order)]
         assert len(ops) == len(tape.ops)

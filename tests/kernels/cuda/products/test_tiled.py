@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from dataclasses import replace
-from functools import cache
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fmm.hardware.capability import Capability, capability
-from fmm.hardware.datasheets import device
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.products.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
 from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
+from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, added, source
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -31,13 +25,13 @@ from fmm.kernels.plans.variants import FIGURE_6
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_time import GEMM, registers, resident
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.papers.huang_blocks import chip
 from fmm.problem import Layout, Problem
-from tests.kernels.cuda.sums.test_sum_host import SANITIZER
-from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, in_parallel, nvrtc, report
+from tests.support.chips import H200
+from tests.support.host_compiler import required_compiler
+from tests.support.nvrtc import ARCHITECTURES, in_parallel, nvrtc, report
+from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats
 
 FLOAT32 = (*STRATEGIES, *TUNED)
-H200 = chip(device("H200"))
 MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coefficients, four steps of a line at once
 
 
@@ -126,200 +120,24 @@ def test_a_strategy_that_does_not_fit_is_replaced() -> None:
 
 # ---- on the host: the threads of a block take turns
 
-# Compiled once: runs a block's threads. Kernels go without the library's headers, which take most of the time.
-BLOCK = r"""
-#include <setjmp.h>
-#include <ucontext.h>
-struct Dim { unsigned x, y, z; };
-Dim blockIdx, gridDim, threadIdx;
-
-// A thread runs until it has to wait for others. Then it is another's turn, in an order that changes, and for some time
-// half of the warps have none: so who reads what nobody has written yet, for want of a barrier, is found out.
-constexpr unsigned STACK = 1 << 16, MOST = 1024;
-struct Thread {
-    ucontext_t start;
-    jmp_buf here;
-    bool begun, done;
-    char* stack;
-};
-static Thread threads[MOST];
-static jmp_buf next_turn;
-struct Barrier {
-    unsigned size = 32, arrived = 0, times = 0;
-    void wait() {
-        const unsigned before = times;
-        if (++arrived == size) arrived = 0, ++times;
-        while (times == before)
-            if (!_setjmp(threads[threadIdx.x].here)) _longjmp(next_turn, 1);
-    }
-};
-static Barrier everyone, warps[MOST / 32];
-extern "C" void meet() { everyone.wait(); }
-extern "C" void meet_warp() { warps[threadIdx.x / 32].wait(); }
-
-static void (*kernel)(const void*);
-static const void* told;
-static void thread() {
-    kernel(told);
-    threads[threadIdx.x].done = true;
-    _longjmp(next_turn, 1);
-}
-static bool take_turns(unsigned count) {
-    static unsigned random = 1, turns, held, i, left;
-    static unsigned step;  // shares no factor with counts, which are powers of two, maybe times 3: each thread is met
-    random = random * 1664525 + 1013904223;
-    step = random >> 16 | 1;
-    while (step % 3 == 0) step += 2;
-    if (turns++ % 64 == 0) held = random >> 16;
-    for (i = left = 0; i < count; ++i) {
-        threadIdx.x = (random >> 8 & 1023) + i * step;
-        threadIdx.x %= count;
-        Thread& mine = threads[threadIdx.x];
-        if (mine.done) continue;
-        ++left;
-        if (held >> threadIdx.x / 32 % 16 & 1) continue;
-        if (_setjmp(next_turn)) continue;
-        if (mine.begun) _longjmp(mine.here, 1);
-        mine.begun = true;
-        setcontext(&mine.start);
-    }
-    return left;
-}
-static void run_block(unsigned count) {
-    everyone = {count};
-    for (Thread* t = threads; t < threads + count; ++t) {
-        Thread& x = *t;
-        x.stack = x.stack ? x.stack : new char[STACK];
-        x.begun = x.done = false;
-        getcontext(&x.start);
-        x.start.uc_stack.ss_sp = x.stack, x.start.uc_stack.ss_size = STACK;
-        makecontext(&x.start, thread, 0);
-    }
-    while (take_turns(count)) {}
-}
-extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count) {
-    kernel = entry, told = parameters;
-    gridDim = {unsigned(blocks), 1, unsigned(products)};
-    for (unsigned i = 0; i < blocks * products; ++i) {
-        blockIdx = {i % blocks, 0, i / blocks};
-        run_block(count);
-    }
-}
-"""
-HOST = r"""
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__
-template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; }
-template <class T> const T& max(const T& x, const T& y) { return x < y ? y : x; }
-struct alignas(16) float4 { float x, y, z, w; };
-float4 memory[16384];
-struct Dim { unsigned x, y, z; };
-extern Dim blockIdx, gridDim, threadIdx;
-extern "C" void meet();
-extern "C" void meet_warp();
-extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
-static void __syncthreads() { meet(); }
-template <class T> T atomicAdd(T* q, T x) {
-    const T before = *q;
-    *q += x;
-    return before;
-}
-static void __threadfence() {}
-static void __threadfence_system() {}
-
-// What a warp's instruction does: lanes leave their numbers and take others', where PTX's manual has each of them.
-struct Warp { double a[32][4][2], b[32][4]; };
-static Warp warps[32];
-namespace fmm {
-template <int STEPS>
-void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) {
-    Warp& warp = warps[threadIdx.x / 32];
-    const int lane = threadIdx.x % 32;
-    for (int k = 0; k < STEPS; ++k) {
-        warp.b[lane][k] = b[k];
-        for (int i = 0; i < 2; ++i) warp.a[lane][k][i] = a[k][i];
-    }
-    meet_warp();
-    for (int e = 0; e < 4; ++e) {
-        const int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
-        for (int k = 0; k < 4 * STEPS; ++k)
-            c[e] += warp.a[row % 8 * 4 + k % 4][k / 4][row / 8] * warp.b[col * 4 + k % 4][k / 4];
-    }
-    meet_warp();
-}
-}  // namespace fmm
-"""
-DRIVER = r"""
-extern "C" int launch(const void* parameters, int blocks, int products) {{
-    using Parameters = {told};
-    auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
-    run(entry, parameters, blocks, products, {threads});
-    return sizeof(Parameters);
-}}
-"""
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-# A wide access that is not aligned works on this machine and fails on a GPU: the sanitizer makes it fail here too.
-FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
 GUARD = 64  # NaN before and behind every operand
-Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple of 64 bytes on
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs a launch on the host; kernels are compiled once."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
-    folder = tmp_path_factory.mktemp("tiles")
-    libraries: dict[Any, Any] = {}
+def host() -> Any:
+    """Runs a launch on the host."""
+    required_compiler()
 
     def launch(op: TileOp | Several, memory: Memory, access: Access | None = None) -> None:
-        key = op.kernel, access or op.access
-        if key not in libraries:
-            libraries[key] = compiled_for_the_host(folder / str(len(libraries)), *key)
+        library = compiled_for_the_host(op.kernel, access or op.access)
         parameters = np.frombuffer(op.parameters, np.int64).copy()
         for word, piece in zip(pointers(op), op.pieces, strict=True):
             parameters[word] = memory[piece.base].ctypes.data + piece.offset
         blocks, _, products = op.grid
         where = parameters.ctypes.data_as(ctypes.c_void_p)
-        assert libraries[key].launch(where, blocks, products) == parameters.nbytes
+        assert library.launch(where, blocks, products) == parameters.nbytes
 
     return launch
-
-
-def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
-    counts = ", ".join(map(str, (*made.operands, made.products)))
-    told = f"fmm::Parameters<Number, {counts}>"
-    told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
-    driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
-    assert made.shared <= 16 * 16384
-    return library(path, HOST + source(made, access).replace("#pragma once", "") + driver)
-
-
-def library(path: Path, text: str) -> Any:
-    """What kernels need of BLOCK is loaded before them."""
-    if text != BLOCK:
-        block()
-    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
-    command = [str(COMPILER), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(f"{path}.so", ctypes.RTLD_GLOBAL if text == BLOCK else ctypes.DEFAULT_MODE)
-
-
-@cache
-def block() -> Any:
-    with TemporaryDirectory() as folder:
-        return library(Path(folder) / "block", BLOCK)
-
-
-def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
-    """NaN, from a multiple of 64 bytes on."""
-    raw = np.full(count + 32, np.nan, dtype)
-    start = -raw.ctypes.data % 64 // raw.itemsize
-    return raw[start : start + count]
 
 
 def operand(x: np.ndarray[Any, Any], layout: Layout, shape: tuple[int, int]) -> Any:

@@ -6,7 +6,6 @@ import ctypes
 import re
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,11 @@ from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.tile_choice import best_for
 from fmm.problem import Problem
-from tests.kernels.cuda.products.test_tiled import COMPILER, DRIVER, H200, HOST, Memory, floats, library
-from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, in_parallel, nvrtc, report
-from tests.kernels.cuda.sums.test_sum_source import _compiled as compiled_to_ptx
-from tests.kernels.cuda.test_record import play
+from tests.support.chips import H200
+from tests.support.host_compiler import required_compiler
+from tests.support.launch_lists import play
+from tests.support.nvrtc import ARCHITECTURES, compile_cuda, in_parallel, nvrtc, report
+from tests.support.tiled_on_host import DRIVER, Memory, floats, tiled_library
 
 PRODUCTS = {name: kernel for name, kernel in kernel_table().items() if kernel.product}
 SMALL = Strategy("Warp", m_s=16, n_s=16, k_s=8, m_r=4, n_r=2, warp_m=4, warp_n=8)  # a warp: few threads to wait for
@@ -41,12 +41,11 @@ WAYS: tuple[tuple[Way, Way], ...] = (("async", "async"), *PATHS.values())
 class Host:
     """Kernels in one library: the template is compiled once."""
 
-    def __init__(self, folder: Path, kernels: list[tuple[TileKernel, Access]]) -> None:
-        if COMPILER is None:
-            pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
-        template = source(*kernels[0]).partition("struct Product {")[0].replace("#pragma once", "")
-        parts = [HOST, template, *(self._part(i, *kernel) for i, kernel in enumerate(kernels))]
-        self.library, self.numbers = library(folder / "all", "".join(parts)), {k: i for i, k in enumerate(kernels)}
+    def __init__(self, kernels: list[tuple[TileKernel, Access]]) -> None:
+        required_compiler()
+        template = source(*kernels[0]).partition("struct Product {")[0]
+        parts = [template, *(self._part(i, *kernel) for i, kernel in enumerate(kernels))]
+        self.library, self.numbers = tiled_library("".join(parts)), {k: i for i, k in enumerate(kernels)}
 
     def _part(self, number: int, made: TileKernel, access: Access) -> str:
         stub = "struct Product {" + source(made, access).partition("struct Product {")[2]
@@ -112,12 +111,12 @@ STAGED = "mulSubInc"  # the kernel that is tried with every way to shared memory
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+def host() -> Host:
     variants = [(kernel, WAYS[0]) for kernel in PRODUCTS.values()] + [(PRODUCTS[STAGED], way) for way in WAYS[1:]]
     # Those of float64 first: only their template has all.
     made = [operation(kernel, SIZES[0], 0, WAYS[0], "float64").kernel for kernel in PRODUCTS.values()]
     made += [operation(kernel, SIZES[0], 0, way).kernel for kernel, way in variants]
-    return Host(tmp_path_factory.mktemp("kernels"), list(product(dict.fromkeys(made), ACCESSES)))
+    return Host(list(product(dict.fromkeys(made), ACCESSES)))
 
 
 @pytest.mark.parametrize(("name", "way"), [*((name, WAYS[0]) for name in PRODUCTS), *((STAGED, w) for w in WAYS[1:])])
@@ -171,7 +170,7 @@ def test_product_kernels_stay_in_registers() -> None:
 def test_only_texture_reads_by_the_read_only_path(way: Way, loads: int) -> None:
     """And only what is staged through registers is loaded there: all else is copied past them."""
     made = TileKernel(SMALL, "float32", paths=(way, way))
-    _, ptx = compiled_to_ptx(source(made, "vector"), "compute_90", *OPTIONS)
+    _, ptx = compile_cuda(source(made, "vector"), "compute_90", *OPTIONS)
     assert ("ld.global.nc.v4" in ptx) == bool(loads) and ("cp.async.cg" in ptx) == (way == "async")
 
 

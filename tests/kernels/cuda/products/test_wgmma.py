@@ -17,7 +17,7 @@ from fmm.kernels.cuda.recompute.recompute import unseen
 from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Layout, Problem
-from tests.kernels.cuda.sums.test_sum_source import in_parallel, nvrtc, report
+from tests.support.nvrtc import in_parallel, nvrtc, report
 
 SMS = 132
 ALONGS: tuple[tuple[Along, Along], ...] = (

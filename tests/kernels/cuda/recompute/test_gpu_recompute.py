@@ -13,8 +13,8 @@ import fmm
 from fmm.config import files
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.plans.plan import VENDOR, Plan
-from tests.runtime.test_gpu_matmul import CORRUPTIONS, CupyLibrary, Gate, close, draw, same_places
 from tests.support import configs as tuned
+from tests.support.device_arrays import CORRUPTIONS, CupyLibrary, Gate, close, draw, same_places
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +17,9 @@ from fmm.kernels.cuda.recompute.recompute import AGAIN, Again, again, needed, un
 from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
-from tests.kernels.cuda.products.test_tiled import COMPILER, compiled_for_the_host, floats
-from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, _compiled, in_parallel, nvrtc, report
+from tests.support.host_compiler import required_compiler
+from tests.support.nvrtc import ARCHITECTURES, compile_cuda, in_parallel, nvrtc, report
+from tests.support.tiled_on_host import compiled_for_the_host, floats
 
 M, K, N = 131, 21, 260  # two tiles by three
 BLOCKS = 4  # thread blocks, fewer than tiles
@@ -39,20 +39,15 @@ class Slot:
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Runs a rescue on the host; kernels are compiled once."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
-    folder = tmp_path_factory.mktemp("again")
-    libraries: dict[Any, Any] = {}
+def host() -> Any:
+    """Runs a rescue on the host."""
+    required_compiler()
 
     def launch(kernel: TileKernel, access: Any, words: Any, blocks: int) -> None:
-        key = kernel, access
-        if key not in libraries:
-            libraries[key] = compiled_for_the_host(folder / str(len(libraries)), *key)
-        assert libraries[key].launch(words.ctypes.data_as(ctypes.c_void_p), blocks, 1) == words.nbytes
+        library = compiled_for_the_host(kernel, access)
+        assert library.launch(words.ctypes.data_as(ctypes.c_void_p), blocks, 1) == words.nbytes
 
-    yield launch
+    return launch
 
 
 def problem(orders: str, gap: int, m: int = M, k: int = K, n: int = N) -> Problem:
@@ -211,6 +206,6 @@ def test_products_that_raise_the_flag_stay_in_registers() -> None:
 def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     text = source(again(Problem(64, 64, 64, dtype)).kernel, "vector")
-    _, ptx = _compiled(text, "compute_90", "--std=c++17", "-ftz=true")
+    _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx
     assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?

@@ -1,4 +1,4 @@
-"""fmm/perfmodel/papers/error_bounds.py."""
+"""The error bounds that papers state in closed form; the bound that a walk over a plan finds is compared with them."""
 
 from __future__ import annotations
 
