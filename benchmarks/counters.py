@@ -22,7 +22,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from benchmarks import ncu
-from fmm.kernels.algorithms.step_table import Kernel, kernel_table
+from fmm.kernels.algorithms.table_kernel import Kernel, kernel_table
 from fmm.kernels.cuda.products.tile_sizes import GPU8, Strategy, strategy
 from fmm.kernels.plans.plan import Level, Plan
 from fmm.perfmodel.papers.li_counts import FUSED, LEAVES, Polynomial, kernel_cost

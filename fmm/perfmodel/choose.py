@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.kernels.plans.plan import VENDOR, Level, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import Prediction, plans, seconds, vendor
@@ -143,7 +143,7 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
 
 def splits(plan: Plan) -> bool:
     """Are its leaf products smaller than the problem?"""
-    return any(not isinstance(step, Level) or max(step.size) > 1 for step in plan.levels)
+    return any(level.splits for level in plan.levels)
 
 
 def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:

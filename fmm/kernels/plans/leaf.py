@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, Final, Literal
 
 from fmm.kernels.plans.plan_error import PlanError
-from fmm.kernels.plans.registry import Registry
+from fmm.kernels.registry import Registry, depends_on_rows
 
 ORDERS = ("inner", "outer")  # in which a leaf may want the sums that it multiplies to lie
 Order = Literal["", "inner", "outer"]
@@ -123,7 +123,7 @@ def leaf_names() -> tuple[str, ...]:
     return tuple(leaf.name for leaf in LEAVES)
 
 
-@LEAVES.forgets
+@depends_on_rows
 @lru_cache(maxsize=1)
 def leaf_uses() -> dict[str, LeafUse]:
     """Every text that a plan may end in."""

@@ -17,8 +17,9 @@ from fmm.kernels.cpu.elementwise import schedule
 from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.blocks import cuts, side
 from fmm.kernels.plans.level_steps import Batch, Place, Recipe, Sum, whole
-from fmm.kernels.plans.lower import PANEL, cuts, grid, lower, side
+from fmm.kernels.plans.lower import PANEL, grid, lower
 from fmm.kernels.plans.memory_layout import ALIGN, leading, temporary_bytes
 from fmm.kernels.plans.plan import Level, Plan
 from fmm.kernels.plans.workspace import flops, leaf_products, workspace
@@ -426,9 +427,10 @@ def test_peeled_strips_are_computed_once(name: str, m: int, k: int, n: int) -> N
     """The strips cost what they cost classically: all of the product but the core."""
     plan = Plan.parse(f"{name}.peel > vendor")
     (level,) = plan.levels
-    parts = level.size  # type: ignore[union-attr]
+    assert isinstance(level, Level)
+    parts = level.size
     core = [side - side % part for side, part in zip((m, k, n), parts, strict=True)]
-    inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))  # type: ignore[union-attr]
+    inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))
     if 0 in core:
         inside = prod(core)
     assert flops(plan, m, k, n) == 2 * (inside + m * k * n - prod(core))
