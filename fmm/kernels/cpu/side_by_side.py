@@ -41,8 +41,8 @@ class Task:
     writes: Sequence[Array]
     work: Callable[[], object]
     flops: int = 0  # of a product; a sum has none that count
-    multiply: Multiply | None = None  # of a product that may be cut in two: by what
     after: set[Task] = field(default_factory=set)
+    multiply: Multiply | None = None  # of a product that may be cut: by what
 
     def __post_init__(self) -> None:
         self.read, self.written = [_span(x) for x in self.reads], [_span(x) for x in self.writes]
@@ -56,7 +56,7 @@ class Task:
         return _meet(self.written, other.written) or _meet(self.written, other.read) or _meet(self.read, other.written)
 
     def halves(self) -> list[Task]:
-        """Two products of about half the rows each; none if those would be too few, or it cannot be cut."""
+        """Two products of about half the rows each; none if those would be too few, or nobody knows how to cut it."""
         if self.multiply is None:
             return []
         (left, right), (dest,) = self.reads, self.writes
