@@ -47,7 +47,7 @@ class Leaf:
     numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
     options: tuple[tuple[LeafOption, ...], ...] = ()  # groups in their order, of each of which at most one may be named
     multiply: Multiply | None = None  # on the host
-    # In which of fmm.kernels.plans.candidates' forms it may end a plan; `alone`: without levels; `peer`: alone, and only
+    # In which forms it may end a plan (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but only
     # to see whether a plan beats it too.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     tried: int = 4  # of a numbered leaf: so many numbers are considered
