@@ -31,7 +31,7 @@ bench: $(READY_TUNE)
 
 # Runs in the active Python, which holds CuPy, and fails where no device answers: a check that checks nothing is no pass.
 gpu-check:
-	@$(PYTHON) -c 'import sys; from tests.conftest import no_device; sys.exit(no_device())'
+	@$(PYTHON) -c 'import sys; from tests.support.cuda_device import no_device; sys.exit(no_device())'
 	$(PYTHON) -m benchmarks.gpu_check $(GPU_ARGS)
 
 check-style: $(READY_TEST)
@@ -54,7 +54,7 @@ check-timed: $(READY_TEST)
 	$(BIN)/python -m pytest -m timed
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .test-cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp per set of extras, written after the installation: an interrupted one is repeated.

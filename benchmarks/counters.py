@@ -208,9 +208,9 @@ def run(size: int) -> None:
     import cupy
     import numpy as np
 
-    from fmm.kernels.cuda.launch.player import CupyBackend
+    from fmm.runtime.device_backend import DeviceBackend
 
-    driver, backend, rng = ctypes.CDLL("libcuda.so.1"), CupyBackend(), cupy.random.default_rng(1)
+    driver, backend, rng = ctypes.CDLL("libcuda.so.1"), DeviceBackend(), cupy.random.default_rng(1)
     a, b = (rng.standard_normal((size, size), np.float32) for _ in "AB")
     c = cupy.empty_like(a)
     for started in (False, True):

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 PYTEST = (sys.executable, "-m", "pytest", "-v", "-m", "gpu")  # names as they end: a test that hangs hides none
 # Tests that measure: they have the device to themselves.
-TIMED = "tests/test_gpu_tuner.py"
+TIMED = "tests/tuner/test_gpu_tuner.py"
+KERNELS = "tests/kernels/cuda"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
-FEW = (*PYTEST, "-k", "few_launches", "tests/test_gpu_kernels.py", "tests/test_gpu_tile.py")
+FEW = (*PYTEST, "-k", "few_launches", f"{KERNELS}/test_gpu_kernels.py", f"{KERNELS}/products/test_gpu_tiled.py")
 # Racecheck does not follow gates (mbarriers): it calls every sum that such a kernel reads behind one a race.
-GATED = ("tests/test_gpu_bulk.py", "tests/test_gpu_warpgroups.py")
+GATED = (f"{KERNELS}/products/test_gpu_tma.py", f"{KERNELS}/products/test_gpu_wgmma.py")
 SANITIZER = "compute-sanitizer"
 TOOLS = {"memcheck": (*FEW, *GATED), "racecheck": FEW}
 WORKERS = 14  # processes that test at the same time, each with a context on the device

@@ -1,8 +1,6 @@
 """What tests share: the skip without a CUDA device, the Hypothesis profile, a random generator, an eager device."""
 
 import os
-import warnings
-from functools import cache
 from types import MappingProxyType
 
 import hypothesis
@@ -11,6 +9,7 @@ import pytest
 
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
 from fmm.runtime import decide, host_call
+from tests.support.cuda_device import no_device
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
 os.environ["FMM_TUNING_MODE"] = "off"
@@ -21,31 +20,17 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=40, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-@cache
-def no_device() -> str | None:
-    """Why no CUDA device can be used, or None when device 0 answers."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import cupy
-
-            cupy.cuda.Device(0).synchronize()
-    except Exception as error:  # whatever the driver or the import raises, the answer is the same
-        return f"no CUDA device: {type(error).__name__}: {error}"
-    return None
-
-
 # The files that take longest, in that order: begun first, so that no process still works when the others are done.
 LONGEST = (
-    "cuda_source",
+    "sum_source",
     "faults",
-    "bulk",
-    "cuda_host",
-    "tile",
+    "tma",
+    "sum_host",
+    "tiled",
     "tuner",
-    "memory",
+    "host_memory",
     "matmul",
-    "bulk_races",
+    "tma_races",
     "notebooks",
     "wheel",
 )

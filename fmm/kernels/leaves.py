@@ -13,7 +13,7 @@ from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
-def _numpy_product(left: Any, right: Any, dest: Any) -> None:
+def numpy_product(left: Any, right: Any, dest: Any) -> None:
     np.matmul(left, right, out=dest)
 
 
@@ -31,7 +31,7 @@ VENDOR = Leaf(
     ALL,
     call="one BLAS call",
     forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
-    multiply=_numpy_product,
+    multiply=numpy_product,
 )
 LT = Leaf(
     "lt",

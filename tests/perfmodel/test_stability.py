@@ -14,11 +14,13 @@ from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError, parse
 from fmm.kernels.algorithms.step_table import step_table, step_table_names, table_scheme
 from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.walk import execute
-from fmm.perfmodel.papers.error_bounds import (
+from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
+from tests.oracles import dalberto
+from tests.oracles.error_bounds import (
     bound_growth,
     brent_bound,
     brent_recurrence,
@@ -30,7 +32,6 @@ from fmm.perfmodel.papers.error_bounds import (
     recurrence,
     same_algorithm,
 )
-from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
 
 Array = np.ndarray[Any, Any]
 
@@ -90,36 +91,12 @@ def reordered(x: Matrix, factor: Fraction | int) -> Matrix:
 # ---- the papers' formulas
 
 
-BLOG = """
-name    blog
-source  D'Alberto's post: Brent's Strassen
-size    2 2 2
-
-M1 = (A11 - A12)(B22)
-M2 = (A21 - A22)(B11)
-M3 = (A22)(B11 + B21)
-M4 = (A11)({P3})
-M5 = (A11 - A22)(B22 - B11)
-M6 = (A11 - A21)(B11 + B12)
-M7 = (A12 - A22)(B21 + B22)
-
-C11 = M1 {s} M3 - M5 + M7
-C12 = M4 - M1
-C21 = M2 + M3
-C22 = - M2 {t} M4 - M5 {q} M6
-"""
-
-
-MEANT = {"P3": "B12 + B22", "s": "+", "t": "+", "q": "-"}
-PRINTED = {"P3": "B11 + B22", "s": "-", "t": "-", "q": "+"}
-
-
 def test_the_posts_equations_have_four_slips() -> None:
     """As printed: P_3 = A_0 (B_0 + B_3), - P_2 in C_0, - P_3 and + P_5 in C_3. Any one of them alone is wrong."""
-    assert parse(BLOG.format(**MEANT)).rank == 7
-    for wrong in (PRINTED, *({**MEANT, slip: PRINTED[slip]} for slip in PRINTED)):
+    assert parse(dalberto.THE_POST.format(**dalberto.MEANT)).rank == 7
+    for wrong in (dalberto.PRINTED, *({**dalberto.MEANT, slip: dalberto.PRINTED[slip]} for slip in dalberto.PRINTED)):
         with pytest.raises(SchemeError, match="not a matrix multiplication"):
-            parse(BLOG.format(**wrong))
+            parse(dalberto.THE_POST.format(**wrong))
 
 
 def test_brents_12_and_44_follow() -> None:
@@ -127,7 +104,7 @@ def test_brents_12_and_44_follow() -> None:
     times, all in units of its size, 2 or 4 times n/2."""
     sizes, operands, sums = (2, 2, 4, 4), (1, 1, 2, 2), (3, 3, 2, 1)
     by_hand = (sum(sizes), sum(x * (o + s) for x, o, s in zip(sizes, operands, sums, strict=True)))
-    found = recurrence(parse(BLOG.format(**MEANT)))
+    found = recurrence(parse(dalberto.THE_POST.format(**dalberto.MEANT)))
     assert by_hand == (12, 44)
     assert found[0] == found[3] == (12.0, 44.0)
     assert max(found[1:3]) < found[0]

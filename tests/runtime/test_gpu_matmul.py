@@ -21,6 +21,16 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.runtime import device_call as device_multiply
 from fmm.runtime import prepare as device_call
 from fmm.runtime.decide import Decision
+from tests.support.device_arrays import (
+    CORRUPTIONS,
+    EPS,
+    CupyLibrary,
+    Gate,
+    TorchLibrary,
+    close,
+    draw,
+    same_places,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -28,89 +38,14 @@ LEVEL = "strassen.batched.pad16 > vendor"
 TWO_LEVELS = "winograd.pad16 > strassen.batched.pad16 > vendor"
 IN_PLACE = "li-fig3.peel > vendor"  # its products go straight into C, with strips
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-EPS |= {"complex64": EPS["float32"], "complex128": EPS["float64"]}
 
 
 # ---- libraries
 
 
-class CupyLibrary:
-    """What the tests need of CuPy: arrays from NumPy's, and back in double precision."""
-
-    name = "cupy"
-
-    def __init__(self) -> None:
-        self.xp = pytest.importorskip("cupy")
-        self.array_type = self.xp.ndarray
-
-    def array(self, x: Any, dtype: str = "float64") -> Any:
-        if dtype == "bfloat16":
-            return self.xp.asarray(x.astype(pytest.importorskip("ml_dtypes").bfloat16))
-        return self.xp.asarray(x.astype(dtype))
-
-    def host(self, x: Any) -> Any:
-        found = self.xp.asnumpy(x)
-        return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return self.array(np.full(shape, np.nan), dtype)
-
-    def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
-        return self.xp.matmul(a, b, out=out)
-
-    def spoil(self, nbytes: int) -> None:
-        """Leaves NaN in what the pool hands out next."""
-        del_me = self.xp.full(nbytes // 8 + 1, np.nan)
-        del del_me
-
-
-class TorchLibrary(CupyLibrary):
-    name = "torch"
-
-    def __init__(self) -> None:
-        self.xp = pytest.importorskip("torch")
-        if not self.xp.cuda.is_available():
-            pytest.skip("this torch has no CUDA")
-        self.array_type = self.xp.Tensor
-
-    def array(self, x: Any, dtype: str = "float64") -> Any:
-        return self.xp.from_numpy(np.array(x)).to(device="cuda", dtype=getattr(self.xp, dtype))
-
-    def host(self, x: Any) -> Any:
-        wide = self.xp.complex128 if x.is_complex() else self.xp.float64
-        return x.detach().to(device="cpu", dtype=wide).numpy()
-
-    def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
-        return self.xp.matmul(a, b) if out is None else self.xp.matmul(a, b, out=out)
-
-    def spoil(self, nbytes: int) -> None:
-        del_me = self.xp.full((nbytes // 8 + 1,), np.nan, dtype=self.xp.float64, device="cuda")
-        del del_me
-
-
 @pytest.fixture(params=[CupyLibrary, TorchLibrary], ids=["cupy", "torch"])
 def library(request: pytest.FixtureRequest) -> Any:
     return request.param()
-
-
-def draw(shape: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> Any:
-    rng = np.random.default_rng([seed, *shape])
-    x = rng.standard_normal(shape)
-    return x + 1j * rng.standard_normal(shape) if dtype.startswith("complex") else x
-
-
-def close(library: Any, found: Any, a: Any, b: Any, dtype: str) -> None:
-    """Within a few times the error that the type allows a sum of products, norm-wise, of what was really multiplied."""
-    x, y = library.host(a), library.host(b)
-    expected = np.matmul(x, y)
-    got = library.host(found)
-    assert got.shape == expected.shape
-    bound = (x.shape[-1] ** 0.5 + 16) * 16 * EPS[dtype] * np.abs(x).max() * np.abs(y).max() + 2 * EPS[dtype] * np.abs(
-        expected
-    ).max(initial=0)
-    worst = np.abs(got - expected).max(initial=0)
-    assert worst <= bound, f"{worst:.3g} > {bound:.3g}"
 
 
 @pytest.fixture
@@ -127,7 +62,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     monkeypatch.setattr(device_call, "decide_on", decide)
     for module in ("fmm.arrays.cupy_library", "fmm.arrays.torch_library"):
-        if find_spec(module.removeprefix("fmm.arrays.").removesuffix("_arrays")):
+        if find_spec(module.removeprefix("fmm.arrays.").removesuffix("_library")):
             monkeypatch.setattr(import_module(module), "hopeless", lambda m, k, n, itemsize: m * k * n < 256**3)
     monkeypatch.setattr("fmm.api.TINY_BYTES", 0)
     forget()
@@ -397,35 +332,6 @@ def test_bfloat16_by_dlpack_of_torch() -> None:
 # ---- inf and NaN
 
 
-def with_inf(a: Any, b: Any) -> None:
-    a[3, 5] = np.inf
-
-
-def with_both_infs(a: Any, b: Any) -> None:
-    a[3, 5], a[3, 7], b[60, 2] = np.inf, -np.inf, np.inf
-
-
-def with_nan(a: Any, b: Any) -> None:
-    a[70, 5], b[100, 90] = np.nan, np.nan
-
-
-def with_inf_times_zero(a: Any, b: Any) -> None:
-    a[3, 5], b[5, :] = np.inf, 0
-
-
-CORRUPTIONS = [with_inf, with_both_infs, with_nan, with_inf_times_zero]
-
-
-def same_places(library: Any, ours: Any, theirs: Any) -> None:
-    x, y = library.host(ours), library.host(theirs)
-    for part in (np.real, np.imag) if np.iscomplexobj(x) else (lambda z: z,):
-        for what in (np.isnan, np.isposinf, np.isneginf):
-            np.testing.assert_array_equal(what(part(x)), what(part(y)))
-    finite = np.isfinite(y)
-    scale = np.abs(y[finite]).max(initial=1.0)
-    assert np.abs(x[finite] - y[finite]).max(initial=0) <= 0.05 * scale
-
-
 @pytest.mark.parametrize("corrupt", CORRUPTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inf_and_nan_stand_where_the_vendor_has_them(library: Any, dtype: str, corrupt: Any) -> None:
@@ -468,7 +374,7 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     """And comes back to them: the host learns of the rescue without waiting for it."""
     import cupy
 
-    from fmm.kernels.cuda.recompute import flags, recompute
+    from fmm.kernels.cuda.recompute import flags, trust
 
     x = draw((256, 256))
     good = library.array(x, "float32")
@@ -476,59 +382,22 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     bad = library.array(x, "float32")
     stream = cupy.cuda.Stream(non_blocking=True) if library.name == "cupy" else library.xp.cuda.Stream()
     with stream if library.name == "cupy" else library.xp.cuda.stream(stream):
-        slot = flags.slot(0, stream.ptr if library.name == "cupy" else stream.cuda_stream)
+        slot = flags.stream_flag(0, stream.ptr if library.name == "cupy" else stream.cuda_stream)
         fmm.matmul(bad, good)
         stream.synchronize()
-        assert slot.rescues == 1
-        for rest in (recompute.FIRST_REST, 2 * recompute.FIRST_REST):
+        assert slot.recomputed == 1
+        for rest in (trust.FIRST_REST, 2 * trust.FIRST_REST):
             for _ in range(rest):  # these would be computed again too, if they were not left to the vendor
                 same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
-            before = slot.rescues
+            before = slot.recomputed
             same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
-            assert slot.rescues == before + 1
+            assert slot.recomputed == before + 1
     assert eager
 
 
 # ---- streams, threads, memory
-
-
-SPIN = r"""
-extern "C" __global__ void spin(const volatile int* opened, long long cycles) {
-    const long long start = clock64();
-    while (!*opened && clock64() - start < cycles) {}
-}
-"""
-PATIENCE = 20.0  # seconds, about, after which a gate opens by itself: who waits for it fails, and does not hang
-
-
-class Gate:
-    """Keeps streams busy until it is opened, however long the host takes."""
-
-    def __init__(self) -> None:
-        import cupy
-
-        self.memory = cupy.cuda.alloc_pinned_memory(4)  # which the device reads in place
-        self.opened: Any = np.frombuffer(self.memory, np.int32, 1)
-        self.kernel = cupy.RawKernel(SPIN, "spin")
-        self.open()
-        self.close_current()  # compiles and loads
-        cupy.cuda.get_current_stream().synchronize()
-
-    def open(self) -> None:
-        self.opened[0] = 1
-
-    def close(self, library: Any, stream: Any) -> None:
-        """The stream goes on when the gate is opened."""
-        import cupy
-
-        self.opened[0] = 0
-        with stream if library.name == "cupy" else cupy.cuda.Stream.from_external(stream):
-            self.close_current()
-
-    def close_current(self) -> None:
-        self.kernel((1,), (1,), (np.uint64(self.memory.ptr), np.int64(PATIENCE * 1.5e9)))
 
 
 def streams_of(library: Any) -> tuple[Any, Callable[[], Any]]:
@@ -618,7 +487,7 @@ def graphs(eager: list[Plan]) -> Iterator[Any]:
     from fmm.runtime.device_run import GRAPHS
 
     GRAPHS.clear()
-    flags._slots.clear()  # no plan rests because of what other tests multiplied
+    flags._flags.clear()  # no plan rests because of what other tests multiplied
     yield GRAPHS
     GRAPHS.clear()
 

@@ -1,4 +1,6 @@
-"""Processes that tune a fake device and are killed, many of them: `python -m tests.nursery kill|together FOLDER`.
+"""Processes that tune a fake device and are killed, many of them:
+
+`python -m tests.support.tuning_processes kill|together FOLDER`.
 
 Started by the tests of faults in an interpreter of its own, which loads everything once and then forks.
 """

@@ -40,7 +40,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
 def nursery(kind: str, folder: Path) -> dict[str, Any]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.nursery", kind, str(folder)]
+    command = [sys.executable, "-m", "tests.support.tuning_processes", kind, str(folder)]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -78,15 +78,17 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
     """A real signal in a real process, in the midst of a trial that takes until then."""
     code = (
         "import sys, time; from pathlib import Path; from types import SimpleNamespace\n"
-        "from fmm.tuner import cli, fake_device, tuning\n"
+        "from fmm.tuner import cli\n"
+        "from fmm.tuner.commands import tune\n"
+        "from fmm.tuner.devices import fake\n"
         "trials, late = Path(sys.argv[-1]) / 'trials.jsonl', []\n"
         "def sleep(seconds):\n"
         "    if not late and trials.read_text().count('\\n') > 120:\n"
         "        late.append(True)\n"
         "        time.sleep(60)\n"
         "    time.sleep(seconds)\n"
-        "fake_device.time = SimpleNamespace(sleep=sleep)\n"
-        "tuning.chosen = lambda name: [fake_device.FakeDevice(pace=0.001)]\n"
+        "fake.time = SimpleNamespace(sleep=sleep)\n"
+        "tune.chosen = lambda name: [fake.FakeDevice(pace=0.001)]\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -30,7 +30,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from fmm.kernels.leaves import TILE
 from fmm.kernels.plans.leaf import LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
 from fmm.kernels.plans.level import PlanLevel, parse_level
 from fmm.kernels.plans.levels.balanced import Balanced as Balanced
@@ -40,16 +39,6 @@ from fmm.kernels.plans.levels.scheme_options import FRINGES as FRINGES
 from fmm.kernels.plans.levels.scheme_options import UNITS as UNITS
 from fmm.kernels.plans.plan_error import PlanError as PlanError
 from fmm.kernels.registry import depends_on_rows
-
-# The integrator's: kernels/cuda asks by these until it asks plan.leaf_use.
-LEAVES = tuple(leaf_uses())
-TILES = tuple(str(use) for use in TILE.uses if not use.order)
-
-
-def leaf_parts(leaf: str) -> tuple[str, str]:
-    """Who multiplies, and how the leaf wants its operands to lie ("": as they do)."""
-    use = leaf_use(leaf)
-    return use.product, use.order
 
 
 @dataclass(frozen=True)
@@ -79,11 +68,6 @@ class Plan:
     def fused(self) -> bool:
         """Are the sums of the first level done inside its products?"""
         return bool(self.levels) and self.levels[0].fused
-
-    @property
-    def tiled(self) -> bool:
-        """Does this package's own kernel do the leaf products?"""
-        return self.leaf_use.product in TILES
 
     @property
     def timed_by_tiles(self) -> bool:

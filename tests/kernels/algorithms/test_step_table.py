@@ -21,6 +21,7 @@ from fmm.kernels.algorithms.step_table import (
 from fmm.kernels.algorithms.table_kernel import kernel_table, parse_kernel
 from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, proved_fringe, symbols, unequal_blocks
 from fmm.kernels.plans.plan import Level, Plan, PlanError
+from tests.oracles import li
 
 MODULE = importlib.import_module("fmm.kernels.algorithms.step_table")
 FOLDER = Path(MODULE.__file__ or "").parent / "step_tables"
@@ -312,40 +313,16 @@ def test_the_proof_accepts_what_is_right() -> None:
 
 # ---- what the papers print and count
 
-FIGURE_2 = """
-C12=A21-A11 C21=B11+B12 C22=C12*C21 C12=A12-A22 C21=B21+B22 C11=C12*C21 C12=A11+A22 C21=B11+B22 T1=C12*C21 C11=T1+C11
-C22=T1+C22 T2=A21+A22 C21=T2*B11 C22=C22-C21 T1=B21-B11 T2=A22*T1 C21=C21+T2 C11=C11+T2 T1=B12-B22 C12=A11*T1
-C22=C22+C12 T2=A11+A12 T1=T2*B22 C12=C12+T1 C11=C11-T1
-"""  # Li, Ranka, Sahni (2011), Figure 2
-
-FIGURE_3 = """
-T1=A11-A21 T2=B22-B12 C21=T1*T2 T1=A21+A22 T2=B12-B11 C22=T1*T2 T1=T1-A11 T2=B22-T2 C11=T1*T2 T1=A12-T1 C12=T1*B22
-C12=C22+C12 T1=A11*B11 C11=C11+T1 C12=C11+C12 C11=C11+C21 T2=T2-B21 C21=A22*T2 C21=C11-C21 C22=C11+C22 C11=A12*B21
-C11=T1+C11
-"""  # the same, Figure 3
-
-FIGURE_12 = """
-sub(A21,A11,C12) add(B11,B12,C21) mul(C12,C21,C22) sub(A12,A22,C12) add(B21,B22,C21) mul(C12,C21,C11) add(A11,A22,C12)
-add(B11,B22,C21) mulIncInc(C12,C21,C11,C22) add(A21,A22,T2) mulStoreDec(T2,B11,C21,C22) sub(B21,B11,T1)
-mulIncInc(A22,T1,C21,C11) sub(B12,B22,T1) mulStoreInc(A11,T1,C12,C22) add(A11,A12,T2) mulIncDec(T2,B22,C12,C11)
-"""  # the same, Figure 12, right column
-
-FIGURE_13 = """
-sub(A11,A21,T1) sub(B22,B12,T2) mul(T1,T2,C21) add(A21,A22,T1) sub(B12,B11,T2) mul(T1,T2,C22) sub(T1,A11,T1)
-sub(B22,T2,T2) mul(T1,T2,C11) sub(A12,T1,T1) mulAdd(T1,B22,C22,C12) mulIncIncInc(A11,B11,T1,C21,C11,C12)
-sub(T2,B21,T2) mulSubInc(A22,T2,C11,C21,C22) mulAdd(A12,B21,T1,C11)
-"""  # the same, Figure 13, right column
-
 SYMBOL = {"add": "+", "sub": "-", "mul": "*"}
 
 
-@pytest.mark.parametrize(("name", "printed"), [("li-fig2", FIGURE_2), ("li-fig3", FIGURE_3)])
+@pytest.mark.parametrize(("name", "printed"), [("li-fig2", li.FIGURE_2), ("li-fig3", li.FIGURE_3)])
 def test_figures_2_and_3_step_by_step(name: str, printed: str) -> None:
     steps = [f"{z}={x}{SYMBOL[kernel]}{y}" for kernel, (x, y, z) in calls_of(step_table(name))]
     assert steps == printed.split()
 
 
-@pytest.mark.parametrize(("name", "printed"), [("li-fig12", FIGURE_12), ("li-fig13", FIGURE_13)])
+@pytest.mark.parametrize(("name", "printed"), [("li-fig12", li.FIGURE_12), ("li-fig13", li.FIGURE_13)])
 def test_figures_12_and_13_call_by_call(name: str, printed: str) -> None:
     assert [f"{kernel}({','.join(places)})" for kernel, places in calls_of(step_table(name))] == printed.split()
 
@@ -355,42 +332,22 @@ def test_lis_tables_need_two_temporaries(name: str) -> None:
     assert step_table(name).temporaries == ("T1", "T2")
 
 
-FIGURE_11 = {
-    # kernel -> transactions beyond those of mul, in units of m^2/16 (one reads or writes one m x m matrix)
-    "mul": 0,
-    "mulIncInc": 3,
-    "mulIncDec": 3,
-    "mulStoreDec": 2,
-    "mulStoreInc": 2,
-    "mulAdd": 1,
-    "mulIncIncInc": 5,
-    "mulSubInc": 3,
-}
-
-
 def traffic(name: str) -> int:
     """Matrices that a kernel reads and writes, apart from its product's operands."""
     kernel = kernel_table()[name]
     return len(kernel.reads) + len(kernel.writes)
 
 
-@pytest.mark.parametrize("name", FIGURE_11)
+@pytest.mark.parametrize("name", li.FIGURE_11)
 def test_figure_11_extra_transactions(name: str) -> None:
-    assert traffic(name) - traffic("mul") == FIGURE_11[name]
+    assert traffic(name) - traffic("mul") == li.FIGURE_11[name]
 
 
 def test_figure_11_additions() -> None:
     assert (traffic("add"), traffic("sub")) == (3, 3)  # 3 m^2/32 transactions of 128 bytes: 12 m^2 bytes
 
 
-SECTION_6 = [
-    # (table, adds and subs together, the products, volume beyond that of seven products, in bytes per m^2)
-    ("li-fig12", 10, {"mul": 2, "mulIncInc": 2, "mulStoreDec": 1, "mulStoreInc": 1, "mulIncDec": 1}, 172),
-    ("li-fig13", 8, {"mul": 3, "mulAdd": 2, "mulIncIncInc": 1, "mulSubInc": 1}, 136),
-]
-
-
-@pytest.mark.parametrize(("name", "sums", "products", "volume"), SECTION_6)
+@pytest.mark.parametrize(("name", "sums", "products", "volume"), li.SECTION_6)
 def test_section_6_kernel_calls(name: str, sums: int, products: dict[str, int], volume: int) -> None:
     counts = step_table(name).kernel_counts
     assert counts["add"] + counts["sub"] == sums
@@ -399,14 +356,7 @@ def test_section_6_kernel_calls(name: str, sums: int, products: dict[str, int], 
     assert 4 * extra == volume
 
 
-SECTION_7 = [
-    # (table, steps of one output, steps of two outputs, quarter-matrices read and written by them per level)
-    ("li-fig16", 12, 3, 51),
-    ("li-fig23", 10, 2, 41),
-]
-
-
-@pytest.mark.parametrize(("name", "single", "double", "total"), SECTION_7)
+@pytest.mark.parametrize(("name", "single", "double", "total"), li.SECTION_7)
 def test_section_7_standalone_additions(name: str, single: int, double: int, total: int) -> None:
     sums = [step for step in step_table(name).steps if not step.kernel.product]
     assert [len(step.writes) for step in sums].count(1) == single
@@ -415,13 +365,10 @@ def test_section_7_standalone_additions(name: str, single: int, double: int, tot
     assert sum(len(step.reads) + len(step.writes) for step in sums) == total
 
 
-PLAIN_ADDITIONS = {"li-fig2": 18, "li-fig3": 15}
-
-
-@pytest.mark.parametrize("name", PLAIN_ADDITIONS)
+@pytest.mark.parametrize("name", li.PLAIN_ADDITIONS)
 def test_plain_tables_have_the_schemes_additions(name: str) -> None:
     counts = step_table(name).kernel_counts
-    assert counts["add"] + counts["sub"] == PLAIN_ADDITIONS[name]
+    assert counts["add"] + counts["sub"] == li.PLAIN_ADDITIONS[name]
     assert counts["mul"] == 7
 
 

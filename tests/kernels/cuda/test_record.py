@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -16,165 +15,29 @@ from hypothesis import strategies as st
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.cuda.launch_list import Op, Tape, Turn
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp
-from fmm.kernels.cuda.products.tiled_source import Scalar as Given
-from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, Array, SumOp
-from fmm.kernels.cuda.views import Factor
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import Turn
+from fmm.kernels.cuda.operations import Operation, OperationList
+from fmm.kernels.cuda.products.tiled import TileOp
+from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Level, Plan, PlanError
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
-
-Matrix = np.ndarray[Any, np.dtype[Any]]
-Memory = dict[str, Matrix]  # base -> bytes
-GUARD = 64  # bytes beyond the end of every buffer that nobody may touch
-POISON = 0xFF  # bytes of NaN
-
-# ---- a reference interpreter: every element through its address, one op after the other
+from tests.support.launch_lists import GUARD, POISON, Matrix, buffer, matrices, play
 
 
-def play(tape: Tape, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
-    """`tile`: what does tiled products, if not the interpreter."""
-    for op in tape.ops:
-        if isinstance(op, SumOp):
-            _sum(op, memory)
-        elif isinstance(op, GemmOp):
-            _gemm(op, memory, np.dtype(tape.problem.dtype))
-        elif isinstance(op, TileOp | Several):
-            for product in op.ops if isinstance(op, Several) else (op,):
-                (tile or _tile)(product, memory)
-
-
-def _sum(op: SumOp, memory: Memory) -> None:
-    """The kernel's own statements in their own order: loads and stores happen where they stand."""
-    kind = np.dtype(op.kernel.element)
-    values: dict[int, Matrix] = {}
-    for event in op.kernel.events:
-        if event.kind == "load":
-            found = _block(op.arrays, op.kernel.reads[event.value], memory, kind, op.rows, op.cols)
-            values[event.value] = np.zeros((op.rows, op.cols), kind)
-            values[event.value][: found.shape[0], : found.shape[1]] = found
-        elif event.kind == "store":
-            place = _block(op.arrays, op.kernel.writes[event.source], memory, kind, op.rows, op.cols)
-            place[...] = values[event.value][: place.shape[0], : place.shape[1]]
-        else:
-            before = values[event.value] if event.kind == "add" else np.zeros((op.rows, op.cols), kind)
-            term = values[event.source] * _number(event.factor, op) if event.source >= 0 else 0
-            values[event.value] = (before + term).astype(kind)
-
-
-def _number(factor: Any, op: SumOp) -> Any:
-    c = op.scalars[factor.number] if isinstance(factor, Scalar) else complex(factor)
-    return c if op.kernel.element.startswith("complex") else c.real
-
-
-def _block(arrays: tuple[Array, ...], spot: Spot, memory: Memory, kind: Any, rows: int, cols: int) -> Matrix:
-    """What there is of a block within the launch."""
-    x = arrays[spot.array]
-    rows = max(min(rows, x.height, x.rows - spot.i * x.height), 0)
-    cols = max(min(cols, x.width, x.cols - spot.j * x.width), 0)
-    start = x.offset + (spot.i * x.down + spot.j * x.right) * kind.itemsize
-    return _strided(memory[x.base], start, (rows, cols), (x.row, x.col), kind)
-
-
-def _strided(memory: Matrix, start: int, shape: tuple[int, int], strides: tuple[int, int], kind: Any) -> Matrix:
-    if 0 in shape:
-        return np.empty(shape, kind)
-    last = start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) * kind.itemsize
-    assert 0 <= start <= last <= memory.nbytes - GUARD - kind.itemsize, "an address outside its base"
-    steps = tuple(s * kind.itemsize for s in strides)
-    return np.ndarray(shape, kind, memory, start, steps)
-
-
-def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
-    for i in range(op.count):
-        left = _factor(op.left, i, (op.m, op.k), memory, kind)
-        right = _factor(op.right, i, (op.k, op.n), memory, kind)
-        dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
-        old = np.asarray(op.beta).astype(kind) * dest if op.beta else 0
-        dest[...] = np.asarray(op.alpha).astype(kind) * (left @ right) + old
-
-
-def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:
-    """Column-major, as BLAS reads it."""
-    strides = (x.leading, 1) if x.transposed else (1, x.leading)
-    return _strided(memory[x.base], x.offset + i * x.stride * kind.itemsize, shape, strides, kind)
-
-
-def _tile(op: TileOp, memory: Memory) -> None:
-    """A product with its sums, each block as large as it is, and the epilogue's lines."""
-    kind, e = np.dtype(op.kernel.element), op.kernel.epilogue
-
-    def block(piece: Piece, lines: Lines, outer: bool) -> Matrix:
-        strides = (1, lines.leading) if outer else (lines.leading, 1)
-        return _strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, kind)
-
-    def whole(x: Matrix, rows: int, cols: int) -> Matrix:
-        full = np.zeros((rows, cols), kind)
-        full[: x.shape[0], : x.shape[1]] = x[:rows, :cols]
-        return full
-
-    def added(pieces: tuple[Piece, ...], lines: Lines, shape: tuple[int, int], outer: bool) -> Any:
-        return sum(kind.type(piece.factor) * whole(block(piece, lines, outer), *shape) for piece in pieces)
-
-    def number(c: Any) -> float:
-        return float(getattr(op.dest[c.dest], c.name) if isinstance(c, Given) else complex(c).real)
-
-    a, b, *lines = op.lines
-    left = added(op.left, a, (op.m, op.k), op.kernel.along[0] == "outer")
-    dests = [block(piece, x, False) for piece, x in zip(op.dest, lines, strict=True)]
-    values = [left @ added(op.right, b, (op.k, op.n), op.kernel.along[1] == "inner")]
-    values += [whole(dests[d], op.m, op.n) for d in e.reads]
-    for terms in e.program.lines:
-        values.append(sum(number(c) * values[v] for c, v in terms if number(c)))
-    for d, v in zip(e.writes, e.program.outputs, strict=True):
-        found = values[v][: dests[d].shape[0], : dests[d].shape[1]]
-        dests[d][...] = dests[d] + found if e.atomic else found
-
-
-# ---- running both
-
-
-def _buffer(nbytes: int) -> Matrix:
-    memory = block(nbytes + GUARD)
-    memory[:] = POISON
-    return memory
-
-
-def _integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Matrix:
-    """Small integers: every product and sum of them is exact, in any order."""
-    x = rng.integers(-3, 4, shape).astype(dtype)
-    return x + 1j * rng.integers(-3, 4, shape) if dtype.startswith("complex") else x
-
-
-def _matrices(problem: Problem, rng: np.random.Generator) -> tuple[Memory, list[Matrix]]:
-    memory, views = {}, []
-    kind = np.dtype(problem.dtype)
-    for name, (rows, cols), layout in zip("ABC", problem.shapes, problem.layouts, strict=True):
-        lines = rows if layout.order == "C" else cols
-        memory[name] = _buffer(lines * layout.leading * kind.itemsize)
-        strides = (layout.leading, 1) if layout.order == "C" else (1, layout.leading)
-        view = _strided(memory[name], 0, (rows, cols), strides, kind)
-        if name != "C" or problem.beta:
-            view[...] = _integers(rng, (rows, cols), problem.dtype)
-        views.append(view)
-    return memory, views
-
-
-def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, Tape]:
+def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, OperationList]:
     """The tape's C and the executor's; nothing but C and the workspace may have changed."""
     rng = np.random.default_rng(7)
-    memory, (a, b, c) = _matrices(problem, rng)
-    tape = record(plan, problem)
-    memory["W"] = _buffer(tape.workspace)
+    memory, (a, b, c) = matrices(problem, rng)
+    tape = operations(plan, problem)
+    memory["W"] = buffer(tape.workspace)
     before = {name: x.copy() for name, x in memory.items()}
     expected = c.copy()
     play(tape, memory)
@@ -288,7 +151,7 @@ def test_products_with_their_updates_compute_what_the_executor_does(text: str) -
 def test_a_table_above_the_tiled_kernel_is_one_launch_a_step(name: str) -> None:
     """Of all tables; the launch has the blocks that the table's kernel reads and writes."""
     plan, problem = Plan.parse(f"{name} > tile"), Problem(64, 64, 64, "float32")
-    ops, steps = record(plan, problem).ops, step_table(name).steps
+    ops, steps = operations(plan, problem).ops, step_table(name).steps
     assert len(ops) == len(steps) == cost(plan, 64, 64, 64, 4).launches
     for op, step in zip(ops, steps, strict=True):
         assert isinstance(op, TileOp if step.kernel.product else SumOp)
@@ -305,11 +168,11 @@ OVERLAPPED = ("strassen.overlapped.pad4 > winograd.pad", "winograd.overlapped > 
 def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     """Between a fork and its join, all of one lane before the other: nothing that one needs is the other's."""
     problem = Problem(45, 38, 51, "float64")
-    tape = record(Plan.parse(f"{text} > vendor"), problem)
+    tape = operations(Plan.parse(f"{text} > vendor"), problem)
     assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
-    memory, (a, b, c) = _matrices(problem, np.random.default_rng(7))
-    memory["W"] = _buffer(tape.workspace)
-    kept: list[tuple[int, Op]] = []
+    memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
+    memory["W"] = buffer(tape.workspace)
+    kept: list[tuple[int, Operation]] = []
     between, start = False, 0
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
         if isinstance(op, Turn):
@@ -333,7 +196,7 @@ def test_a_single_product_runs_beside_nothing(text: str) -> None:
 
 def test_tf32_is_float32_but_for_the_products() -> None:
     plan = Plan.parse("strassen.pad16 > vendor")
-    tf32, ieee = (record(plan, Problem(64, 64, 64, dtype)) for dtype in ("tf32", "float32"))
+    tf32, ieee = (operations(plan, Problem(64, 64, 64, dtype)) for dtype in ("tf32", "float32"))
     assert {op.kernel.element for op in tf32.ops if isinstance(op, SumOp)} == {"float32"}
     assert tf32.workspace == ieee.workspace and [repr(op) for op in tf32.ops] == [repr(op) for op in ieee.ops]
 
@@ -387,7 +250,7 @@ def test_the_workspace_is_what_the_plan_says(text: str, dtype: str) -> None:
     plan = parsed(text)
     for size in ((40, 56, 72), (33, 18, 75)):
         problem = Problem(*size, dtype)
-        used, said = record(plan, problem).workspace, _needed(plan, problem)
+        used, said = operations(plan, problem).workspace, _needed(plan, problem)
         # A peeled strip is added by the GEMM itself; the executor of a leaf without beta needs a scratch.
         assert used <= said if "peel" in text or "balanced" in text else used == said
 
@@ -413,11 +276,11 @@ def test_any_tape_computes_what_the_executor_does(
 
 def test_one_level_is_four_launches_and_a_tape_is_kept() -> None:
     problem = Problem(256, 256, 256, "float32")
-    tape = record(Plan.parse("strassen.batched.pad16 > vendor"), problem)
+    tape = operations(Plan.parse("strassen.batched.pad16 > vendor"), problem)
     assert [type(op) for op in tape.ops] == [SumOp, SumOp, GemmOp, SumOp]
     gemm = tape.ops[2]
     assert isinstance(gemm, GemmOp) and (gemm.count, gemm.m, gemm.n, gemm.k) == (7, 128, 128, 128)
-    assert record(Plan.parse("strassen.batched.pad16 > vendor"), Problem(256, 256, 256, "float32")) is tape
+    assert operations(Plan.parse("strassen.batched.pad16 > vendor"), Problem(256, 256, 256, "float32")) is tape
 
 
 def test_kernels_do_not_depend_on_sizes_or_scalars() -> None:
@@ -428,7 +291,7 @@ def test_kernels_do_not_depend_on_sizes_or_scalars() -> None:
         for size in ((256, 512, 320), (1000, 777, 901))
         for alpha in (2.5, -3)
     ]
-    kernels = {tuple(op.kernel for op in record(plan, p).ops if isinstance(op, SumOp)) for p in problems}
+    kernels = {tuple(op.kernel for op in operations(plan, p).ops if isinstance(op, SumOp)) for p in problems}
     assert len(kernels) == 1
 
 
@@ -445,7 +308,7 @@ def test_kernels_do_not_depend_on_sizes_or_scalars() -> None:
     ],
 )
 def test_wide_accesses_only_where_all_is_aligned(dtype: str, n: int, access: str) -> None:
-    tape = record(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, dtype))
+    tape = operations(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, dtype))
     assert {op.access for op in tape.ops if isinstance(op, SumOp)} == {access}
 
 
@@ -463,7 +326,7 @@ def test_a_leaf_says_along_what_its_operands_lie(
 ) -> None:
     """Whatever the order of the caller's arrays, the product is the same one; the split that turns has high tiles."""
     problem = Problem(64, 96, 160, "float32", tuple(Layout(order, 160) for _ in "ABC"))  # type: ignore[arg-type]
-    tape = record(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
+    tape = operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
     sums = [op for op in tape.ops if isinstance(op, SumOp)]
     (gemm,) = (op for op in tape.ops if isinstance(op, GemmOp))
     assert gemm.leaf == leaf.partition(".")[0]
@@ -475,7 +338,7 @@ def test_a_leaf_says_along_what_its_operands_lie(
 
 def test_every_element_has_a_thread() -> None:
     for n, dtype, leaf in product((1, 129, 1000), ("float64", "bfloat16"), ("vendor", "vendor.outer")):
-        tape = record(Plan.parse(f"strassen.batched > {leaf}"), Problem(3 * n, n, 5 * n, dtype))
+        tape = operations(Plan.parse(f"strassen.batched > {leaf}"), Problem(3 * n, n, 5 * n, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
             (across, down, deep), (height, width) = op.grid, op.kernel.tile
             assert across * width >= op.cols > (across - 1) * width
@@ -483,14 +346,14 @@ def test_every_element_has_a_thread() -> None:
 
 
 def test_a_very_tall_matrix_is_folded_into_the_grid() -> None:
-    tape = record(Plan.parse("strassen.batched > vendor"), Problem(4_000_000, 8, 8, "float32"))
+    tape = operations(Plan.parse("strassen.batched > vendor"), Problem(4_000_000, 8, 8, "float32"))
     down, deep = tape.ops[0].grid[1:]  # type: ignore[union-attr]
     assert down <= 65535 and deep > 1 and 2_000_000 <= down * deep < 2_000_000 + deep
 
 
 def test_parameters_are_the_structure_of_the_kernel() -> None:
     problem = Problem(40, 24, 56, "float32", alpha=0.3, beta=-7.0)
-    op = record(Plan.parse("strassen.batched > vendor"), problem).ops[-1]
+    op = operations(Plan.parse("strassen.batched > vendor"), problem).ops[-1]
     assert isinstance(op, SumOp)
     assert [complex(c) for c in op.scalars] == [0.3, -7.0]
     arrays, tail = op.parameters[: ARRAY_BYTES * 2], op.parameters[ARRAY_BYTES * 2 :]
@@ -505,7 +368,7 @@ def test_parameters_are_the_structure_of_the_kernel() -> None:
         (lambda: Problem(2, 3, 4, "int8"), "int8"),
         (lambda: Problem(2, 3, 4, "float32", (Layout("C", 2), Layout("C", 4), Layout("C", 4))), "A is 2 x 3"),
         # 343 products of unequal blocks: more arrays than a launch can describe
-        (lambda: record(Plan.parse("strassen^3 > vendor"), Problem(101, 103, 107, "float32")), "pad"),
+        (lambda: operations(Plan.parse("strassen^3 > vendor"), Problem(101, 103, 107, "float32")), "pad"),
     ],
 )
 def test_what_cannot_be_recorded_is_an_error_that_says_why(make: Any, message: str) -> None:

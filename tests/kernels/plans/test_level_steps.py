@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fmm.kernels.cpu.arena import Arena, block
 from fmm.kernels.cpu.elementwise import schedule
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.blocks import cuts, side
@@ -21,7 +22,6 @@ from fmm.kernels.plans.level_steps import Batch, Place, Recipe, Sum, whole
 from fmm.kernels.plans.lower import PANEL, grid, lower
 from fmm.kernels.plans.memory_layout import ALIGN, leading, temporary_bytes
 from fmm.kernels.plans.plan import Level, Plan
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -10,7 +10,6 @@ from fmm.kernels.algorithms.table_kernel import kernel_table
 from fmm.perfmodel.papers import li, li_counts
 from fmm.perfmodel.papers.li import CLOSED_FORMS, METHODS, PERCENTAGES, SIZES
 from fmm.perfmodel.papers.li_counts import (
-    LEAVES,
     QUANTITIES,
     A,
     Polynomial,
@@ -22,6 +21,7 @@ from fmm.perfmodel.papers.li_counts import (
     reduction,
 )
 from fmm.perfmodel.papers.table import Table
+from tests.oracles.li import recurrence
 
 # ---- polynomials
 
@@ -57,23 +57,7 @@ def test_what_is_no_polynomial_is_named(text: str) -> None:
         Polynomial.parse(text)
 
 
-# ---- the recurrences of section 7 as oracles
-
-
-def recurrence(quantity: Quantity, method: str, k: int) -> Polynomial:
-    """Section 6's totals, then section 7: seven times the level below at n/2, plus the printed increment."""
-    if k == 0:
-        return LEAVES["gpu8"][quantity]
-    first = {
-        ("strassen", "arithmetics"): "18n^2/4",
-        ("strassen", "transactions"): "7n^2/16",
-        ("strassen", "volume"): "172n^2/4",
-        ("winograd", "arithmetics"): "15n^2/4",
-        ("winograd", "transactions"): "11n^2/32",
-        ("winograd", "volume"): "136n^2/4",
-    }
-    increment = first[method, quantity] if k == 1 else li.INCREMENTS[method][QUANTITIES.index(quantity)]
-    return recurrence(quantity, method, k - 1).halved().times(7) + Polynomial.parse(increment)
+# ---- the recurrences of section 7
 
 
 @pytest.mark.parametrize("method", METHODS)

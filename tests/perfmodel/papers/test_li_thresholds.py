@@ -7,6 +7,7 @@ import pytest
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.li_counts import levels
 from fmm.perfmodel.papers.li_thresholds import plan
+from tests.oracles.li import CALLS_AROUND_PRODUCTS, CALLS_OF_ONE_LEVEL
 
 
 @pytest.mark.parametrize(
@@ -37,19 +38,14 @@ def test_the_leaf_of_the_texture_codes() -> None:
     assert str(plan("winograd", 2048, 1024, 2048, "tile.gpu8.texture")) == "li-fig13 > tile.gpu8.texture"
 
 
-# Kernel calls as printed. Figure 12: 10 add and sub, 7 products; Figure 13: 8 and 7. Figure 16: 10 sums of operands and
-# 5 updates around 7 products; Figure 23: 8 and 4.
-ONE, OUTER = {"strassen": 10 + 7, "winograd": 8 + 7}, {"strassen": 10 + 5, "winograd": 8 + 4}
-
-
-@pytest.mark.parametrize("scheme", ONE)
+@pytest.mark.parametrize("scheme", CALLS_OF_ONE_LEVEL)
 def test_launches_are_the_calls_that_the_figures_print(scheme: str) -> None:
     """Level by level: those of a level, and seven times what is below it."""
     expected = 1
     for n in (64, 128, 256, 512):
         found = plan(scheme, n, 64, 128)
         assert cost(found, n, n, n, 4).launches == expected
-        expected = ONE[scheme] if n == 64 else OUTER[scheme] + 7 * expected
+        expected = CALLS_OF_ONE_LEVEL[scheme] if n == 64 else CALLS_AROUND_PRODUCTS[scheme] + 7 * expected
 
 
 @pytest.mark.parametrize(

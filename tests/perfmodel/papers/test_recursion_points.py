@@ -1,7 +1,7 @@
 """The alpha/pi model of D'Alberto and Nicolau: Equations 2 and 3, other schemes, Balanced, Table 3."""
 
 from fractions import Fraction
-from math import ceil, inf
+from math import inf
 
 import pytest
 
@@ -24,6 +24,7 @@ from fmm.perfmodel.papers.recursion_points import (
     scheme_work,
     speedups,
 )
+from tests.oracles.dalberto import equation_2
 
 Shape = tuple[int, int, int]
 
@@ -34,12 +35,6 @@ def work_of(name: str) -> BlockWork:
 
 
 # ---- Equations 2 and 3
-
-
-def equation_2(m: int, n: int, p: int, ratio: float) -> bool:
-    """As printed, with the paper's names: true if the product goes to the vendor."""
-    left = ceil(m / 2) * ceil(n / 2) * ceil(p / 2)
-    return left <= ratio / 2 * (5 * ceil(n / 2) * (ceil(m / 2) + ceil(p / 2)) + 3 * m * p)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 7.3, 30.0, 50.0])

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, Strategy, engine_strategy
-from fmm.kernels.cuda.products.tiled import Several, TileOp, View, fused_op
+from fmm.kernels.cuda.products.tiled import Several, TileOp, fused_op
 from fmm.kernels.cuda.products.tiled_source import Update
+from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.fused_order import Lane, stages
 from fmm.kernels.plans.plan import Level
 

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from dataclasses import replace
-from functools import cache
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fmm.hardware.capability import Capability, capability
-from fmm.hardware.datasheets import device
 from fmm.hardware.occupancy import active_blocks
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
+from fmm.kernels.cuda.products.tiled import Several, TileOp, fitted, fused_op, pointers
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, Update, added, source
-from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import View
+from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, added, source
+from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_time import GEMM, registers, resident
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.papers.huang_blocks import chip
 from fmm.problem import Layout, Problem
-from tests.kernels.cuda.sums.test_sum_host import SANITIZER
-from tests.kernels.cuda.sums.test_sum_source import ARCHITECTURES, in_parallel, nvrtc, report
+from tests.support.chips import H200
+from tests.support.host_compiler import required_compiler
+from tests.support.nvrtc import ARCHITECTURES, in_parallel, nvrtc, report
+from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats
 
 FLOAT32 = (*STRATEGIES, *TUNED)
-H200 = chip(device("H200"))
 MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coefficients, four steps of a line at once
 
 
@@ -112,7 +106,7 @@ def fits(made: TileKernel, architecture: str) -> TileKernel:
     """What is launched there."""
     digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
     op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
-    return fitted(op, limits(architecture).shared_per_block, int(digits) >= 80).kernel
+    return fitted(op, replace(H200, limits=limits(architecture), version=int(digits))).kernel
 
 
 def test_a_strategy_that_does_not_fit_is_replaced() -> None:
@@ -126,200 +120,24 @@ def test_a_strategy_that_does_not_fit_is_replaced() -> None:
 
 # ---- on the host: the threads of a block take turns
 
-# Compiled once: runs a block's threads. Kernels go without the library's headers, which take most of the time.
-BLOCK = r"""
-#include <setjmp.h>
-#include <ucontext.h>
-struct Dim { unsigned x, y, z; };
-Dim blockIdx, gridDim, threadIdx;
-
-// A thread runs until it has to wait for others. Then it is another's turn, in an order that changes, and for some time
-// half of the warps have none: so who reads what nobody has written yet, for want of a barrier, is found out.
-constexpr unsigned STACK = 1 << 16, MOST = 1024;
-struct Thread {
-    ucontext_t start;
-    jmp_buf here;
-    bool begun, done;
-    char* stack;
-};
-static Thread threads[MOST];
-static jmp_buf next_turn;
-struct Barrier {
-    unsigned size = 32, arrived = 0, times = 0;
-    void wait() {
-        const unsigned before = times;
-        if (++arrived == size) arrived = 0, ++times;
-        while (times == before)
-            if (!_setjmp(threads[threadIdx.x].here)) _longjmp(next_turn, 1);
-    }
-};
-static Barrier everyone, warps[MOST / 32];
-extern "C" void meet() { everyone.wait(); }
-extern "C" void meet_warp() { warps[threadIdx.x / 32].wait(); }
-
-static void (*kernel)(const void*);
-static const void* told;
-static void thread() {
-    kernel(told);
-    threads[threadIdx.x].done = true;
-    _longjmp(next_turn, 1);
-}
-static bool take_turns(unsigned count) {
-    static unsigned random = 1, turns, held, i, left;
-    static unsigned step;  // shares no factor with counts, which are powers of two, maybe times 3: each thread is met
-    random = random * 1664525 + 1013904223;
-    step = random >> 16 | 1;
-    while (step % 3 == 0) step += 2;
-    if (turns++ % 64 == 0) held = random >> 16;
-    for (i = left = 0; i < count; ++i) {
-        threadIdx.x = (random >> 8 & 1023) + i * step;
-        threadIdx.x %= count;
-        Thread& mine = threads[threadIdx.x];
-        if (mine.done) continue;
-        ++left;
-        if (held >> threadIdx.x / 32 % 16 & 1) continue;
-        if (_setjmp(next_turn)) continue;
-        if (mine.begun) _longjmp(mine.here, 1);
-        mine.begun = true;
-        setcontext(&mine.start);
-    }
-    return left;
-}
-static void run_block(unsigned count) {
-    everyone = {count};
-    for (Thread* t = threads; t < threads + count; ++t) {
-        Thread& x = *t;
-        x.stack = x.stack ? x.stack : new char[STACK];
-        x.begun = x.done = false;
-        getcontext(&x.start);
-        x.start.uc_stack.ss_sp = x.stack, x.start.uc_stack.ss_size = STACK;
-        makecontext(&x.start, thread, 0);
-    }
-    while (take_turns(count)) {}
-}
-extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count) {
-    kernel = entry, told = parameters;
-    gridDim = {unsigned(blocks), 1, unsigned(products)};
-    for (unsigned i = 0; i < blocks * products; ++i) {
-        blockIdx = {i % blocks, 0, i / blocks};
-        run_block(count);
-    }
-}
-"""
-HOST = r"""
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__
-template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; }
-template <class T> const T& max(const T& x, const T& y) { return x < y ? y : x; }
-struct alignas(16) float4 { float x, y, z, w; };
-float4 memory[16384];
-struct Dim { unsigned x, y, z; };
-extern Dim blockIdx, gridDim, threadIdx;
-extern "C" void meet();
-extern "C" void meet_warp();
-extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
-static void __syncthreads() { meet(); }
-template <class T> T atomicAdd(T* q, T x) {
-    const T before = *q;
-    *q += x;
-    return before;
-}
-static void __threadfence() {}
-static void __threadfence_system() {}
-
-// What a warp's instruction does: lanes leave their numbers and take others', where PTX's manual has each of them.
-struct Warp { double a[32][4][2], b[32][4]; };
-static Warp warps[32];
-namespace fmm {
-template <int STEPS>
-void mma(double (&c)[4], const double (&a)[STEPS][2], const double (&b)[STEPS]) {
-    Warp& warp = warps[threadIdx.x / 32];
-    const int lane = threadIdx.x % 32;
-    for (int k = 0; k < STEPS; ++k) {
-        warp.b[lane][k] = b[k];
-        for (int i = 0; i < 2; ++i) warp.a[lane][k][i] = a[k][i];
-    }
-    meet_warp();
-    for (int e = 0; e < 4; ++e) {
-        const int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
-        for (int k = 0; k < 4 * STEPS; ++k)
-            c[e] += warp.a[row % 8 * 4 + k % 4][k / 4][row / 8] * warp.b[col * 4 + k % 4][k / 4];
-    }
-    meet_warp();
-}
-}  // namespace fmm
-"""
-DRIVER = r"""
-extern "C" int launch(const void* parameters, int blocks, int products) {{
-    using Parameters = {told};
-    auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
-    run(entry, parameters, blocks, products, {threads});
-    return sizeof(Parameters);
-}}
-"""
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-# A wide access that is not aligned works on this machine and fails on a GPU: the sanitizer makes it fail here too.
-FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
 GUARD = 64  # NaN before and behind every operand
-Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple of 64 bytes on
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs a launch on the host; kernels are compiled once."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
-    folder = tmp_path_factory.mktemp("tiles")
-    libraries: dict[Any, Any] = {}
+def host() -> Any:
+    """Runs a launch on the host."""
+    required_compiler()
 
     def launch(op: TileOp | Several, memory: Memory, access: Access | None = None) -> None:
-        key = op.kernel, access or op.access
-        if key not in libraries:
-            libraries[key] = compiled_for_the_host(folder / str(len(libraries)), *key)
+        library = compiled_for_the_host(op.kernel, access or op.access)
         parameters = np.frombuffer(op.parameters, np.int64).copy()
         for word, piece in zip(pointers(op), op.pieces, strict=True):
             parameters[word] = memory[piece.base].ctypes.data + piece.offset
         blocks, _, products = op.grid
         where = parameters.ctypes.data_as(ctypes.c_void_p)
-        assert libraries[key].launch(where, blocks, products) == parameters.nbytes
+        assert library.launch(where, blocks, products) == parameters.nbytes
 
     return launch
-
-
-def compiled_for_the_host(path: Path, made: TileKernel, access: Access) -> Any:
-    counts = ", ".join(map(str, (*made.operands, made.products)))
-    told = f"fmm::Parameters<Number, {counts}>"
-    told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
-    driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
-    assert made.shared <= 16 * 16384
-    return library(path, HOST + source(made, access).replace("#pragma once", "") + driver)
-
-
-def library(path: Path, text: str) -> Any:
-    """What kernels need of BLOCK is loaded before them."""
-    if text != BLOCK:
-        block()
-    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
-    command = [str(COMPILER), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(f"{path}.so", ctypes.RTLD_GLOBAL if text == BLOCK else ctypes.DEFAULT_MODE)
-
-
-@cache
-def block() -> Any:
-    with TemporaryDirectory() as folder:
-        return library(Path(folder) / "block", BLOCK)
-
-
-def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
-    """NaN, from a multiple of 64 bytes on."""
-    raw = np.full(count + 32, np.nan, dtype)
-    start = -raw.ctypes.data % 64 // raw.itemsize
-    return raw[start : start + count]
 
 
 def operand(x: np.ndarray[Any, Any], layout: Layout, shape: tuple[int, int]) -> Any:
@@ -352,7 +170,7 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | S
         x[...] = rng.integers(-3, 4, x.shape)
     a, b, c = (x.astype(np.float64) for x in views.values())
     beside = np.isnan(memory["C"])
-    tape = record(Plan.parse(plan), problem)
+    tape = operations(Plan.parse(plan), problem)
     assert tape.workspace == 0
     wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
     ops = [tile_op(op, H200, dtype) if isinstance(op, GemmOp) else op for op in wanted]
@@ -413,13 +231,13 @@ def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
 
 def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
     problems = (Problem(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
-    ops = [op for x in problems for op in record(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
+    ops = [op for x in problems for op in operations(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
     assert [tile_op(op, H200, "float32").access for op in ops] == ["vector", "scalar"]
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
     """The seven products of a batched level, layer by layer of the workspace."""
-    tape = record(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
+    tape = operations(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
     made, work = tile_op(op, H200, "float32"), floats(1 << 16)
     assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
@@ -473,7 +291,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
 def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
     assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
-    tape = record(plan, Problem(*size, "float32"))
+    tape = operations(plan, Problem(*size, "float32"))
     (several,) = tape.ops
     assert isinstance(several, Several)
     assert several.order == "turns"  # one launch, where the copy engine brings the operands
@@ -511,14 +329,14 @@ def test_other_types_are_refused(dtype: str) -> None:
         plans += [("tile", "float32, float64, float16, bfloat16, tf32")]
     for text, types in plans:
         with pytest.raises(PlanError, match=f"multiplies {types} there, not {dtype}"):
-            record(Plan.parse(text), Problem(64, 64, 64, dtype))
+            operations(Plan.parse(text), Problem(64, 64, 64, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_each_type_has_its_strategies(dtype: str) -> None:
     """Chosen by size, and where sums are inside."""
     plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
-    ops = [op for text in plans for op in record(Plan.parse(text), Problem(512, 512, 512, dtype)).ops]
+    ops = [op for text in plans for op in operations(Plan.parse(text), Problem(512, 512, 512, dtype)).ops]
     made = [tile_op(op, H200, dtype) for op in ops if isinstance(op, GemmOp)]
     made += [x for op in ops if isinstance(op, Several) for x in op.ops]
     assert len(made) == 1 + 1 + 7

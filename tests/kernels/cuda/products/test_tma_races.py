@@ -22,114 +22,13 @@ import pytest
 from fmm.kernels.cuda.products.tiled_source import ENTRY
 from fmm.kernels.cuda.products.tma import BulkOp
 from fmm.kernels.cuda.products.tma_source import BulkKernel
-from tests.kernels.cuda.products.test_tiled import COMPILER
-from tests.kernels.cuda.products.test_tma import SMALL, check, described, for_the_host
+from tests.support.host_compiler import COMPILER, compiled_file, header
+from tests.support.tma_on_host import SMALL, check, described, for_the_host
 
 FLAGS = ("-std=c++20", "-O1", "-g", "-w", "-Wno-psabi", "-pthread", "-fsanitize=thread")
 # What may be left out: the order that gates of copies or of sums make, a warp's meeting before it arrives, turns.
 LEFT_OUT = ("nothing", "copies", "sums", "warps", "turns")
 RACE = "WARNING: ThreadSanitizer: data race"
-HOST = r"""
-#include <climits>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <linux/futex.h>
-#include <new>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-// A wait that orders nothing: ThreadSanitizer knows what libraries do, not this.
-static void wait_while(std::atomic<unsigned>& word, unsigned value) {
-    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
-}
-static void wake_all(std::atomic<unsigned>& word) {
-    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
-
-struct Barrier {
-    unsigned size;
-    std::atomic<unsigned> arrived = 0, times = 0;
-    void wait() {
-        const unsigned before = times;
-        if (++arrived == size) {
-            arrived = 0;
-            ++times;
-            wake_all(times);
-        } else {
-            while (times == before) wait_while(times, before);
-        }
-    }
-};
-constexpr int MOST_WARPS = 8;
-struct ThreadBlock {
-    alignas(1024) float memory[1 << 16];
-    Barrier everyone, warps[MOST_WARPS];
-    Dim index;
-};
-static thread_local ThreadBlock* mine;
-#define blockIdx mine->index
-
-// What a test leaves out, one of LEFT_OUT, to see that it is missed.
-static int left_out;
-static int early;  // so many tiles too early a stage is filled again
-
-static void __syncthreads() { mine->everyone.wait(); }
-static void __syncwarp() { if (left_out != WARPS) mine->warps[threadIdx.x / 32].wait(); }
-"""
-GATES = r"""
-namespace fmm {
-constexpr auto NO_ORDER = std::memory_order_relaxed;
-constexpr int PHASES = 64;
-struct Gate {
-    std::atomic<unsigned> phase;          // how many have ended. It opens the gate and orders nothing
-    std::atomic<long long> missing;       // of this phase: 2^32 for each who is to arrive, and bytes
-    std::atomic<int> order[PHASES];       // of each phase alone: released by who arrives, acquired by who passes
-    int arrivals;
-};
-static void make_gate(Gate* g, int arrivals) {
-    new (g) Gate();
-    g->arrivals = arrivals;
-    g->missing = (long long)arrivals << 32;
-}
-static void show_gates() {}
-static void settle(Gate* g, long long come) {
-    const unsigned phase = g->phase.load(NO_ORDER);
-    if (phase >= PHASES) std::abort();
-    g->order[phase].fetch_add(1, std::memory_order_release);
-    if (g->missing.fetch_sub(come, NO_ORDER) != come) return;
-    g->missing.store((long long)g->arrivals << 32, NO_ORDER);
-    g->phase.store(phase + 1, std::memory_order_release);  // nobody acquires it
-    wake_all(g->phase);
-}
-static void arrive(Gate* g) { settle(g, 1LL << 32); }
-static void expect(Gate* g, int bytes) { settle(g, (1LL << 32) - bytes); }
-static void pass(Gate* g, unsigned parity) {
-    unsigned phase;
-    while (((phase = g->phase.load(NO_ORDER)) & 1) == parity) wait_while(g->phase, phase);
-    if (left_out == (g->arrivals == 1 ? COPIES : SUMS)) return;
-    if (phase) g->order[phase - 1].load(std::memory_order_acquire);
-}
-// The engine: each copy is ordered after its request and before its gate, and with no other copy.
-static thread_local std::vector<std::thread> copies;
-static void bring(void* to, const Map* m, int x, int y, int z, Gate* g) {
-    copies.emplace_back([=] {
-        copy(to, m, x, y, z);
-        settle(g, 4 * m->across * m->down);
-    });
-}
-template <int THREADS> void meet() { __syncthreads(); }
-static void wait_for_turn(const unsigned* count, unsigned turn) {
-    std::atomic_ref<unsigned> now(*const_cast<unsigned*>(count));
-    while (now.load(left_out == TURNS ? NO_ORDER : std::memory_order_acquire) != turn) std::this_thread::yield();
-}
-static void pass_turn(unsigned* count, unsigned turn) {
-    std::atomic_ref<unsigned>(*count).store(turn, std::memory_order_release);
-}
-template <int N> void add_there(float* q, const float (&x)[N]) { for (int e = 0; e < N; ++e) q[e] += x[e]; }
-}
-"""
 # Two thread blocks at a time, so that turns are taken. Reads a launch and its arrays, writes C and the counts.
 DRIVER = r"""
 static std::vector<char> taken(size_t size) {{
@@ -222,17 +121,15 @@ class RaceError(Exception):
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """Runs a launch; kernels are compiled once."""
+def host() -> Watched:
+    """Runs a launch."""
     if reason := sanitizer():
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("races")
-    programs: dict[BulkKernel, Path] = {}
 
+    @cache
     def compiled(kernel: BulkKernel) -> Path:
-        path = folder / str(len(programs))
-        numbers = f"enum {{ {', '.join(LEFT_OUT).upper()} }};"
-        text = numbers + for_the_host(kernel, HOST, GATES)
+        numbers = f"enum {{ {', '.join(LEFT_OUT).upper()} }};\n"
+        text = numbers + for_the_host(kernel, header("watched_barriers.h"), header("watched_gates.h"))
         for old, new in {
             REFILL: REFILL.replace("t > 2", "t > 2 - early").replace("t - 3", "t - 3 + early"),
             FREE: FREE.replace(";", " + early;"),
@@ -241,15 +138,11 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Watched:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         driver = DRIVER.format(threads=kernel.strategy.threads, entry=ENTRY)
-        path.with_suffix(".cpp").write_text(text + driver, encoding="utf-8")
-        subprocess.run([str(COMPILER), *FLAGS, f"{path}.cpp", "-o", str(path)], check=True)
-        return path
+        return compiled_file("races", text + driver, FLAGS)
 
     def launch(
         op: BulkOp, arrays: dict[str, np.ndarray[Any, Any]], left_out: str = "nothing", early: int = 0
     ) -> tuple[np.ndarray[Any, Any], int]:
-        if op.kernel not in programs:
-            programs[op.kernel] = compiled(op.kernel)
         names = list(arrays)
         words, pointers = np.frombuffer(op.parameters, np.int64).copy(), []
         for word, x in zip(op.map_words, op.maps, strict=True):
@@ -262,7 +155,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         for array in arrays.values():
             given += [struct.pack("q", array.nbytes), array.tobytes()]
         given += [struct.pack("i", len(pointers)), *(struct.pack("2i", *pair) for pair in pointers)]
-        done = run([str(programs[op.kernel])], b"".join(given))
+        done = run([str(compiled(op.kernel))], b"".join(given))
         said = done.stderr.decode(errors="replace")
         if RACE in said:
             raise RaceError(said)

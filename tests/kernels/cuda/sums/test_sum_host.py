@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -14,40 +13,14 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_source import ENTRY, source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
+from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 
-# Without the library's headers, which take most of the time.
-HOST = r"""
-extern "C" void* memcpy(void* to, const void* from, unsigned long size);
-template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; }
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__ static
-struct Dim { unsigned x, y, z; };
-static Dim blockIdx, threadIdx, gridDim;
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-template <class To, class From> static To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
-static float __uint_as_float(unsigned x) { return bits<float>(x); }
-static unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
-static int __double2hiint(double x) { return static_cast<int>(bits<long long>(x) >> 32); }
-template <class T> static T __ldcs(const T* q) { return *q; }
-template <class T> static void __stcs(T* q, T x) { *q = x; }
-static unsigned __activemask() { return 1u << (threadIdx.x % 32); }
-static int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
-static void atomicOr(int* p, int v) { *p |= v; }
-#define FMM_IF_INSIDE(TYPE, SUFFIX, REGISTER)                                                            \
-    inline TYPE load_if(const TYPE* q, bool inside) { return inside ? *q : static_cast<TYPE>(0); }       \
-    inline void store_if(TYPE* q, TYPE x, bool inside) { if (inside) *q = x; }
-"""
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int across, int down, int deep) {{
     using Parameters = fmm::Parameters<{arrays}, {scalars}>;
@@ -60,24 +33,19 @@ extern "C" int launch(const void* parameters, int across, int down, int deep) {{
     return sizeof(Parameters);
 }}
 """
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-# A wide access that is not aligned works on this machine and fails on a GPU: the sanitizer makes it fail here too,
-# by an illegal instruction: what would be said takes half of the compiler's time.
-SANITIZER = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def host() -> Any:
     """Runs a launch on the host; kernels are compiled once."""
-    _compiler()
-    folder = tmp_path_factory.mktemp("kernels")
+    required_compiler()
     libraries: dict[Any, Any] = {}
 
     def launch(op: SumOp, bases: dict[str, int], access: Access, flag: int = 0) -> None:
         key = op.kernel, access, bool(flag)
         if key not in libraries:
-            libraries[key] = _compiled(folder / str(len(libraries)), *key)
+            libraries[key] = _compiled(*key)
         parameters = np.frombuffer(op.parameters, np.int64).copy()
         for i, x in enumerate(op.arrays):
             parameters[7 * i] = bases[x.base] + x.offset
@@ -87,25 +55,16 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return launch
 
 
-def _compiler() -> str:
-    if COMPILER is None:
-        pytest.skip("no C++ compiler (g++ or clang++) for the kernel's source on the host")
-    return COMPILER
-
-
 def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
     text = source(kernel, access, flag).replace("#pragma once", "")
     text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
     assert changed, "the host's version of FMM_IF_INSIDE no longer fits block_sums.cuh"
-    return HOST + text
+    return header("sum_host.h") + text
 
 
-def _compiled(path: Path, kernel: SumKernel, access: Access, flag: bool) -> Any:
+def _compiled(kernel: SumKernel, access: Access, flag: bool) -> Any:
     driver = DRIVER.format(arrays=kernel.arrays, scalars=kernel.scalars, entry=ENTRY, threads=THREADS)
-    path.with_suffix(".cpp").write_text(_for_the_host(kernel, access, flag) + driver, encoding="utf-8")
-    command = [_compiler(), *FLAGS, "-shared", "-fPIC", f"{path}.cpp", "-o", f"{path}.so"]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(f"{path}.so")
+    return shared_library(_for_the_host(kernel, access, flag) + driver, FLAGS)
 
 
 class Operand(NamedTuple):
@@ -160,7 +119,7 @@ def test_splits_and_joins_on_the_host(text: str, dtype: str, host: Any) -> None:
         layouts = [Layout(order, (c if order == "C" else r) + gap) for r, c in ((m, k), (k, n), (m, n))]  # type: ignore[arg-type]
         problem = Problem(m, k, n, dtype, tuple(layouts), 1, 1)  # type: ignore[arg-type]
         plan = Plan.parse(text if "vendor" in text else f"{text} > vendor")
-        ops = [op for op in record(plan, problem).ops if isinstance(op, SumOp)]
+        ops = [op for op in operations(plan, problem).ops if isinstance(op, SumOp)]
         for op in (*ops[:2], ops[-1]) if "vendor" in text else (ops[0], ops[-1]):
             _check_on_host(op, problem, kind, shift, host)
 
@@ -236,7 +195,7 @@ def test_a_sum_in_place_on_the_host(host: Any) -> None:
     seen: set[SumKernel] = set()
     for name, size in product(names, ((16, 16, 16), (13, 9, 11))):
         problem = Problem(*size, "float64")
-        for op in record(Plan.parse(f"{name}.pad > vendor"), problem).ops:
+        for op in operations(Plan.parse(f"{name}.pad > vendor"), problem).ops:
             if isinstance(op, SumOp) and op.kernel.aliases and op.kernel not in seen:
                 seen.add(op.kernel)
                 _check_on_host(op, problem, np.dtype(np.float64), 0, host)
@@ -248,7 +207,7 @@ def test_a_sum_in_place_on_the_host(host: Any) -> None:
 def test_the_flag_is_raised_by_what_is_stored(dtype: str, bad: float, host: Any) -> None:
     kind = np.dtype(dtype)
     problem = Problem(30, 34, 38, dtype)
-    op = record(Plan.parse("strassen.batched.pad4 > vendor"), problem).ops[-1]
+    op = operations(Plan.parse("strassen.batched.pad4 > vendor"), problem).ops[-1]
     assert isinstance(op, SumOp)
     size = record_workspace(op, kind)
     for value, raised in ((1.0, 0), (bad, 1)):
@@ -279,14 +238,16 @@ AT(inner_rows, {flag} + 16); AT(inner_cols, {flag} + 20);
 @pytest.mark.parametrize("wrong", [0, 8], ids=["as packed", "8 bytes off"])
 def test_parameters_lie_where_a_launch_puts_them(wrong: int, tmp_path: Path) -> None:
     """The struct of block_sums.cuh against the bytes of SumOp.parameters; any other layout does not compile."""
-    op = record(Plan.parse("strassen.batched > vendor"), Problem(40, 24, 56, "float32", alpha=0.3, beta=-7.0)).ops[-1]
+    op = operations(Plan.parse("strassen.batched > vendor"), Problem(40, 24, 56, "float32", alpha=0.3, beta=-7.0)).ops[
+        -1
+    ]
     assert isinstance(op, SumOp) and op.kernel.scalars == 2
     arrays, scalars = op.kernel.arrays, op.kernel.scalars
     flag = arrays * ARRAY_BYTES + 8 * (2 * scalars + 1) + wrong
     numbers = {"arrays": arrays, "scalars": scalars, "array": ARRAY_BYTES, "flag": flag, "size": len(op.parameters)}
     path = tmp_path / "layout.cpp"
     path.write_text(_for_the_host(op.kernel, "scalar", False) + LAYOUT.format(**numbers), encoding="utf-8")
-    command = [_compiler(), *FLAGS, "-c", str(path), "-o", f"{path}.o"]
+    command = [required_compiler(), *FLAGS, "-c", str(path), "-o", f"{path}.o"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (found.returncode == 0) == (not wrong), found.stderr
     assert not wrong or "flag" in found.stderr

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -17,16 +15,17 @@ from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_source import source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from tests.support.nvrtc import ARCHITECTURES, CPP17, Report, compile_cuda, in_parallel, nvrtc, report
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
-    tape = record(
+    tape = operations(
         Plan.parse(text if "vendor" in text else f"{text} > vendor"),
         Problem(size, size, size, dtype, alpha=alpha, beta=beta),
     )
@@ -101,7 +100,6 @@ def test_lanes_fill_an_access_while_registers_last(text: str, dtype: str, lanes:
 
 # ---- NVRTC: no GPU and no driver is needed
 
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 REAL = ("float32", "float64", "bfloat16", "float16")
 TYPES = (*REAL, "complex64", "complex128")
 
@@ -176,64 +174,6 @@ ALL = {
 CASES = ALL if os.environ.get("FMM_ALL_KERNELS") == "1" else USUAL
 
 
-class Report(NamedTuple):
-    """What the assembler says of one kernel."""
-
-    name: str
-    registers: int
-    shared: int  # bytes a thread block
-    local: int  # bytes of local memory a thread: what did not fit in registers
-
-
-@cache
-def nvrtc() -> Any:
-    """The compiler through its Python bindings. The test extra brings both where there are wheels: there, CI has it."""
-    try:
-        from cuda.bindings import nvrtc as module
-
-        status, *version = module.nvrtcVersion()
-    except Exception as error:  # the bindings raise many kinds of errors where the library is missing
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no NVRTC (packages cuda-bindings and nvidia-cuda-nvrtc): {type(error).__name__}: {error}")
-    assert not int(status) and tuple(version) >= (13, 0), f"NVRTC {version}: the test extra asks for 13.0"
-    return module
-
-
-@cache
-def compiled(text: str, architecture: str, options: tuple[str, ...] = ("--std=c++17",)) -> str:
-    """The log of a compilation down to machine code."""
-    return _compiled(text, architecture, "--ptxas-options=-v", *options)[0]
-
-
-def _compiled(text: str, architecture: str, *options: str) -> tuple[str, str]:
-    """The log, and the PTX in between."""
-    module = nvrtc()
-    status, program = module.nvrtcCreateProgram(text.encode(), b"sum.cu", 0, [], [])
-    assert not int(status)
-    given = [f"--gpu-architecture={architecture}", *options]
-    try:
-        failed = int(module.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])[0])
-        log: bytes = b" " * module.nvrtcGetProgramLogSize(program)[1]
-        module.nvrtcGetProgramLog(program, log)
-        ptx: bytes = b" " * (0 if failed else module.nvrtcGetPTXSize(program)[1])
-        module.nvrtcGetPTX(program, ptx)
-    finally:
-        module.nvrtcDestroyProgram(program)
-    said = str(log, errors="replace").strip("\0 \n")
-    assert not failed, f"{architecture}: {said}"
-    return said, str(ptx, errors="replace")
-
-
-def report(name: str, text: str, architecture: str, options: tuple[str, ...] = ("--std=c++17",)) -> Report:
-    said = compiled(text, architecture, options)
-    registers = re.search(r"Used (\d+) registers", said)
-    stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
-    shared = re.search(r"(\d+) bytes smem", said)
-    assert registers and stack, f"{name}: no resources in the log: {said}"
-    return Report(name, int(registers[1]), int(shared[1]) if shared else 0, max(int(stack[1]), int(stack[2])))
-
-
 def sources(case: Case) -> Iterator[tuple[str, str, str]]:
     """Names, texts and architectures of a case's kernels, each text once."""
     for dtype, architecture in product(case.dtypes, case.architectures):
@@ -247,11 +187,6 @@ def sources(case: Case) -> Iterator[tuple[str, str, str]]:
                     if text not in seen:
                         seen.add(text)
                         yield f"{plan} {dtype} {architecture} {access} {op.label}", text, architecture
-
-
-def in_parallel(function: Callable[..., Report], jobs: list[tuple[Any, ...]]) -> list[Report]:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda job: function(*job), jobs))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -283,21 +218,21 @@ def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
     texts = [source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
-    for text in (*texts, recompute.source(dtype)):
-        _, ptx = _compiled(text, "compute_90", "--std=c++17", "-ftz=true")
+    for text in (*texts, recompute.simple_source(dtype)):
+        _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
         assert "ret;" in ptx and "f32" in ptx
         assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha and beta themselves
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_parameters_are_as_large_as_what_a_launch_passes(architecture: str) -> None:
-    """Where each of them lies, tests/test_cuda_host.py asks the host's compiler, which knows offsetof."""
+    """Where each of them lies, test_sum_host.py asks the host's compiler, which knows offsetof."""
     op = launches("strassen.batched.pad16", "float32", 256, 0.3, -7.0)[-1]
     assert op.kernel.scalars == 2
     text = source(op.kernel, "scalar") + (
         f'static_assert(sizeof(fmm::Array) == {ARRAY_BYTES}, "array");\n'
         f'static_assert(sizeof(fmm::Parameters<{op.kernel.arrays}, 2>) == {len(op.parameters)}, "size");\n'
     )
-    compiled(text, architecture)
+    compile_cuda(text, architecture, *CPP17)
     with pytest.raises(AssertionError, match="array"):
-        compiled(text.replace(f"== {ARRAY_BYTES}", "== 8"), architecture)
+        compile_cuda(text.replace(f"== {ARRAY_BYTES}", "== 8"), architecture, *CPP17)

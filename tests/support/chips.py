@@ -1,0 +1,6 @@
+"""Chips from the datasheets, for tests of what is chosen on them."""
+
+from fmm.hardware.datasheets import device
+from fmm.perfmodel.papers.huang_blocks import chip
+
+H200 = chip(device("H200"))

@@ -1,0 +1,148 @@
+"""A reference interpreter of launch lists: every element through its address, one launch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cpu.arena import block
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.operations import OperationList
+from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.products.tiled_source import Scalar as Given
+from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
+from fmm.kernels.cuda.sums.sum_launch import Array, SumOp
+from fmm.kernels.cuda.views import Factor, Lines, Piece
+from fmm.problem import Problem
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
+Memory = dict[str, Matrix]  # base -> bytes
+GUARD = 64  # bytes beyond the end of every buffer that nobody may touch
+POISON = 0xFF  # bytes of NaN
+
+
+def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
+    """`tile`: what does tiled products, if not the interpreter."""
+    for op in tape.ops:
+        if isinstance(op, SumOp):
+            _sum(op, memory)
+        elif isinstance(op, GemmOp):
+            _gemm(op, memory, np.dtype(tape.problem.dtype))
+        elif isinstance(op, TileOp | Several):
+            for product in op.ops if isinstance(op, Several) else (op,):
+                (tile or _tile)(product, memory)
+
+
+def _sum(op: SumOp, memory: Memory) -> None:
+    """The kernel's own statements in their own order: loads and stores happen where they stand."""
+    kind = np.dtype(op.kernel.element)
+    values: dict[int, Matrix] = {}
+    for event in op.kernel.events:
+        if event.kind == "load":
+            found = _block(op.arrays, op.kernel.reads[event.value], memory, kind, op.rows, op.cols)
+            values[event.value] = np.zeros((op.rows, op.cols), kind)
+            values[event.value][: found.shape[0], : found.shape[1]] = found
+        elif event.kind == "store":
+            place = _block(op.arrays, op.kernel.writes[event.source], memory, kind, op.rows, op.cols)
+            place[...] = values[event.value][: place.shape[0], : place.shape[1]]
+        else:
+            before = values[event.value] if event.kind == "add" else np.zeros((op.rows, op.cols), kind)
+            term = values[event.source] * _number(event.factor, op) if event.source >= 0 else 0
+            values[event.value] = (before + term).astype(kind)
+
+
+def _number(factor: Any, op: SumOp) -> Any:
+    c = op.scalars[factor.number] if isinstance(factor, Scalar) else complex(factor)
+    return c if op.kernel.element.startswith("complex") else c.real
+
+
+def _block(arrays: tuple[Array, ...], spot: Spot, memory: Memory, kind: Any, rows: int, cols: int) -> Matrix:
+    """What there is of a block within the launch."""
+    x = arrays[spot.array]
+    rows = max(min(rows, x.height, x.rows - spot.i * x.height), 0)
+    cols = max(min(cols, x.width, x.cols - spot.j * x.width), 0)
+    start = x.offset + (spot.i * x.down + spot.j * x.right) * kind.itemsize
+    return _strided(memory[x.base], start, (rows, cols), (x.row, x.col), kind)
+
+
+def _strided(memory: Matrix, start: int, shape: tuple[int, int], strides: tuple[int, int], kind: Any) -> Matrix:
+    if 0 in shape:
+        return np.empty(shape, kind)
+    last = start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) * kind.itemsize
+    assert 0 <= start <= last <= memory.nbytes - GUARD - kind.itemsize, "an address outside its base"
+    steps = tuple(s * kind.itemsize for s in strides)
+    return np.ndarray(shape, kind, memory, start, steps)
+
+
+def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
+    for i in range(op.count):
+        left = _factor(op.left, i, (op.m, op.k), memory, kind)
+        right = _factor(op.right, i, (op.k, op.n), memory, kind)
+        dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
+        old = np.asarray(op.beta).astype(kind) * dest if op.beta else 0
+        dest[...] = np.asarray(op.alpha).astype(kind) * (left @ right) + old
+
+
+def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:
+    """Column-major, as BLAS reads it."""
+    strides = (x.leading, 1) if x.transposed else (1, x.leading)
+    return _strided(memory[x.base], x.offset + i * x.stride * kind.itemsize, shape, strides, kind)
+
+
+def _tile(op: TileOp, memory: Memory) -> None:
+    """A product with its sums, each block as large as it is, and the epilogue's lines."""
+    kind, e = np.dtype(op.kernel.element), op.kernel.epilogue
+
+    def block(piece: Piece, lines: Lines, outer: bool) -> Matrix:
+        strides = (1, lines.leading) if outer else (lines.leading, 1)
+        return _strided(memory[piece.base], piece.offset, (piece.rows, piece.cols), strides, kind)
+
+    def whole(x: Matrix, rows: int, cols: int) -> Matrix:
+        full = np.zeros((rows, cols), kind)
+        full[: x.shape[0], : x.shape[1]] = x[:rows, :cols]
+        return full
+
+    def added(pieces: tuple[Piece, ...], lines: Lines, shape: tuple[int, int], outer: bool) -> Any:
+        return sum(kind.type(piece.factor) * whole(block(piece, lines, outer), *shape) for piece in pieces)
+
+    def number(c: Any) -> float:
+        return float(getattr(op.dest[c.dest], c.name) if isinstance(c, Given) else complex(c).real)
+
+    a, b, *lines = op.lines
+    left = added(op.left, a, (op.m, op.k), op.kernel.along[0] == "outer")
+    dests = [block(piece, x, False) for piece, x in zip(op.dest, lines, strict=True)]
+    values = [left @ added(op.right, b, (op.k, op.n), op.kernel.along[1] == "inner")]
+    values += [whole(dests[d], op.m, op.n) for d in e.reads]
+    for terms in e.program.lines:
+        values.append(sum(number(c) * values[v] for c, v in terms if number(c)))
+    for d, v in zip(e.writes, e.program.outputs, strict=True):
+        found = values[v][: dests[d].shape[0], : dests[d].shape[1]]
+        dests[d][...] = dests[d] + found if e.atomic else found
+
+
+def buffer(nbytes: int) -> Matrix:
+    memory = block(nbytes + GUARD)
+    memory[:] = POISON
+    return memory
+
+
+def _integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Matrix:
+    """Small integers: every product and sum of them is exact, in any order."""
+    x = rng.integers(-3, 4, shape).astype(dtype)
+    return x + 1j * rng.integers(-3, 4, shape) if dtype.startswith("complex") else x
+
+
+def matrices(problem: Problem, rng: np.random.Generator) -> tuple[Memory, list[Matrix]]:
+    memory, views = {}, []
+    kind = np.dtype(problem.dtype)
+    for name, (rows, cols), layout in zip("ABC", problem.shapes, problem.layouts, strict=True):
+        lines = rows if layout.order == "C" else cols
+        memory[name] = buffer(lines * layout.leading * kind.itemsize)
+        strides = (layout.leading, 1) if layout.order == "C" else (1, layout.leading)
+        view = _strided(memory[name], 0, (rows, cols), strides, kind)
+        if name != "C" or problem.beta:
+            view[...] = _integers(rng, (rows, cols), problem.dtype)
+        views.append(view)
+    return memory, views

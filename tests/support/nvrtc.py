@@ -1,0 +1,92 @@
+"""Compiling CUDA sources with NVRTC, which needs no GPU and no driver, and what its assembler says of a kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.compiled_cache import cached_file
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+CPP17 = ("--std=c++17",)
+
+
+class Report(NamedTuple):
+    """What the assembler says of one kernel."""
+
+    name: str
+    registers: int
+    shared: int  # bytes a thread block
+    local: int  # bytes of local memory a thread: what did not fit in registers
+
+
+@cache
+def nvrtc() -> Any:
+    """The compiler through its Python bindings; skips the test where it is missing.
+
+    The test extra brings both packages where there are wheels of them, so on CI a missing compiler is an error.
+    """
+    try:
+        from cuda.bindings import nvrtc as module
+
+        status, *version = module.nvrtcVersion()
+    except Exception as error:  # the bindings raise many kinds of errors where the library is missing
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no NVRTC (packages cuda-bindings and nvidia-cuda-nvrtc): {type(error).__name__}: {error}")
+    assert not int(status) and tuple(version) >= (13, 0), f"NVRTC {version}: the test extra asks for 13.0"
+    return module
+
+
+def compile_cuda(text: str, architecture: str, *options: str) -> tuple[str, str]:
+    """The compiler's log, and the PTX that it made on the way to machine code. What does not compile is an error."""
+    version = ".".join(map(str, nvrtc().nvrtcVersion()[1:]))
+
+    def compiled(path: Path) -> None:
+        path.write_text(json.dumps(_compiled(text, architecture, *options)), encoding="utf-8")
+
+    made = cached_file("nvrtc.json", (version, architecture, *options, text), compiled)
+    log, ptx = json.loads(made.read_text(encoding="utf-8"))
+    return log, ptx
+
+
+def _compiled(text: str, architecture: str, *options: str) -> tuple[str, str]:
+    module = nvrtc()
+    status, program = module.nvrtcCreateProgram(text.encode(), b"sum.cu", 0, [], [])
+    assert not int(status)
+    given = [f"--gpu-architecture={architecture}", *options]
+    try:
+        failed = int(module.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])[0])
+        log: bytes = b" " * module.nvrtcGetProgramLogSize(program)[1]
+        module.nvrtcGetProgramLog(program, log)
+        ptx: bytes = b" " * (0 if failed else module.nvrtcGetPTXSize(program)[1])
+        module.nvrtcGetPTX(program, ptx)
+    finally:
+        module.nvrtcDestroyProgram(program)
+    said = str(log, errors="replace").strip("\0 \n")
+    assert not failed, f"{architecture}: {said}"
+    return said, str(ptx, errors="replace")
+
+
+def report(name: str, text: str, architecture: str, options: tuple[str, ...] = CPP17) -> Report:
+    """The kernel's resources; `name` is for messages."""
+    said, _ = compile_cuda(text, architecture, "--ptxas-options=-v", *options)
+    registers = re.search(r"Used (\d+) registers", said)
+    stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
+    shared = re.search(r"(\d+) bytes smem", said)
+    assert registers and stack, f"{name}: no resources in the log: {said}"
+    return Report(name, int(registers[1]), int(shared[1]) if shared else 0, max(int(stack[1]), int(stack[2])))
+
+
+def in_parallel(function: Callable[..., Report], jobs: list[tuple[Any, ...]]) -> list[Report]:
+    """The function of each job's arguments; NVRTC lets go of Python's lock."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda job: function(*job), jobs))

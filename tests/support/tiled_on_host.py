@@ -1,0 +1,53 @@
+"""The tiled kernel's source compiled for the host, where the threads of a block take turns."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Access, TileKernel, source
+from tests.support.host_compiler import SANITIZER, header, shared_library
+
+FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
+SHARED_BYTES = 16 * 16384  # of host_cuda/turns.h
+DRIVER = r"""
+extern "C" int launch(const void* parameters, int blocks, int products) {{
+    using Parameters = {told};
+    auto entry = [](const void* p) {{ {entry}(*static_cast<const Parameters*>(p)); }};
+    run(entry, parameters, blocks, products, {threads});
+    return sizeof(Parameters);
+}}
+"""
+Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple of 64 bytes on
+
+
+@cache
+def _scheduler() -> Any:
+    """What runs a block's threads: compiled once, and loaded before any kernel, which calls it."""
+    return shared_library(header("turns.cpp"), FLAGS, ctypes.RTLD_GLOBAL)
+
+
+def tiled_library(text: str) -> Any:
+    """Kernels with their drivers, without the headers."""
+    _scheduler()
+    return shared_library(header("turns.h") + text.replace("#pragma once", ""), FLAGS)
+
+
+@cache
+def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
+    counts = ", ".join(map(str, (*made.operands, made.products)))
+    told = f"fmm::Parameters<Number, {counts}>"
+    told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
+    driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
+    assert made.shared <= SHARED_BYTES
+    return tiled_library(source(made, access) + driver)
+
+
+def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
+    """NaN, from a multiple of 64 bytes on."""
+    raw = np.full(count + 32, np.nan, dtype)
+    start = -raw.ctypes.data % 64 // raw.itemsize
+    return raw[start : start + count]

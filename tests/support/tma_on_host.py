@@ -1,0 +1,93 @@
+"""Products by the copy engine compiled for the host, where threads are threads and the copy engine is a loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.products.tile_sizes import Strategy
+from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tma import BulkOp, bulk_op, rows_are_aligned
+from fmm.kernels.cuda.products.tma_source import BulkKernel, source
+from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.tensor_map import TensorMap
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
+from tests.support.chips import H200
+from tests.support.host_compiler import header
+
+SMS = 132
+SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp_n=4, stages=6, blocks=1)
+
+
+def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = SMS) -> BulkOp:
+    tape = operations(Plan.parse(plan), problem)
+    assert tape.workspace == 0
+    (op,) = tape.ops
+    tiled = tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op
+    assert isinstance(tiled, TileOp | Several)
+    assert rows_are_aligned(tiled)
+    made = bulk_op(tiled, s, multiprocessors)
+    assert made is not None
+    return made
+
+
+def for_the_host(kernel: BulkKernel, host: str, gates: str) -> str:
+    """The kernel's source, with functions in the place of what a GPU has."""
+    files, stub = source(kernel).split("using Task =", 1)
+    head, _, engine_and_body = files.partition("// What Hopper's copy engine")
+    body = engine_and_body[engine_and_body.index("// Products with sums in them") :]
+    text = header("language.h") + host + head + header("copies.h") + gates + body + "using Task =" + stub
+    return text.replace("#pragma once", "")
+
+
+def described(x: TensorMap, start: int) -> list[int]:
+    """The words of TensorMap in host_cuda/copies.h."""
+    lines = x.leading * 4, x.layer * 4
+    return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.swizzle]
+
+
+def memory(lines: int, leading: int) -> np.ndarray[Any, Any]:
+    """NaN around and between the lines, from a multiple of 64 bytes on."""
+    raw = np.full(lines * leading + 64, np.nan, np.float32)
+    start = -raw.ctypes.data % 64 // 4
+    return raw[start : start + lines * leading + 16]
+
+
+def check(
+    plan: str,
+    size: tuple[int, int, int],
+    orders: str,
+    scalars: tuple[float, float],
+    s: Strategy,
+    host: Any,
+    multiprocessors: int = SMS,
+) -> BulkOp:
+    """Small integers: exact. Nothing beside C is touched, counts are as before."""
+    m, k, n = size
+    shapes = (m, k), (k, n), (m, n)
+    lines = [shape if order == "C" else shape[::-1] for order, shape in zip(orders, shapes, strict=True)]
+    leading = [-(-x // 4) * 4 + 4 for _, x in lines]
+    layouts = [Layout(order, x) for order, x in zip(orders, leading, strict=True)]  # type: ignore[arg-type]
+    problem = Problem(m, k, n, "float32", tuple(layouts), *scalars)  # type: ignore[arg-type]
+    op = launch_of(plan, problem, s, multiprocessors)
+    rng = np.random.default_rng(3)
+    whole = [memory(count, step) for (count, _), step in zip(lines, leading, strict=True)]
+    views = []
+    for x, (count, length), step, order in zip(whole, lines, leading, orders, strict=True):
+        inside = x[: count * step].reshape(count, step)[:, :length]
+        inside[...] = rng.integers(-3, 4, inside.shape)
+        views.append(inside if order == "C" else inside.T)
+    a, b, c = (x.astype(np.float64) for x in views)
+    if not scalars[1]:
+        views[2][...] = np.inf
+    beside = np.isnan(whole[2])
+    counts, flag = host(op, dict(zip("ABC", whole, strict=True)))
+    np.testing.assert_array_equal(views[2], scalars[0] * (a @ b) + (scalars[1] * c if scalars[1] else 0))
+    assert (np.isnan(whole[2]) == beside).all()
+    assert not counts.any()
+    assert flag == 0
+    return op
