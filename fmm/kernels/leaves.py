@@ -30,6 +30,7 @@ VENDOR = Leaf(
     ("cpu", "cuda"),
     ALL,
     call="one BLAS call",
+    forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
     multiply=numpy_product,
 )
 LT = Leaf(
@@ -40,6 +41,7 @@ LT = Leaf(
     call="one BLAS call",
     scratch=LT_SCRATCH,
     numbers=32,
+    forms=("peer",),
 )
 TILE = Leaf(
     "tile",
@@ -52,6 +54,7 @@ TILE = Leaf(
     considered=("float32", "float16", "bfloat16"),
     alignment=16,  # bytes that it reads at a time; of other rows it reads single numbers
     options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS),
+    forms=("inside",),
     time_formula="tiles",
 )
 
