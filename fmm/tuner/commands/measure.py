@@ -20,6 +20,7 @@ from fmm.problem import Problem
 from fmm.runtime.decide import answer
 from fmm.tuner.commands.config import guarded, sections
 from fmm.tuner.commands.options import add_json
+from fmm.tuner.commands.suites import EFFORTS, SUITES
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.devices.choose import UnknownDeviceError, chosen
 from fmm.tuner.devices.device import Device
@@ -176,8 +177,6 @@ def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, st
 
 
 def _suites(options: argparse.Namespace) -> int:
-    from fmm.tuner.commands.suites import EFFORTS, SUITES  # NumPy's random generators and threads, only when measuring
-
     where = environment(command())
     if not options.json:
         print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")

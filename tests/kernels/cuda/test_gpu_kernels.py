@@ -13,6 +13,7 @@ from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.record import record
 from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.sums.sum_source import ENTRY, source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -364,8 +365,6 @@ def test_subnormal_numbers_count(cupy: Any, backend: Any, plan: str, dtype: str)
 def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
     """What this device's compiler made. That of test_sum_source.py has nothing in local memory; other versions
     miss that by a few bytes here and there, which cost nothing."""
-    from fmm.kernels.cuda.sums.sum_source import ENTRY, source
-
     for text, dtype in product(
         ("winograd.batched.pad16", "strassen^2.batched.pad16"), ("float32", "float64", "bfloat16")
     ):

@@ -12,9 +12,11 @@ import pytest
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.products.tile_sizes import PRESETS
+from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import li_thresholds
 from fmm.perfmodel.tile_choice import best_for
+from fmm.problem import Problem
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
@@ -164,8 +166,6 @@ def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None
 def test_lanes_in_a_graph(tasks: str) -> None:
     """Captured with its forks and joins, and replayed on a result that holds something else by then."""
     from fmm.kernels.cuda.launch.player import CupyBackend
-    from fmm.kernels.cuda.record import record
-    from fmm.problem import Problem
 
     rng = cupy.random.default_rng(5)
     a, b = rng.standard_normal((514, 300), np.float32), rng.standard_normal((300, 258), np.float32)

@@ -12,7 +12,10 @@ import pytest
 import fmm
 from fmm.config import files
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import Problem
+from fmm.runtime.decide_gpu import gpu
 from tests.support import configs as tuned
 from tests.support.device_arrays import CORRUPTIONS, CupyLibrary, Gate, close, draw, same_places
 
@@ -119,8 +122,6 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
     from benchmarks.clock import elapsed
     from fmm.kernels.cuda.recompute.flags import Rescue
-    from fmm.kernels.cuda.record import record
-    from fmm.problem import Problem
 
     side = 4096
     rescue = Rescue(record(Plan.parse(FUSED), Problem(side, side, side, "float32")), 0)
@@ -136,8 +137,6 @@ def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
 
 def told(path: Path, **rate: float) -> None:
     """A config by which products are slow and nothing else takes time."""
-    from fmm.runtime.decide_gpu import gpu
-
     numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
     known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
     versions = dict(gpu(0).identity.versions)
