@@ -1,4 +1,5 @@
 #include <setjmp.h>
+#include <stdlib.h>
 #include <ucontext.h>
 struct Dim { unsigned x, y, z; };
 Dim blockIdx, gridDim, threadIdx;
@@ -61,7 +62,7 @@ static void run_block(unsigned count) {
     everyone = {count};
     for (Thread* t = threads; t < threads + count; ++t) {
         Thread& x = *t;
-        x.stack = x.stack ? x.stack : new char[STACK];
+        x.stack = x.stack ? x.stack : static_cast<char*>(malloc(STACK));
         x.begun = x.done = false;
         getcontext(&x.start);
         x.start.uc_stack.ss_sp = x.stack, x.start.uc_stack.ss_size = STACK;
