@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import ncu
-from fmm.kernels.algorithms.step_table import Kernel, kernel_table
+from fmm.kernels.algorithms.table_kernel import Kernel, kernel_table
 from fmm.kernels.cuda.products.tile_sizes import GPU8, Strategy, strategy
 from fmm.kernels.plans.plan import Level, Plan
 from fmm.perfmodel.papers.li_counts import FUSED, LEAVES, Polynomial, kernel_cost
@@ -209,9 +209,9 @@ def run(size: int) -> None:
     """Every plan once, what is compiled being so before: the profiler counts between start and stop."""
     import cupy
 
-    from fmm.kernels.cuda.launch.player import CupyBackend
+    from fmm.runtime.device_backend import DeviceBackend
 
-    driver, backend, rng = ctypes.CDLL("libcuda.so.1"), CupyBackend(), cupy.random.default_rng(1)
+    driver, backend, rng = ctypes.CDLL("libcuda.so.1"), DeviceBackend(), cupy.random.default_rng(1)
     a, b = (rng.standard_normal((size, size), np.float32) for _ in "AB")
     c = cupy.empty_like(a)
     for started in (False, True):

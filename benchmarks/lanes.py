@@ -20,11 +20,11 @@ import numpy as np
 from fmm.config.certify import interval, ratios
 from fmm.kernels.cpu import side_by_side
 from fmm.kernels.cpu.arena import Arena, Array, block
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import flops, workspace
 from fmm.perfmodel.cost import cost
 from fmm.tuner.commands.measure import write

@@ -1,215 +1,111 @@
-"""Writes the README's numbers from results/: `python -m benchmarks.readme [--check]`."""
+"""Writes the measured numbers of README.md and docs/ from results/: `python -m benchmarks.readme [--check]`.
+
+A page marks the place of a table with `<!-- results: NAME -->` and `<!-- end -->`; what stands between is replaced.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+
+from benchmarks import measured
+from benchmarks.measured import Row, digits, load, times
 
 ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-Row = dict[str, Any]
+# The few rows of the README: type and size, on every GPU and on every CPU.
+ON_GPU = [
+    ("float32", [4096] * 3),
+    ("float32", [16384] * 3),
+    ("float64", [16384] * 3),
+    ("bfloat16", [16384] * 3),
+    ("bfloat16", [8191] * 3),
+]
+ON_CPU = [("float64", [8192] * 3)]
+EXAMPLE_ON_GPU = ("float32", [16384] * 3)
 
 
-def filled(readme: str, results: Path) -> str:
-    """The README with every marked section written anew."""
-    folders = sorted(folder for folder in results.iterdir() if (folder / "speed.json").exists())
-    sections: dict[str, Callable[[list[Path]], Iterator[str]]] = {
-        "example": lambda folders: chain(_example(folders), _gpu_example(results)),
-        "tables": _tables,
-        "gpu": lambda _: _gpus(results),
-        "tuned": lambda _: _tuned(results),
-    }
-    return MARK.sub(lambda m: m[1] + "\n".join(sections[m[2]](folders)) + "\n" + m[3], readme)
+def pages() -> list[Path]:
+    """The README, and whatever page of docs/ has marks."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [path for path in found if MARK.search(path.read_text(encoding="utf-8"))]
 
 
-def _load(folder: Path, suite: str) -> tuple[Row, list[Row]]:
-    content = json.loads((folder / f"{suite}.json").read_text(encoding="utf-8"))
-    return content["environment"], content["rows"]
+def filled(page: str, results: Path) -> str:
+    """The page with every marked section written anew."""
+    return MARK.sub(lambda m: m[1] + "\n".join(SECTIONS[m[2]](results)).strip() + "\n" + m[3], page)
 
 
-def _machine(environment: Row) -> str:
-    return "{processor}, {blas_threads} threads, NumPy {numpy}, {blas}".format(**environment)
+# ---- the README's own sections
 
 
-def _example(folders: list[Path]) -> Iterator[str]:
-    for folder in folders:
-        environment, rows = _load(folder, "speed")
-        row = next((r for r in rows if r["size"] == [8192] * 3 and r["dtype"] == "float64"), None)
-        if row:
-            ours, theirs = median(row["candidate"]), median(row["vendor"])
-            yield f"On {_machine(environment)}: NumPy {theirs:.2f} s, fmm **{ours:.2f} s**."
+def example(results: Path) -> Iterator[str]:
+    """Two sentences: a product on the first CPU, and one on every GPU."""
+    for environment, row in list(_on_cpu(results))[:1]:
+        ours, theirs = median(row["candidate"]), median(row["vendor"])
+        where = f"{environment['processor']}, {environment['blas_threads']} threads"
+        yield f"On {where}: NumPy {theirs:.2f} s, fmm **{ours:.2f} s**."
+    for environment, row in _on_gpu(results):
+        if (row["dtype"], row["size"]) == EXAMPLE_ON_GPU:
+            ours, theirs = (digits(median(row[who])) for who in ("candidate", "vendor"))
+            what = f"{row['dtype']}, n = {row['size'][0]}"
+            yield f"On {environment['device']}, {what}: cuBLAS {theirs} ms, fmm **{ours} ms**."
 
 
-def _gpu_example(results: Path) -> Iterator[str]:
-    for path in sorted(results.glob("*/gpu.json")):
-        for environment, rows in _runs(path.parent):
-            mine = [r for r in rows if (r["dtype"], r["size"]) == ("float32", [16384] * 3)]
-            for best in map(_best, _cases(mine)):
-                ours, theirs = median(best["candidate"]), median(best["vendor"])
-                what = "float32, n = 16384"
-                yield f"On {environment['device']}, {what}: cuBLAS {theirs:.0f} ms, fmm **{ours:.0f} ms**."
+def shortlist(results: Path) -> Iterator[str]:
+    """A row for each product of the lists above."""
+    columns = ("on", "type", "m x k x n", "vendor", "fmm", "speedup", "workspace")
+    rows = [_short_row(e["device"], row, "ms") for e, row in _on_gpu(results)]
+    rows += [_short_row(f"{e['processor']}, {e['blas_threads']} threads", row, "s") for e, row in _on_cpu(results)]
+    yield from measured.table(columns, iter(rows))
 
 
-def _runs(folder: Path) -> Iterator[tuple[Row, list[Row]]]:
-    """All runs of a GPU's benchmark, the last first: the environment, and the rows of cases that no later one has."""
-    known: set[tuple[str, str]] = set()
-    for name in ("gpu", *sorted((path.stem for path in folder.glob("gpu-*.json")), reverse=True)):
-        environment, rows = _load(folder, name)
-        new = [r for r in rows if (r["dtype"], str(r["size"])) not in known]
-        known |= {(r["dtype"], str(r["size"])) for r in new if r["candidate"]}
-        yield environment, new
+def _short_row(where: str, row: Row, unit: str) -> Sequence[object]:
+    theirs, ours = (f"{digits(median(row[who]))} {unit}" for who in ("vendor", "candidate"))
+    speedup = f"**{measured.paired(row['vendor'], row['candidate']):.2f}**"
+    return where, row["dtype"], times(row["size"]), theirs, ours, speedup, measured.space(row["workspace"])
 
 
-def _tables(folders: list[Path]) -> Iterator[str]:
-    for i, folder in enumerate(folders):
-        environment, speed = _load(folder, "speed")
-        yield from [""] * (i > 0)
-        yield f"**{_machine(environment)}** (`results/{folder.name}/`, commit {environment['commit']})"
-        yield ""
-        yield "| m x k x n | type | speedup over NumPy (95 % interval) | plan | workspace |"
-        yield "|---|---|---|---|---|"
-        for r in speed:
-            size = " x ".join(map(str, r["size"]))
-            interval = f"{r['low']:.3f} to {r['high']:.3f}"
-            space = f"{r['workspace'] / 2**20:.0f} MiB"
-            yield f"| {size} | {r['dtype']} | **{r['speedup']:.2f}** ({interval}) | `{r['plan']}` | {space} |"
-        yield ""
-        yield from _sentences(folder)
-        yield ""
+def _on_gpu(results: Path) -> Iterator[tuple[Row, Row]]:
+    """Environment and fastest plan of each product of the list."""
+    for folder in measured.gpu_folders(results):
+        environment, rows = load(folder / "gpu.json")
+        found = {(case[0]["dtype"], str(case[0]["size"])): measured.best_of(case) for case in measured.cases(rows)}
+        yield from ((environment, found[dtype, str(size)]) for dtype, size in ON_GPU if (dtype, str(size)) in found)
 
 
-def _gpus(results: Path) -> Iterator[str]:
-    """The fastest plan of every case on every GPU; cases that the last run had no time for from an earlier one."""
-    for folder in sorted(path.parent for path in results.glob("*/gpu.json")):
-        runs = list(_runs(folder))
-        dates = "CUDA {cuda}, cuBLAS {cublas}, {time}".format(**runs[0][0])
-        where = f"(`results/{folder.name}/`, commit {runs[0][0]['commit'][:12]})"
-        yield f"**{runs[0][0]['device']}**, {dates} {where}"
-        yield ""
-        yield "| type | m x k x n | cuBLAS | fmm | speedup | / Lt | error | workspace | plan |"
-        yield "|---|---|---|---|---|---|---|---|---|"
-        for i, (environment, rows) in enumerate(runs):
-            note = f" (commit {environment['commit'][:7]})" if i else ""
-            yield from (_gpu_row(case, note) for case in _cases(rows))
-        if (folder / "random.json").exists():
-            yield ""
-            yield from _random(_load(folder, "random")[1])
+def _on_cpu(results: Path) -> Iterator[tuple[Row, Row]]:
+    for folder in measured.cpu_folders(results):
+        environment, rows = load(folder / "speed.json")
+        yield from ((environment, row) for row in rows if (row["dtype"], row["size"]) in ON_CPU)
 
 
-def _cases(rows: list[Row]) -> Iterator[list[Row]]:
-    cases: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row["candidate"]:
-            cases.setdefault((row["dtype"], str(row["size"])), []).append(row)
-    order = ("float32", "float64", "bfloat16", "float16", "tf32")
-    yield from sorted(cases.values(), key=lambda case: (order.index(case[0]["dtype"]), case[0]["size"]))
-
-
-def _gpu_row(case: list[Row], note: str = "") -> str:
-    """One line of the table; without candidates of cuBLASLt, that column is cuBLAS's again."""
-    lt = [r for r in case if r["plan"].startswith("lt") and not r["graph"]]
-    best = _best(case)
-    peer = min((r["candidate"] for r in lt), key=median) if lt else best["vendor"]
-    size = " x ".join(map(str, best["size"]))
-    times = f"{median(best['vendor']):.3g} ms | {median(best['candidate']):.3g} ms"
-    ratios = f"**{_paired(best['vendor'], best):.2f}** | {_paired(peer, best):.2f}"
-    error = f"{best['error'] / best['vendor_error']:.1f}"
-    plan = f"`{best['plan']}`" + (" graph" if best["graph"] else "")
-    space = f"{best['workspace'] / 2**30:.2f} GiB"
-    return f"| {best['dtype']} | {size} | {times} | {ratios} | {error} | {space} | {plan}{note} |"
-
-
-def _best(case: list[Row]) -> Row:
-    return max((r for r in case if r["plan"] != "vendor"), key=lambda r: _paired(r["vendor"], r))
-
-
-def _paired(other: list[float], row: Row) -> float:
-    return float(median(o / c for o, c in zip(other, row["candidate"], strict=True)))
-
-
-def _random(rows: list[Row]) -> Iterator[str]:
-    """Whole calls of fmm.matmul on random shapes, type by type."""
-    for dtype in dict.fromkeys(r["dtype"] for r in rows):
-        found = [r for r in rows if r["dtype"] == dtype]
-        ratios = {"all": [r["ratio"] for r in found]}
-        ratios["long"] = [r["ratio"] for r in found if median(r["vendor"]) > 0.1]
-        low, high = min(ratios["all"]), max(ratios["all"])
-        text = f"{len(found)} random shapes, whole calls: median ratios from {low:.2f} to {high:.2f}"
-        long = f"of products over 0.1 ms ({len(ratios['long'])}) from {min(ratios['long'], default=1):.2f}"
-        yield f"- {dtype}: {text}; {long}."
-
-
-def _sentences(folder: Path) -> Iterator[str]:
-    """One line for each of the other suites that were run, worst cases first."""
-    for suite, sentence in SENTENCES.items():
-        if (folder / f"{suite}.json").exists():
-            yield f"- {sentence(_load(folder, suite)[1])}."
-
-
-def _never_slower(rows: list[Row]) -> str:
-    ratios = [r["speedup"] for r in rows]
-    return f"{len(ratios)} random shapes, sides up to 6000: median ratios from {min(ratios):.3f} to {max(ratios):.3f}"
-
-
-def _small_calls(rows: list[Row]) -> str:
-    calls = (f"{r['extra_microseconds']:.2f} µs at {r['side']} x {r['side']}" for r in rows)
-    return f"A small call costs more by {', '.join(calls)}"
-
-
-def _errors(rows: list[Row]) -> str:
-    worst = max(rows, key=lambda r: float(r["ratio"]))
-    where = f"{worst['dtype']}, {worst['data']}, n = {worst['side']}"
-    return f"Largest error: {worst['ratio']:.1f} times NumPy's ({where})"
-
-
-SENTENCES: dict[str, Callable[[list[Row]], str]] = {
-    "never_slower": _never_slower,
-    "small_calls": _small_calls,
-    "errors": _errors,
-    "memory": lambda rows: f"Peak memory over what the plan said: {max(r['ratio'] for r in rows):.4f}",
-    "guard": lambda rows: f"The check for overflow takes at most {max(r['share'] for r in rows):.2%} of a product",
-}
-
-
-def _tuned(results: Path) -> Iterator[str]:
-    """The model's error and the regret of its choices, of every device and type that was tuned."""
-    yield "| device, type | held-out pairs | time off by (95 %) | speedup off by | regret: mean, worst | of the best |"
-    yield "|---|---|---|---|---|---|"
-    for path in sorted(results.glob("*/config.json")):
-        (types,) = json.loads(path.read_text(encoding="utf-8"))["devices"].values()
-        for dtype, section in types.items():
-            time, speedup = section["error"]["time"], section["error"]["speedup"]
-            name = f"{section['conditions']['device']}, {dtype}"
-            errors = f"{time['median']:.1%} ({time['p95']:.1%}) | {speedup['median']:.1%}"
-            yield f"| {name} | {speedup['count']} | {errors} | {_regret(path.with_name(f'regret-{dtype}.json'))} |"
-
-
-def _regret(path: Path) -> str:
-    if not path.exists():
-        return " | "
-    regret = json.loads(path.read_text(encoding="utf-8"))["regret"]
-    return f"{regret['mean']:.2%}, {regret['worst']:.1%} | {regret['share_of_best']:.1%}"
+SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
+    "example": example,
+    "shortlist": shortlist,
+    **{make.__name__: make for make in (
+        measured.cpu, measured.gpu, measured.no_workspace, measured.own_kernel, measured.host, measured.tuned,
+    )},
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something would change")
     options = parser.parse_args(arguments)
-    path = ROOT / "README.md"
-    old = path.read_text(encoding="utf-8")
-    new = filled(old, ROOT / "results")
-    if options.check:
-        return int(old != new)
-    path.write_text(new, encoding="utf-8")
-    return 0
+    changed = 0
+    for path in pages():
+        old = path.read_text(encoding="utf-8")
+        new = filled(old, ROOT / "results")
+        changed += old != new
+        if not options.check:
+            path.write_text(new, encoding="utf-8")
+    return int(bool(options.check and changed))
 
 
 if __name__ == "__main__":

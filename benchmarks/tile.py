@@ -30,13 +30,14 @@ from cupy_backends.cuda.api import driver
 
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment
-from fmm.kernels.cuda.launch.player import CupyBackend
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, STRATEGIES, Strategy
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, pointers
+from fmm.kernels.cuda.products.tiled import Several, TileOp, pointers
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, source
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, recorded
 
 ACCESSES: tuple[Access, ...] = ("scalar", "vector")
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
@@ -280,9 +281,9 @@ def off(a: Any, b: Any, c: Any) -> float:
 
 def replayed(plan: str, case: Case, bases: dict[str, int], dtype: str) -> Callable[[], None]:
     """A plan as a CUDA graph, so that launches cost what the device takes."""
-    tape = record(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
+    tape = recorded(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
     workspace = cupy.empty(tape.workspace, cupy.uint8)
-    graph = CupyBackend().graph(tape, bases["A"], bases["B"], bases["C"], workspace.data.ptr)
+    graph = DeviceBackend().graph(tape, bases["A"], bases["B"], bases["C"], workspace.data.ptr)
 
     def launch(kept: Any = (graph, workspace)) -> None:
         graph.launch(cupy.cuda.get_current_stream())
@@ -296,7 +297,7 @@ def scheme_kernels(dtype: str) -> list[TileKernel]:
     Left out: the kernel that does products in turns, which depends on the device and the size.
     """
     case = SCHEME_CASES[0]
-    tapes = (record(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
+    tapes = (operations(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
     ops = (op for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several))
     launched = (x for op in ops for x in (op.ops if isinstance(op, Several) and not op.at_once else (op,)))
     return list({op.kernel: 0 for op in launched})

@@ -10,7 +10,7 @@ import numpy as np
 
 from fmm.arrays.library import ANYTHING, EXACT, TINY_BYTES, Wanted, arrays_of
 from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError, leaf_parts
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_depth
 from fmm.perfmodel.choose import CPU_GROWTH, Limits
 from fmm.runtime.decide import Decision, decide
@@ -104,9 +104,9 @@ def matmul(
 def _check_plan(given: Plan | None, size: tuple[int, int, int]) -> None:
     if given is None:
         return
-    product, _ = leaf_parts(given.leaf)  # how its operands lie is a wish that a CPU's sums need not hear
-    if product != "vendor":
-        raise PlanError(f"the plan {given} cannot run here: {product} is a product on a GPU")
+    use = given.leaf_use  # how its operands lie is a wish that a CPU's sums need not hear
+    if "cpu" not in use.leaf.devices:
+        raise PlanError(f"the plan {given} cannot run here: {use.product} is a product on a GPU")
     check_depth(given, *size)
 
 

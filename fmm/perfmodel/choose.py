@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.kernels.plans.plan import VENDOR, Level, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import Prediction, plans, seconds, vendor
@@ -122,29 +122,28 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
     base = vendor(problem, calibration).seconds
     found = []
     for plan in among or candidates(calibration.batches):
-        if plan.tiled and not told(plan, problem, calibration):
+        if not may_be_chosen(plan, problem, calibration):
             continue
         work = estimated(plan, problem)
         if splits(plan) and work.smallest < calibration.least:
             continue
         prediction = seconds(plan, problem, work, calibration)
         time, growth = prediction.seconds / base if base else 1.0, expected_growth(plan, problem.dtype)
-        margin = calibration.tiled_margin if plan.tiled else calibration.margin
+        margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
         margin += _doubt(plan, problem, calibration)
         found.append(Candidate(plan, prediction, time, growth, margin))
     return tuple(sorted(found, key=lambda c: c.time))
 
 
-def told(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
-    """May a plan rely on the tiled kernel: was it measured on this device, on rows that it reads 16 bytes at a time?"""
-    from fmm.kernels.cuda.launch_list import pays  # which a CPU has no need of
-
-    return pays(plan, problem.dtype) and calibration.rate(problem.dtype).tiled > 0 and aligned(problem)
+def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
+    """Is its leaf compared unasked for this type, on rows that begin as these do, and was it measured if it must be?"""
+    measured = not plan.timed_by_tiles or calibration.rate(problem.dtype).tiled > 0
+    return measured and plan.considered_for(problem.dtype) and aligned(problem, plan.leaf_use.leaf.alignment)
 
 
 def splits(plan: Plan) -> bool:
     """Are its leaf products smaller than the problem?"""
-    return any(not isinstance(step, Level) or max(step.size) > 1 for step in plan.levels)
+    return any(level.splits for level in plan.levels)
 
 
 def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:

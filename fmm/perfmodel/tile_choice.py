@@ -1,12 +1,17 @@
-"""fmm/perfmodel/tile_choice.py."""
+"""Which tile is the fastest for a product by our own kernels: what the block model says of each that fits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, TUNED, Strategy
-from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, resident, seconds
+from fmm.kernels.cuda.products.tile_sizes import BULK, DOUBLE, STRATEGIES, TUNED, Strategy, strategy
+from fmm.kernels.cuda.products.tiled import TileOp
+from fmm.kernels.cuda.products.tma import ALONE, BEGIN, IN_TURN, makespan, parts_of
+from fmm.kernels.cuda.select import ALIGNED, Alignment, Target
+from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full, resident, seconds
 
 ENOUGH = 256  # threads that keep a multiprocessor busy in float64
 
@@ -37,3 +42,46 @@ def best_double(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS) -> S
 
 
 BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs], Strategy]] = {"float32": best_for, "float64": best_double}
+
+
+# ---- where the copy engine brings the operands
+
+
+def time_of(op: TileOp, s: Strategy, chip: Chip) -> float:
+    """Seconds of one product: its tiles at the strategy's share of the rate that Square has."""
+    tiles, steps = -(-op.m // s.m_s) * -(-op.n // s.n_s), -(-op.k // s.k_s)
+    parts = parts_of(1, tiles, op.count, steps, s.k_s, 1, chip.multiprocessors)
+    edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s
+    groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
+    adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
+    rate = s.rate * full(strategy("Square"), (op.m, op.k, op.n), chip, op.count)
+    return chip.fitted.launch + adds / rate / chip.clock
+
+
+def best_bulk(op: TileOp, chip: Chip) -> tuple[float, Strategy]:
+    return min(((time_of(op, s, chip), s) for s in BULK), key=lambda pair: pair[0])
+
+
+# ---- the choice, as those who record plans ask for it
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """The block model as `fmm.kernels.cuda.select.TileModel`."""
+
+    def fastest(self, op: TileOp, chip: Chip) -> Strategy:
+        return BEST[op.kernel.element]((op.m, op.k, op.n), chip, op.count, op.kernel.along)
+
+    def fastest_by_engine(self, op: TileOp, chip: Chip) -> Strategy | None:
+        time, s = best_bulk(op, chip)
+        tiled = seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), chip, op.count, op.kernel.along)
+        return s if time < tiled else None
+
+
+BLOCK_MODEL = BlockModel()
+
+
+@lru_cache(maxsize=256)
+def target_on(chip: Chip, alignment: Alignment = ALIGNED, flagged: bool = False) -> Target:
+    """What a plan is recorded for on this chip, the tiles of open leaves chosen by the block model."""
+    return Target(chip, BLOCK_MODEL, alignment, flagged)

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from fmm.config import environment, files
 from fmm.config.identity import Identity, gpu_key
 from fmm.hardware import datasheets
+from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, datasheet
@@ -27,6 +28,8 @@ class Gpu:
     sms: int
     versions: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
+    chip: Chip | None = field(default=None, hash=False, compare=False)
+
     @cached_property
     def identity(self) -> Identity:
         """What a tuning of it is filed under."""
@@ -39,6 +42,7 @@ def gpu(index: int) -> Gpu:
     import cupy
 
     from fmm.kernels.cuda.launch import cublas
+    from fmm.kernels.cuda.launch.device_facts import chip
 
     runtime = cupy.cuda.runtime
     count = runtime.getDeviceCount()
@@ -48,7 +52,8 @@ def gpu(index: int) -> Gpu:
     name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
     numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas.version()}
     versions = {**{name: str(number) for name, number in numbers.items()}, "cupy": str(cupy.__version__)}
-    return Gpu(index, name, f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"]), versions)
+    capability = f"{facts['major']}.{facts['minor']}"
+    return Gpu(index, name, capability, int(facts["multiProcessorCount"]), versions, chip(index))
 
 
 @lru_cache(maxsize=64)

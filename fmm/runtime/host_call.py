@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import Arena, Array
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.side_by_side import backend
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import workspace as plan_workspace
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem

@@ -15,15 +15,16 @@ import numpy as np
 
 from fmm.arrays.library import Operand, Setting
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.launch_list import LaunchList
+from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth
 from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from fmm.runtime.decide import Decision
-from fmm.runtime.decide_gpu import decide_on, gpu
+from fmm.runtime.decide_gpu import Gpu, decide_on, gpu
 
 RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # launches, multiply-adds
 Span = tuple[int, int]  # bytes from an array's first element to its lowest byte and beyond its highest one
@@ -40,7 +41,7 @@ class Call:
     decision: Decision
     setting: Setting
     limits: Limits
-    tape: Tape | None = None
+    tape: LaunchList | None = None
     shape: tuple[int, ...] = ()
     dtype: str = ""
     packs: tuple[bool, bool] = (False, False)  # A, B: copied, because BLAS cannot take them as they are
@@ -109,13 +110,17 @@ def answer(asked: Question) -> Call:
     )
 
 
-def _recurs(tape: Tape, work: Work) -> bool:
+def _recurs(tape: LaunchList, work: Work) -> bool:
     """Would a graph start noticeably earlier than its launches? Few of them, of about 3 milliseconds at most."""
     count = len(work.offsets)
-    return tape.lanes_used == 1 and len(tape.ops) * count <= RECURRING_OPS and prod(work.size) * count <= RECURRING_WORK
+    return (
+        tape.lanes_used == 1
+        and len(tape.launches) * count <= RECURRING_OPS
+        and prod(work.size) * count <= RECURRING_WORK
+    )
 
 
-def scratch(tape: Tape) -> int:
+def scratch(tape: LaunchList) -> int:
     """Where cuBLAS's own memory begins in the workspace of a call that may be captured."""
     return -(-tape.workspace // 256) * 256
 
@@ -140,33 +145,34 @@ def _type(asked: Question, shape: tuple[int, ...]) -> str:
     return asked.dtype
 
 
-def _decided(asked: Question, work: Work, dtype: str, limits: Limits) -> tuple[Decision, Tape | None]:
+def _decided(asked: Question, work: Work, dtype: str, limits: Limits) -> tuple[Decision, LaunchList | None]:
     """The plan and its tape. What a tape takes counts, should it be more than the model thought."""
     kind = "tf32" if asked.setting.math == "tf32" else dtype
     problem, recorded = Problem(*work.size, kind), work.problem(kind)
+    device = gpu(asked.setting.device)
     if asked.plan is not None:
         check_depth(asked.plan, *work.size)
-        return Decision(asked.plan, problem, "this plan was given"), _recorded(asked.plan, recorded, True)
+        return Decision(asked.plan, problem, "this plan was given"), _recorded(asked.plan, recorded, device, True)
     while True:
-        decision = decide_on(gpu(asked.setting.device), problem, limits)
-        tape = _recorded(decision.plan, recorded, False)
+        decision = decide_on(device, problem, limits)
+        tape = _recorded(decision.plan, recorded, device, False)
         if tape is None or tape.workspace <= limits.workspace:
             return decision, tape
         limits = replace(limits, workspace=min(decision.workspace, limits.workspace) - 1)
 
 
-def _recorded(plan: Plan, problem: Problem, given: bool) -> Tape | None:
+def _recorded(plan: Plan, problem: Problem, device: Gpu, given: bool) -> LaunchList | None:
     if plan == VENDOR:
         return None
+    assert device.chip is not None
     try:
-        tape = record(plan, problem)
+        launches = record(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise
         return None  # a sum of more blocks than a launch can name
     # Our own kernel was measured, and is known to be worth while, on lines that are aligned.
-    narrow = any(op.access == "scalar" for op in tape.ops if isinstance(op, TileOp | Several))
-    return None if narrow and not given else tape
+    return launches if given or launches.reads_aligned else None
 
 
 # ---- layouts

@@ -34,7 +34,7 @@ class Observation:
     @property
     def kind(self) -> str:
         """What it informs: vendor, products, sums or plan; tile or inside, if our own kernel multiplies."""
-        if self.run.plan.tiled:
+        if self.run.plan.timed_by_tiles:
             return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
             return self.run.part
@@ -173,8 +173,8 @@ SCREENED = 8  # steps after which their fits are compared
 
 def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
-    tiled = [o for o in observed if o.run.plan.tiled]
-    others = [o for o in observed if not o.run.plan.tiled]
+    tiled = [o for o in observed if o.run.plan.timed_by_tiles]
+    others = [o for o in observed if not o.run.plan.timed_by_tiles]
     start = _rescaled(start, dtype, others)
     if start.batches:
         starts = [TILE.put(start, dtype, tile) for tile in TILES]

@@ -20,6 +20,7 @@ from fmm.arrays import library as device_arrays
 from fmm.arrays.library import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
 from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
+from fmm.kernels.cuda.recompute import trust as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import Limits
@@ -32,9 +33,10 @@ from fmm.runtime.plan_gpu import device_index, type_name
 from fmm.runtime.prepare import Call, NotOursError, Question, answer, fresh
 from tests.support import ROOT
 from tests.support import configs as tuned
+from tests.support.chips import H200 as H200_CHIP
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
-H200 = Gpu(0, "NVIDIA H200", "9.0", 132)
+H200 = Gpu(0, "NVIDIA H200", "9.0", 132, chip=H200_CHIP)
 PLENTY = Limits(1 << 40)
 
 
@@ -637,23 +639,23 @@ def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
 
 
 def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
-    trust, rescues, runs_of_rest = recompute.Trust(), 0, []
+    trust, rescues, runs_of_rest = trust_of_streams.Trust(), 0, []
     for _ in range(12):
         rescues += 1
         rest = 0
         while not trust.holds(rescues):
             rest += 1
         runs_of_rest.append(rest)
-    assert runs_of_rest == [min(recompute.FIRST_REST * 2**i, recompute.LAST_REST) for i in range(12)]
-    assert all(trust.holds(rescues) for _ in range(2 * recompute.LAST_REST))
+    assert runs_of_rest == [min(trust_of_streams.FIRST_REST * 2**i, trust_of_streams.LAST_REST) for i in range(12)]
+    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.LAST_REST))
     assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
-    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == recompute.FIRST_REST - 1
+    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.FIRST_REST - 1
 
 
 def test_every_type_has_a_rescue() -> None:
-    assert set(recompute.sources()) == {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
-    for text in recompute.sources().values():
-        assert text.count(recompute.RESCUE + "(") == 1 and text.count(recompute.SCAN + "(") == 1
+    for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
+        text = recompute.simple_source(dtype)
+        assert text.count(recompute.AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
 
 
 # ---- torch's tensors on the host

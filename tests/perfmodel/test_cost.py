@@ -16,11 +16,11 @@ from fmm.kernels.algorithms.additions import Program
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import Balanced, Level, Plan, PlanError, level
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.papers.li_counts import A

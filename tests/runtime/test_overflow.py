@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import workspace
 from fmm.runtime.overflow import gain, may_overflow, norm, peak
 

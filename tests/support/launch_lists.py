@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import block
-from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.operations import OperationList
+from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_source import Scalar as Given
 from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
 from fmm.kernels.cuda.sums.sum_launch import Array, SumOp
-from fmm.kernels.cuda.views import Factor
+from fmm.kernels.cuda.views import Factor, Lines, Piece
 from fmm.problem import Problem
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -23,7 +23,7 @@ GUARD = 64  # bytes beyond the end of every buffer that nobody may touch
 POISON = 0xFF  # bytes of NaN
 
 
-def play(tape: Tape, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
+def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
     """`tile`: what does tiled products, if not the interpreter."""
     for op in tape.ops:
         if isinstance(op, SumOp):

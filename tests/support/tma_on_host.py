@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import Strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.products.tma import BulkOp, Map, aligned, bulk_op
+from fmm.kernels.cuda.products.tma import BulkOp, bulk_op, rows_are_aligned
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
@@ -23,12 +24,12 @@ SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp
 
 
 def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = SMS) -> BulkOp:
-    tape = record(Plan.parse(plan), problem)
+    tape = operations(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
     tiled = tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | Several)
-    assert aligned(tiled)
+    assert rows_are_aligned(tiled)
     made = bulk_op(tiled, s, multiprocessors)
     assert made is not None
     return made
@@ -43,10 +44,10 @@ def for_the_host(kernel: BulkKernel, host: str, gates: str) -> str:
     return text.replace("#pragma once", "")
 
 
-def described(x: Map, start: int) -> list[int]:
-    """The words of Map in host_cuda/copies.h."""
+def described(x: TensorMap, start: int) -> list[int]:
+    """The words of TensorMap in host_cuda/copies.h."""
     lines = x.leading * 4, x.layer * 4
-    return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.exchange]
+    return [start + x.piece.offset, x.length, x.lines, x.layers, *lines, *x.box, x.swizzle]
 
 
 def memory(lines: int, leading: int) -> np.ndarray[Any, Any]:

@@ -18,6 +18,7 @@ from fmm.perfmodel.predict import predict, vendor
 from fmm.perfmodel.work import Tiles, estimated
 from fmm.problem import Layout, Problem
 from fmm.runtime.decide import certified, modelled
+from fmm.runtime.decide_gpu import Gpu
 from fmm.runtime.prepare import _recorded as recorded
 from fmm.tuner.conclude import concluded, entries
 from fmm.tuner.devices.fake import FakeDevice
@@ -25,8 +26,10 @@ from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import LADDER, below, ladder
 from fmm.tuner.stages import tune
 from fmm.tuner.trials import Trial
+from tests.support.chips import H200 as H200_CHIP
 
-FUSED, HYBRID = (p for p in candidates(True) if p.tiled)
+H200 = Gpu(0, "NVIDIA H200", "9.0", 132, chip=H200_CHIP)
+FUSED, HYBRID = (p for p in candidates(True) if p.timed_by_tiles)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
 RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, waves=40.0, inside=0.7)
 TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)
@@ -116,7 +119,7 @@ def test_what_nobody_measured_is_not_chosen() -> None:
     del spelled["tiled_margin"]
     old = schema.calibration(spelled, "old", "float32", "GPU", "an old config")
     for known in (datasheet("h200"), old):
-        assert not any(c.plan.tiled for c in ranked(problem, known))
+        assert not any(c.plan.timed_by_tiles for c in ranked(problem, known))
         assert choose(problem, known, NONE).best.plan == VENDOR
         assert choose(problem, known, MUCH).best.plan != VENDOR
     assert choose(problem, TRUTH, NONE).best.plan == FUSED
@@ -126,7 +129,7 @@ def test_what_nobody_measured_is_not_chosen() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "tf32"])
 def test_other_types_have_no_such_plans(dtype: str) -> None:
     known = replace(TRUTH, rates=MappingProxyType({dtype: RATE}))
-    assert not any(c.plan.tiled for c in ranked(Problem(8192, 8192, 8192, dtype), known))
+    assert not any(c.plan.timed_by_tiles for c in ranked(Problem(8192, 8192, 8192, dtype), known))
 
 
 def test_its_margin_is_its_own() -> None:
@@ -141,8 +144,8 @@ def test_arrays_whose_lines_are_not_aligned_are_the_vendors(orders: Any, gap: in
     """Whatever the model says of their sizes; a plan that is given runs."""
     layouts = tuple(Layout(order, 1024 + gap) for order in orders)
     problem = Problem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
-    assert (recorded(FUSED, problem, False) is not None) == used
-    assert recorded(FUSED, problem, True) is not None
+    assert (recorded(FUSED, problem, H200, False) is not None) == used
+    assert recorded(FUSED, problem, H200, True) is not None
 
 
 # ---- the formula

@@ -13,6 +13,8 @@ import numpy as np
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.elementwise import Call, Schedule, schedule
 from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.leaves import numpy_product
+from fmm.kernels.plans.leaf import Multiply, leaf_use
 from fmm.kernels.plans.level_steps import Sum
 
 # What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
@@ -33,7 +35,8 @@ class NumpyBackend:
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        np.matmul(left, right, out=dest)
+        """By the leaf's own function; leaves without one on the host are computed as NumPy does."""
+        host_product(leaf)(left, right, dest)
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
         """One after the other: each uses all threads."""
@@ -54,6 +57,10 @@ class NumpyBackend:
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             tasks += [partial(_panel, plan, slots, panel) for panel in _panels(window, plan, slots)]
         self.threads.run(tasks)
+
+
+def host_product(leaf: str) -> Multiply:
+    return leaf_use(leaf).leaf.multiply or numpy_product
 
 
 def _inside(x: Array, window: Window) -> bool:

@@ -18,9 +18,10 @@ from functools import partial
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.numpy_backend import NumpyBackend, host_product
 from fmm.kernels.cpu.openblas import one_thread_each
 from fmm.kernels.cpu.thread_pool import Threads, side_by_side
+from fmm.kernels.plans.leaf import Multiply
 from fmm.kernels.plans.level_steps import Sum
 
 LANES = 2  # measured with two; with more, a plan would have too few products to share
@@ -45,10 +46,12 @@ class Task:
     def __post_init__(self) -> None:
         self.read, self.written = [_span(x) for x in self.reads], [_span(x) for x in self.writes]
 
+    multiply: Multiply | None = None  # of a product: by what
+
     @staticmethod
-    def multiplying(left: Array, right: Array, dest: Array) -> Task:
-        work = partial(np.matmul, left, right, out=dest)
-        return Task((left, right), (dest,), work, flops=2 * dest.size * left.shape[1])
+    def multiplying(multiply: Multiply, left: Array, right: Array, dest: Array) -> Task:
+        work = partial(multiply, left, right, dest)
+        return Task((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
 
     def must_follow(self, other: Task) -> bool:
         return _meet(self.written, other.written) or _meet(self.written, other.read) or _meet(self.read, other.written)
@@ -58,7 +61,8 @@ class Task:
         (left, right), (dest,) = self.reads, self.writes
         middle = round(len(left) / 2 / WHOLE) * WHOLE
         parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= ROWS else ()
-        return [Task.multiplying(left[part], right, dest[part]) for part in parts]
+        assert self.multiply is not None
+        return [Task.multiplying(self.multiply, left[part], right, dest[part]) for part in parts]
 
 
 Span = tuple[int, int, Array]
@@ -196,7 +200,7 @@ class SideBySide(NumpyBackend):
         self.flow.gate = gate
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        self.flow.add(Task.multiplying(left, right, dest))
+        self.flow.add(Task.multiplying(host_product(leaf), left, right, dest))
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         rows = max(x.shape[0] for x in writes)

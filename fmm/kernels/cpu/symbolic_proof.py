@@ -16,10 +16,10 @@ from itertools import product
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import Level, Plan, PlanError
-from fmm.kernels.plans.walk import execute
 
 Word = tuple[str, ...]
 

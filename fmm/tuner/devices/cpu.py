@@ -16,12 +16,12 @@ import fmm
 from fmm.config import identity
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.arena import Arena, Array
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.side_by_side import lanes
 from fmm.kernels.cpu.step_timer import Spent, spent
 from fmm.kernels.cpu.thread_pool import blas_threads, processors
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
 from fmm.perfmodel.choose import candidates

@@ -16,18 +16,14 @@ import numpy as np
 
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.launch.player import CupyBackend
-from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import Several, TileOp
-from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime.decide_gpu import calibration_of_device, gpu
+from fmm.runtime.device_backend import DeviceBackend, recorded
 from fmm.tuner.devices.compile_ahead import Ahead, ahead
 from fmm.tuner.devices.cuda_operands import Operands
 from fmm.tuner.devices.device import FailedError
@@ -41,7 +37,7 @@ LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
 IDLE, HEAT = 0.004, 40.0
 LT = ("lt0", "lt1", "lt2", "lt3")  # of cuBLASLt's candidates for a whole product, as many as are tried
 ROWS = 16  # rows of a result that are checked
-PARTS: Mapping[str, Any] = {"sums": SumOp, "products": (GemmOp, TileOp, Several)}
+PARTS: Mapping[str, Work] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
@@ -130,18 +126,18 @@ class CudaSession:
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
-        self.backend = CupyBackend()
+        self.backend = DeviceBackend()
         cupy.random.seed(seed)
         self.operands = Operands(problem.size, problem.dtype, ROWS)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
-        self._tapes: dict[Run, Tape] = {}
+        self._tapes: dict[Run, LaunchList] = {}
         self._repeats: dict[Run, int] = {}
         self._busy = 0.0  # when the device last was
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = record(run.plan, Problem(*self.problem.size, self.problem.dtype))
+            whole = recorded(run.plan, Problem(*self.problem.size, self.problem.dtype))
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
@@ -149,8 +145,8 @@ class CudaSession:
             if run.part == "whole" and run.plan != VENDOR:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
-            ops = tuple(op for op in whole.ops if kept is None or isinstance(op, kept))
-            self._tapes[run] = whole if kept is None else replace(whole, ops=ops, lanes=(0,) * len(ops))
+            steps = tuple(step for step in whole.steps if not isinstance(step, Turn) and step.does == kept)
+            self._tapes[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None
@@ -172,7 +168,7 @@ class CudaSession:
     def _milliseconds(self, run: Run, repeats: int) -> float:
         return milliseconds(lambda i: self._play(self._tapes[run], i), repeats)
 
-    def _play(self, tape: Tape, i: int) -> None:
+    def _play(self, tape: LaunchList, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
         self.backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 

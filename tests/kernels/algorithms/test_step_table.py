@@ -13,12 +13,11 @@ import pytest
 from fmm.kernels.algorithms.step_table import (
     StepError,
     StepTable,
-    kernel_table,
     parse,
-    parse_kernel,
     step_table,
     step_table_names,
 )
+from fmm.kernels.algorithms.table_kernel import kernel_table, parse_kernel
 from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, symbols, unequal_blocks
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Level, Plan, PlanError

@@ -19,6 +19,7 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.side_by_side import Flow, SideBySide, Task
 from fmm.kernels.cpu.step_timer import spent
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads, processors
+from fmm.kernels.leaves import numpy_product
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime import probe
@@ -241,7 +242,7 @@ def test_a_product_that_is_alone_is_shared() -> None:
     flowing = Flow()
     x, y, z = np.ones((2400, 8)), np.ones((8, 8)), np.empty((2400, 8))
     after = Task((z[-1:],), (), lambda: None)
-    flowing.add(Task.multiplying(x, y, z))
+    flowing.add(Task.multiplying(numpy_product, x, y, z))
     flowing.add(after)
     parts = [flowing._ready(), flowing._ready(), flowing._ready()]
     assert [len(part.writes[0]) for part in parts if part] == [1152, 576, 672]

@@ -15,10 +15,10 @@ import pytest
 
 from fmm.kernels.cpu import thread_pool
 from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, processors
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import workspace
 from tests.support import ROOT
 

@@ -20,12 +20,12 @@ from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cpu.arena import Arena, block
+from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, symbols
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import Level, Plan, PlanError
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]

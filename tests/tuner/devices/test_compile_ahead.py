@@ -12,7 +12,7 @@ import pytest
 
 from fmm.kernels.cuda.products.tiled import TileOp
 from fmm.kernels.cuda.products.tiled_source import source as tiled
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.sums.sum_source import source
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
@@ -114,7 +114,7 @@ def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
         for plan in plans:
             if plan == VENDOR:
                 continue
-            for op in record(plan, Problem(m, k, n, "float32")).ops:
+            for op in operations(plan, Problem(m, k, n, "float32")).ops:
                 if isinstance(op, SumOp | TileOp):
                     told = (op.kernel, op.access)
                     text = tiled(*told) if isinstance(op, TileOp) else source(*told, False)

@@ -6,8 +6,9 @@
 // `Step` says it); where the blocks lie, and how large they are, comes with the launch.
 //
 // No header of CUDA's is needed: conversions of the 16-bit types are a few lines of PTX, so that NVRTC alone compiles this.
-// Comes after ieee_arith.cuh.
 #pragma once
+
+#include "ieee_arith.cuh"
 
 namespace fmm {
 

@@ -6,6 +6,8 @@
 // columns 2t and 2t + 1 of rows g and g + 8.
 #pragma once
 
+#include "gemm_simt.cuh"
+
 namespace fmm {
 
 // ---- one instruction of a warp

@@ -11,9 +11,11 @@
 // Gates of each stage: `full` (its copies have come) and `summed` (all have formed their part of its sums; without sums it
 // keeps the warps together all the same). Who arrives does not wait: only a later use asks whether a gate is open. Whoever
 // passes `summed` of a tile knows that all have come to the end of the tile AHEAD before it, so have read those before.
-//
-// Comes after ieee_arith.cuh, gemm_simt.cuh and ptx_tma.cuh.
 #pragma once
+
+#include "gemm_common.cuh"
+#include "ieee_arith.cuh"
+#include "ptx_tma.cuh"
 
 namespace fmm {
 

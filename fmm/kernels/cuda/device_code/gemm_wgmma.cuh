@@ -13,6 +13,9 @@
 // it can be read; forming sums there would take longer than the product does.
 #pragma once
 
+#include "gemm_common.cuh"
+#include "ptx_tma.cuh"
+
 namespace fmm {
 
 // ---- numbers, as they are stored
@@ -215,7 +218,7 @@ __device__ __forceinline__ void bring_all(const Product& p, Element* memory, con
     });
 }
 
-template <class S, class Left, class Right, class Element>
+template <class Step, class S, class Left, class Right, class Element>
 __device__ __forceinline__ void multiply_all(const Product& p, Element* memory, const Gates& gates, int group) {
     constexpr int WORDS = S::STAGE * static_cast<int>(sizeof(Element)) / 16, WIDE = 16 / static_cast<int>(sizeof(Element));
     const auto a = Left::described(memory + group * 64 * S::LINE), b = Right::described(memory + Left::SIZE);
@@ -232,8 +235,8 @@ __device__ __forceinline__ void multiply_all(const Product& p, Element* memory, 
             begin_multiplying();
 #pragma unroll
             for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
-                multiply_step<!Left::INNER, !Right::INNER>(sum, a + round.stage * WORDS + k * Left::NEXT,
-                                                           b + round.stage * WORDS + k * Right::NEXT, t || k);
+                Step::template multiply<!Left::INNER, !Right::INNER>(sum, a + round.stage * WORDS + k * Left::NEXT,
+                                                                     b + round.stage * WORDS + k * Right::NEXT, t || k);
             end_of_multiplying();
             until_multiplied<1>();  // so that the stage before is free
             if (t && thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
@@ -287,8 +290,9 @@ __device__ __forceinline__ void send_all(const Product& p, Element* memory, cons
 
 // ---- the kernel
 
-// `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates.
-template <class Element, class S, Along LEFT, Along RIGHT>
+// `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates. `Step::multiply` is the one
+// instruction, which the generated source brings: it names all the registers of a tile.
+template <class Step, class Element, class S, Along LEFT, Along RIGHT>
 __device__ __forceinline__ void multiply_by_groups(const Product& p, Element* memory) {
     using Left = Panel<Element, LEFT, S::HEIGHT>;
     using Right = Panel<Element, RIGHT, S::WIDTH>;
@@ -316,7 +320,7 @@ __device__ __forceinline__ void multiply_by_groups(const Product& p, Element* me
         if (warp > 0 && warp <= S::GROUPS && first) send_all<S>(p, memory, gates, warp - 1);
     } else {
         want_registers<232>();
-        multiply_all<S, Left, Right>(p, memory, gates, warp / 4 - 1);
+        multiply_all<Step, S, Left, Right>(p, memory, gates, warp / 4 - 1);
     }
     cluster_meets();  // nobody leaves while others may arrive at its gates
 }

@@ -7,8 +7,11 @@
 // later call.
 //
 // For types that the tiled kernel does not compute again (see recompute_tiled.cuh), and to look for inf and NaN in what raises no
-// flag. Comes after block_sums.cuh, whose element types it uses, and nonfinite_flag.cuh.
+// flag.
 #pragma once
+
+#include "block_sums.cuh"
+#include "nonfinite_flag.cuh"
 
 namespace fmm::classical {
 

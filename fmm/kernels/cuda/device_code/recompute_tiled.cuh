@@ -2,9 +2,11 @@
 //
 // Its thread blocks are as many as run at a time, and take tiles in turns: if the flag is down, and it mostly is, all of
 // them look at it at once and leave, which takes no longer than any small launch.
-//
-// Comes after ieee_arith.cuh, gemm_simt.cuh and nonfinite_flag.cuh.
 #pragma once
+
+#include "gemm_simt.cuh"
+#include "ieee_arith.cuh"
+#include "nonfinite_flag.cuh"
 
 namespace fmm {
 

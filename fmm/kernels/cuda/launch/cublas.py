@@ -16,13 +16,12 @@ import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.views import BASES, Factor
-from fmm.kernels.plans.workspace import LT_SCRATCH
-from fmm.problem import Problem
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import BASES
+from fmm.kernels.cuda.views import Factor
+from fmm.kernels.leaves import LT_SCRATCH
 
 Math = Literal["ieee", "tf32"]
-Pointers = tuple[int, int, int, int]  # of A, B, C and the workspace
 _Pointer = ctypes.c_void_p
 
 
@@ -35,18 +34,25 @@ class Lane(NamedTuple):
 
 
 class Gemm(Protocol):
-    """A GEMM with everything but the pointers filled in; behind those of the bases there may be a flag's."""
+    """A GEMM with everything but the pointers filled in: `bases` are those of A, B, C and the workspace first."""
 
     def __call__(self, lane: Lane, bases: Sequence[int]) -> None: ...
 
 
-def gemm(op: GemmOp, problem: Problem, math: Math, grain: Mapping[str, int]) -> Gemm:
-    """The call of a leaf product; `grain`: a power of two that divides each base's address."""
-    dtype = "float32" if problem.dtype == "tf32" else problem.dtype
-    if op.leaf == "vendor":
-        return _Gemm(op, dtype)
-    alignments = [alignment(x, problem.itemsize, grain[x.base]) for x in (op.left, op.right, op.dest)]
-    return _LtGemm(op, DTYPES["tf32" if dtype == "float32" and math == "tf32" else dtype], int(op.leaf[2:]), alignments)
+def gemm(op: GemmOp, dtype: str, divides: Mapping[str, int]) -> Gemm:
+    """The call of a leaf product; `divides`: a power of two that divides each base's address."""
+    kind = DTYPES[dtype]
+    number = op.use.number
+    if number is None:
+        return _Gemm(op, DTYPES[kind.stored])
+    alignments = [alignment(x, kind.itemsize, divides[x.base]) for x in op.pieces]
+    return _LtGemm(op, kind, number, alignments)
+
+
+def _scalars(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
+    """alpha and beta as the library reads them."""
+    pair = np.array([op.alpha, op.beta], np.complex128)
+    return (pair if np.dtype(dtype).kind == "c" else pair.real).astype(dtype)
 
 
 def alignment(x: Factor, itemsize: int, grain: int) -> int:
@@ -151,11 +157,11 @@ def own_memory(lane: Lane, pointer: int, size: int) -> None:
 
 
 class _Gemm:
-    def __init__(self, op: GemmOp, dtype: str) -> None:
-        call, type_ = _FUNCTIONS[dtype], DTYPES[dtype]
+    def __init__(self, op: GemmOp, type_: DType) -> None:
+        call = _FUNCTIONS[type_.name]
         name = call.plain if op.count == 1 else call.batched
         self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
-        self.scalars = np.array([op.alpha, op.beta]).astype(type_.scalar)  # the host's copies, read at the call
+        self.scalars = _scalars(op, type_.scalar)  # the host's copies, read at the call
         alpha = self.scalars.ctypes.data
         kind = (type_.cuda_type,) if call.any_type else ()
         factors = (op.left, op.right, op.dest)
@@ -220,7 +226,7 @@ class _LtGemm:
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch = types, op.scratch
         self.library, self.handle = _lt()
-        self.scalars = np.array([op.alpha, op.beta]).astype(types.scalar)
+        self.scalars = _scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)
         self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]

@@ -1,4 +1,4 @@
-"""What the driver says of a CUDA device, as the block model wants it."""
+"""What the driver says of a CUDA device, as a Chip."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import cupy
 
 from fmm.hardware.capability import like
 from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.launch.tensor_map import encoder
 
 USUAL = 16  # bytes of memory for each multiprocessor and clock
 
@@ -20,4 +21,13 @@ def chip(device: int) -> Chip:
     limits = like(f"{version[:-1]}.{version[-1]}")
     count, clock = says["MultiProcessorCount"], 1e3 * says["ClockRate"]
     bandwidth = 2e3 * says["MemoryClockRate"] * says["GlobalMemoryBusWidth"] / 8 or USUAL * count * clock
-    return Chip(limits, count, clock, bandwidth, says["L2CacheSize"])
+    return Chip(
+        limits,
+        count,
+        clock,
+        bandwidth,
+        says["L2CacheSize"],
+        version=int(version),
+        shared=int(says["MaxSharedMemoryPerBlockOptin"]),
+        tensor_maps=encoder() is not None,
+    )

@@ -1,7 +1,7 @@
 """Captured launches whose kernels can be given other parameters: a CUDA graph that serves all arrays of one shape.
 
 A kernel is known again in the graph by its function and by the bytes of its parameters as they were captured. What is
-not claimed (cuBLAS's own kernels, tiled products) stays as it was captured, so its memory must be where it was then.
+not claimed (cuBLAS's own kernels) stays as it was captured, so its memory must be where it was then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 
-class Kernel(NamedTuple):
+class KernelNode(NamedTuple):
     """A launch of one of our own kernels: its function, where the pointer to its one parameter stands, and how many
     bytes that parameter has."""
 
@@ -66,13 +66,13 @@ def _driver() -> _Driver | None:
 class Movable:
     """A graph, and for each of our kernels in it, in their order, how the driver is told its new parameters."""
 
-    def __init__(self, graph: Any, kernels: Iterable[Kernel], driver: _Driver | None = None) -> None:
+    def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _Driver | None = None) -> None:
         """`kernels`: each with its parameters as they are in the graph, good until the next one is asked for."""
         self.graph, self.executable = graph, graph.graphExec
         self.driver = driver or _driver()
         self.nodes = None if self.driver is None else _claimed(_kernels(graph.graph, self.driver), kernels)
 
-    def move(self, kernels: Iterable[Kernel]) -> bool:
+    def move(self, kernels: Iterable[KernelNode]) -> bool:
         """Give the kernels other parameters, in the order of the first ones. False if that is not possible: some may
         have theirs then, and others not."""
         if self.driver is None or self.nodes is None:
@@ -105,7 +105,7 @@ def _kernels(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
     return found
 
 
-def _claimed(nodes: list[tuple[int, _Node]], kernels: Iterable[Kernel]) -> _Claimed | None:
+def _claimed(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _Claimed | None:
     """The nodes of our kernels, in the kernels' order; None if one is not there."""
     claimed: _Claimed = []
     for kernel in kernels:

@@ -6,13 +6,18 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from math import prod
+from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, Strategy, strategy
 from fmm.kernels.cuda.products.tiled_source import (
+    ENTRY,
+    OPTIONS,
     Access,
     Along,
     Epilogue,
@@ -21,31 +26,15 @@ from fmm.kernels.cuda.products.tiled_source import (
     Update,
     added,
     short,
+    source,
 )
-from fmm.perfmodel.tile_choice import BEST
+from fmm.kernels.cuda.views import Lines, Piece, View
+from fmm.kernels.plans.leaf import LeafUse
 
 PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
 GROUP = 8  # rows of tiles that are done together
 WIDE = 16  # bytes of an access of `vector`
-
-
-class Piece(NamedTuple):
-    """A block of A, B or C: where it begins in which base, in bytes, its sizes, and how often it is taken."""
-
-    base: str
-    offset: int
-    rows: int
-    cols: int
-    factor: float = 1  # of a block in a sum, whose first has 1; of the product in a destination
-    keep: float = 0  # what a destination keeps of its old value: with 0 that is never read
-
-
-class Lines(NamedTuple):
-    """How an operand's blocks lie: elements from one line to the next, and from one product of a batch to the next."""
-
-    leading: int
-    layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +56,9 @@ class TileOp:
 
     def __hash__(self) -> int:
         return id(self)
+
+    def with_strategy(self, s: Strategy) -> TileOp:
+        return self if s is self.kernel.strategy else replace(self, kernel=replace(self.kernel, strategy=s))
 
     @property
     def ops(self) -> tuple[TileOp, ...]:
@@ -179,52 +171,71 @@ class Several:
         return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
 
 
-def settled(op: TileOp, chip: Chip) -> TileOp:
-    """The launch with the tuned strategy that this device wants, if any will do."""
-    if not op.open:
-        return op
-    best = BEST[op.kernel.element]((op.m, op.k, op.n), chip, op.count, op.kernel.along)
-    return replace(op, kernel=replace(op.kernel, strategy=best))
-
-
 def pointers(op: TileOp | Several) -> range:
     """Which of the parameters' words of 8 bytes are the pieces' pointers."""
     words = struct.calcsize(BLOCK[DTYPES[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
 
 
-def fitted(op: TileOp | Several, shared: int, warps: bool) -> TileOp | Several:
-    """With another strategy where its own does not do on a device.
-
-    `shared`: the bytes of shared memory that a thread block may have; `warps`: are there instructions by which a warp
-    multiplies float64? Threads alone have registers for small tiles.
-    """
+def fitted(op: TileOp | Several, chip: Chip) -> TileOp | Several:
+    """With another strategy where its own does not do on a chip: shared memory is too small, or float64 is multiplied
+    by threads alone, which have registers for small tiles only."""
     if isinstance(op, Several):
-        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted(y, shared, warps), TileOp)))
-    names = ("Medium",) if op.kernel.deep and not warps else ("", "Huge", "Medium")
+        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted(y, chip), TileOp)))
+    names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
     kernels = [replace(op.kernel, strategy=strategy(name)) if name else op.kernel for name in names]
-    fits = next((kernel for kernel in kernels if kernel.shared <= shared), kernels[-1])
+    fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_per_block), kernels[-1])
     return op if fits is op.kernel else replace(op, kernel=fits)
 
 
+# ---- the launch on a chip
+
+FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
+
+
+def tile_launches(op: TileOp | Several, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
+    """One launch, or, of products that the kernel cannot do at once, one after the other."""
+    op = fitted(op, chip)
+    parts = op.ops if isinstance(op, Several) and not op.at_once else (op,)
+    return tuple(_tile_launch(part, chip, alignment, flagged) for part in parts)
+
+
+def _tile_launch(op: TileOp | Several, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
+    aligned = all(alignment[piece.base] % WIDE == 0 for piece in op.pieces)
+    access: Access = op.access if aligned else "scalar"
+    raises = flagged and op.writes_result
+    spec = replace(op.kernel, flag="raises") if raises else op.kernel
+    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointers(op), op.pieces, strict=True)]
+    if raises:
+        slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
+    full = prod(op.grid) >= FULL * chip.multiprocessors
+    kernel = Kernel(source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, OPTIONS)
+    return Launch(
+        "product",
+        tile_label(spec, access, op.largest.count),
+        kernel,
+        op.grid,
+        op.parameters,
+        tuple(slots),
+        overlaps=op.follows and full and chip.overlaps_launches,
+        aligned=access == "vector",
+    )
+
+
+def tile_label(kernel: TileKernel, access: Access, count: int) -> str:
+    """Which kernel it is, its tile, and what it does besides multiplying."""
+    s, (left, right, dest) = kernel.strategy, kernel.operands
+    name = "gemm_mma_f64" if kernel.deep else "gemm_simt"
+    parts = [f"{name} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
+    if kernel.sums or dest > 1:
+        parts.append(f"adds up {left} and {right} blocks, writes {len(kernel.epilogue.writes)}")
+    if kernel.products > 1:
+        parts.append(f"{kernel.products} products in one launch")
+    parts += [f"a batch of {count}"] if count > 1 else []
+    return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])
+
+
 # ---- what a plan wants of the kernel
-
-
-class View(Protocol):
-    """A rectangle of memory, as tapes have it: strides in elements, the offset in bytes."""
-
-    @property
-    def base(self) -> str: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def cols(self) -> int: ...
-    @property
-    def down(self) -> int: ...
-    @property
-    def right(self) -> int: ...
 
 
 Terms = Sequence[tuple[float, View]]
@@ -233,15 +244,15 @@ Terms = Sequence[tuple[float, View]]
 PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
-def strategy_of(leaf: str) -> Strategy | None:
+def strategy_of(use: LeafUse) -> Strategy | None:
     """What the leaf `tile.huge` and the like compiles; `tile` leaves the choice open."""
-    names = [part for part in leaf.split(".")[1:] if part not in PATHS]
-    return strategy(names[0]) if names else None
+    named = [option for option in use.options if option not in PATHS]
+    return strategy(named[0]) if named else None
 
 
-def paths_of(leaf: str) -> tuple[Path, Path]:
+def paths_of(use: LeafUse) -> tuple[Path, Path]:
     """How the leaf's tiles come to shared memory: `tile.gpu8.texture` and the like say it."""
-    return PATHS.get(leaf.rpartition(".")[2], ("async", "async"))
+    return next((PATHS[option] for option in use.options if option in PATHS), ("async", "async"))
 
 
 def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
@@ -265,7 +276,7 @@ def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, up
 
 
 def updating_op(
-    leaf: str, dtype: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
+    leaf: LeafUse, dtype: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
 ) -> TileOp:
     """One product and what a step table's kernel makes of it: `update` over it and the reads."""
     s, turned, k = strategy_of(leaf), writes[0].right != 1, min(left.cols, right.rows)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program, Terms
-from fmm.kernels.cuda.device_code.read import text
+from fmm.kernels.cuda.device_code.read import expanded
 from fmm.kernels.cuda.products.tile_sizes import Strategy
 
 Along = Literal["inner", "outer"]
@@ -165,10 +165,10 @@ def source(kernel: TileKernel, access: Access) -> str:
     told, number, call, tile = f"fmm::Parameters<Number, {commas(counts)}>", element, "multiply", ", blockIdx.x"
     if obeys:
         told, number, call, tile = f"fmm::Again<{told}>", f"fmm::Exactly<{element}>::Type", "multiply_again", ""
-    files = "gemm_simt.cuh", *(("gemm_mma_f64.cuh",) if kernel.deep else ())
-    files += ("ieee_arith.cuh", "nonfinite_flag.cuh", "recompute_tiled.cuh") if obeys else ()
+    header = "recompute_tiled" if obeys else "gemm_mma_f64" if kernel.deep else "gemm_simt"
     lines = [
-        *map(text, files),
+        f'#include "{header}.cuh"',
+        "",
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
@@ -184,7 +184,7 @@ def source(kernel: TileKernel, access: Access) -> str:
         *_call(kernel, call, f"{left}, {right}, fmm::Access::{access.upper()}", tile),
         "}",
     ]
-    return "\n".join(lines) + "\n"
+    return expanded("\n".join(lines) + "\n")
 
 
 def _call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.products.tile_sizes import BULK, Strategy, strategy
-from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, PARAMETER_BYTES, WIDE, Lines, Piece, Several, TileOp
-from fmm.kernels.cuda.products.tiled_source import ASYNC, added
-from fmm.kernels.cuda.products.tma_source import BulkKernel
-from fmm.perfmodel.block_time import full
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import COUNTERS, FLAG, Launch, Slot
+from fmm.kernels.cuda.products.tile_sizes import Strategy
+from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, PARAMETER_BYTES, WIDE, Several, TileOp
+from fmm.kernels.cuda.products.tiled_source import ASYNC, ENTRY, OPTIONS, added
+from fmm.kernels.cuda.products.tma_source import BulkKernel, source
+from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
+from fmm.kernels.cuda.views import Lines, Piece
 
-MAP_BYTES = 128  # of a CUtensorMap
 ENGINE = 90  # the first compute capability whose copy engine brings tiles
 SHARED = 227 << 10  # bytes of shared memory that a thread block may have there
 LEAST = 16  # steps of a part: shorter ones cost more than they fill
@@ -33,19 +34,6 @@ MOST = 16  # parts of a tile
 # H200, where all write at about the same time, a turn was seen to take 45; with 30 the best of the cuts that were tried
 # are found, for parts write at other times than whole tiles.)
 BEGIN, ALONE, IN_TURN = 30, 18, 30
-
-
-class Map(NamedTuple):
-    """What the copy engine is told of a block: lines of `length` numbers, and the box of them that is a tile."""
-
-    piece: Piece
-    length: int
-    lines: int
-    layers: int
-    leading: int
-    layer: int
-    box: tuple[int, int]  # along a line, and lines
-    exchange: int  # bytes within which it exchanges 16-byte chunks, 0: none
 
 
 class Part(NamedTuple):
@@ -63,7 +51,7 @@ class BulkOp:
     """One launch. `turns`: counts that it needs, each of four bytes, zero before and after."""
 
     kernel: BulkKernel
-    maps: tuple[Map, ...]
+    maps: tuple[TensorMap, ...]
     dest: tuple[Piece, ...]
     parts: tuple[Part, ...]
     described: bytes  # struct Task of every one of them
@@ -87,12 +75,17 @@ class BulkOp:
     def turns(self) -> int:
         return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
 
-    @cached_property
+    @property
     def parameters(self) -> bytes:
+        """Where C's base is aligned."""
+        return self.packed(True)
+
+    def packed(self, aligned_result: bool) -> bytes:
         """struct Launch of gemm_tma.cuh; maps, pointers of blocks, counts and flag are zero."""
         item = DTYPES[self.kernel.element].itemsize
         blocks = b"".join(struct.pack(BLOCK[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
-        wide = all(x * item % WIDE == 0 for x in self.lines) and all(x.offset % WIDE == 0 for x in self.dest)
+        wide = aligned_result and all(x * item % WIDE == 0 for x in self.lines)
+        wide = wide and all(x.offset % WIDE == 0 for x in self.dest)
         sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, GROUP, wide, self.blocks)
         unused = bytes(len(self.described) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
         whole = bytes(MAP_BYTES * len(self.maps)) + blocks + sizes + self.described + unused
@@ -101,13 +94,13 @@ class BulkOp:
     @property
     def map_words(self) -> range:
         """Where each map begins, in words of 8 bytes."""
-        return range(0, MAP_BYTES // 8 * len(self.maps), MAP_BYTES // 8)
+        return range(0, MAP_WORDS * len(self.maps), MAP_WORDS)
 
     @property
     def dest_words(self) -> range:
         """Where each block of C has its pointer."""
         words = struct.calcsize(BLOCK[DTYPES[self.kernel.element].itemsize]) // 8
-        first = MAP_BYTES // 8 * len(self.maps)
+        first = MAP_WORDS * len(self.maps)
         return range(first, first + words * len(self.dest), words)
 
     @property
@@ -150,7 +143,7 @@ def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp |
     return made if kernel.shared <= SHARED and len(made.parameters) <= PARAMETER_BYTES else None
 
 
-def aligned(op: TileOp | Several) -> bool:
+def rows_are_aligned(op: TileOp | Several) -> bool:
     """May the copy engine read A and B, if their bases are aligned?"""
     ops, item = op.ops, DTYPES[op.kernel.element].itemsize
     steps = (step for o in ops for lines in o.lines[:2] for step in lines)
@@ -183,13 +176,13 @@ def _first(x: Piece, ops: Sequence[TileOp]) -> Piece:
     return x._replace(keep=next(y.keep for o in ops for y in o.dest if _place(y) == x))
 
 
-def _map(x: Piece, left: bool, kernel: BulkKernel, lines: Lines, count: int) -> Map:
+def _map(x: Piece, left: bool, kernel: BulkKernel, lines: Lines, count: int) -> TensorMap:
     s, along = kernel.strategy, kernel.along[0 if left else 1]
     out = s.m_s if left else s.n_s
     length, number = (x.cols, x.rows) if left == (along == "inner") else (x.rows, x.cols)
     inner = s.k_s * DTYPES[kernel.element].itemsize
-    box, exchange = ((s.k_s, out), inner) if along == "inner" else ((out, s.k_s), 0)
-    return Map(x, length, number, count, lines.leading, lines.layer, box, exchange)
+    box, swizzle = ((s.k_s, out), inner) if along == "inner" else ((out, s.k_s), 0)
+    return TensorMap(x, kernel.element, length, number, count, lines.leading, lines.layer, box, swizzle)
 
 
 def _tasks(
@@ -302,16 +295,35 @@ def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
     return max(load for load, _ in loads)
 
 
-def time_of(op: TileOp, s: Strategy, chip: Chip) -> float:
-    """Seconds of one product: its tiles at the strategy's share of the rate that Square has."""
-    tiles, steps = -(-op.m // s.m_s) * -(-op.n // s.n_s), -(-op.k // s.k_s)
-    parts = parts_of(1, tiles, op.count, steps, s.k_s, 1, chip.multiprocessors)
-    edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s
-    groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
-    adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
-    rate = s.rate * full(strategy("Square"), (op.m, op.k, op.n), chip, op.count)
-    return chip.fitted.launch + adds / rate / chip.clock
+# ---- the launch on a chip
 
 
-def best_bulk(op: TileOp, chip: Chip) -> tuple[float, Strategy]:
-    return min(((time_of(op, s, chip), s) for s in BULK), key=lambda pair: pair[0])
+def tma_launch(op: BulkOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
+    """`alignment`: a power of two that divides each base's address; A's and B's must be multiples of 16."""
+    writes_wide = all(alignment[x.base] % WIDE == 0 for x in op.dest)
+    slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
+    slots += [Slot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]
+    if op.turns:
+        slots.append(Slot(op.turns_word, COUNTERS))
+    if flagged and any(x.base == "C" for x in op.dest):
+        slots.append(Slot(op.flag_word, FLAG))
+    s = op.kernel.strategy
+    kernel = Kernel(source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, OPTIONS)
+    return Launch(
+        "product",
+        _label(op),
+        kernel,
+        op.grid,
+        op.packed(writes_wide),
+        tuple(slots),
+        tuple(zip(op.map_words, op.maps, strict=True)),
+        op.turns,
+    )
+
+
+def _label(op: BulkOp) -> str:
+    s, products = op.kernel.strategy, len({part.product for part in op.parts})
+    parts = [f"gemm_tma {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
+    parts += [f"{products} products in one launch, sums inside"] if products > 1 else []
+    parts += [f"{len(op.parts)} parts in turns"] if len(op.parts) > products else []
+    return ", ".join([*parts, *([f"a batch of {op.count}"] if op.count > 1 else [])])

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.read import text
+from fmm.kernels.cuda.device_code.read import expanded
 from fmm.kernels.cuda.products.tile_sizes import Strategy
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along, commas, sizes
 
-FILES = ("ieee_arith.cuh", "gemm_simt.cuh", "ptx_tma.cuh", "gemm_tma.cuh")
 Counts = tuple[int, int, int]  # of A, B, C
 
 
@@ -47,7 +46,8 @@ def source(kernel: BulkKernel) -> str:
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
     lines = [
-        *map(text, FILES),
+        '#include "gemm_tma.cuh"',
+        "",
         f"using Task = fmm::Task<{element}, {commas(kernel.terms)}>;",
         f"using Launch = fmm::Launch<{element}, Task, {commas((*kernel.blocks, kernel.tasks))}>;",
         "",
@@ -59,4 +59,4 @@ def source(kernel: BulkKernel) -> str:
         f"                      fmm::Order::{kernel.order.upper()}>(p, memory);",
         "}",
     ]
-    return "\n".join(lines) + "\n"
+    return expanded("\n".join(lines) + "\n")

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import GROUP, WIDE, Lines, Piece
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.products.tiled import GROUP, WIDE
 from fmm.kernels.cuda.products.tiled_gemm import sides
-from fmm.kernels.cuda.products.tma import MAP_BYTES, Map
-from fmm.kernels.cuda.products.wgmma_source import LINE, GroupKernel, Sizes
-from fmm.kernels.cuda.views import Factor
+from fmm.kernels.cuda.products.tiled_source import ENTRY
+from fmm.kernels.cuda.products.wgmma_source import LINE, GroupKernel, Sizes, source
+from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
+from fmm.kernels.cuda.views import Factor, Lines, Piece
 
-CAPABILITY = 90  # the only one that has these instructions
 SIZES = (Sizes(128, 256), Sizes(128, 128))
 EDGE = 24  # columns in whose time a tile begins and ends
 
@@ -24,7 +26,7 @@ class GroupOp:
     """One launch: C = factor A B, or added to what C holds, layer by layer."""
 
     kernel: GroupKernel
-    maps: tuple[Map, Map, Map]
+    maps: tuple[TensorMap, TensorMap, TensorMap]
     steps: int
     tiles: tuple[int, int]  # of clusters, below each other and side by side
     count: int
@@ -66,11 +68,13 @@ def group_op(op: GemmOp, dtype: str, multiprocessors: int) -> GroupOp | None:
     s = sizes_for(m, n, op.count, multiprocessors)
     line = LINE // element.itemsize
 
-    def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> Map:
+    def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> TensorMap:
         """In lines of the block: its rows, if `inner`, else its columns. A copy has no more than `most` of them."""
         length, lines = (cols, rows) if inner else (rows, cols)
         lying = Lines(x.leading, x.stride)
-        return Map(Piece(x.base, x.offset, rows, cols), length, lines, op.count, *lying, (line, most), LINE)
+        return TensorMap(
+            Piece(x.base, x.offset, rows, cols), dtype, length, lines, op.count, *lying, (line, most), LINE
+        )
 
     maps = (
         mapped(left, m, k, along[0] == "inner", s.m_s if along[0] == "inner" else line),
@@ -99,3 +103,17 @@ def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> Sizes:
         return -(-down * across * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
 
     return min(SIZES, key=end)
+
+
+# ---- the launch on a chip
+
+
+def wgmma_launch(op: GroupOp) -> Launch:
+    """All three operands' bases must be multiples of 16 bytes."""
+    words = [i * MAP_WORDS for i in range(len(op.maps))]
+    slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
+    s = op.kernel.sizes
+    kernel = Kernel(source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
+    batch = f", a batch of {op.count}" if op.count > 1 else ""
+    label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{batch}"
+    return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.device_code.read import text
+from fmm.kernels.cuda.device_code.read import expanded
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 
-FILES = ("gemm_simt.cuh", "ptx_tma.cuh", "gemm_wgmma.cuh")
 LINE = 128  # bytes of a line of a tile, which is as long as a tile is deep
 INSTRUCTION = 32  # bytes of a row of A that one instruction multiplies
 GATE = 8  # bytes
@@ -58,20 +57,20 @@ def source(kernel: GroupKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.sizes, DTYPES[kernel.element]
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
-    *before, last = map(text, FILES)
     lines = [
-        *before,
+        '#include "gemm_wgmma.cuh"',
+        "",
         *instruction(element, s.n_s),
-        last,
+        "",
         f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
         f"{ENTRY}(const __grid_constant__ fmm::Product p) {{",
         f"    using Element = {element.cpp};",
         f"    using Sizes = fmm::Sizes<Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
         "    extern __shared__ __align__(1024) Element memory[];",
-        f"    fmm::multiply_by_groups<Element, Sizes, {left}, {right}>(p, memory);",
+        f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, memory);",
         "}",
     ]
-    return "\n".join(lines) + "\n"
+    return expanded("\n".join(lines) + "\n")
 
 
 def instruction(element: DType, width: int) -> list[str]:
@@ -87,10 +86,10 @@ def instruction(element: DType, width: int) -> list[str]:
     given = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if turns else "")
     name = f"wgmma.mma_async.sync.aligned.m64n{width}k{deep}.f32.{element.mma}.{element.mma}"
     return [
-        "namespace fmm {",
-        "template <bool LEFT_TURNED, bool RIGHT_TURNED>",
-        f"__device__ __forceinline__ void multiply_step(float (&x)[{count}], unsigned long long a,",
-        "                                              unsigned long long b, int keeps) {",
+        "struct Step {",
+        "    template <bool LEFT_TURNED, bool RIGHT_TURNED>",
+        f"    __device__ static __forceinline__ void multiply(float (&x)[{count}], unsigned long long a,",
+        "                                                    unsigned long long b, int keeps) {",
         '    asm volatile("{.reg .pred keeps; "',
         f'                 "setp.ne.b32 keeps, %{count + 2}, 0; "',
         f'                 "{name} "',
@@ -98,6 +97,6 @@ def instruction(element: DType, width: int) -> list[str]:
         f'                 "%{count}, %{count + 1}, keeps, 1, 1{turns};}}"',
         f"                 : {accumulators}",
         f"                 : {given});",
-        "}",
-        "}  // namespace fmm",
+        "    }",
+        "};",
     ]

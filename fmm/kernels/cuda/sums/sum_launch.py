@@ -1,18 +1,21 @@
-"""fmm/kernels/cuda/sums/sum_launch.py."""
+"""Launches of the sum kernel: which arrays hold the blocks of a step of sums, and what a launch is told of them."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES
-from fmm.kernels.cuda.sums.sum_kernel import Access, Scalar, Spot, SumKernel
-from fmm.kernels.cuda.views import View, _columns, _distance, _transposed
+from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, Scalar, Spot, SumKernel
+from fmm.kernels.cuda.sums.sum_source import ENTRY, source
+from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, transposed_view
 from fmm.kernels.plans.level_steps import Place
 from fmm.kernels.plans.plan import PlanError
 
@@ -116,7 +119,7 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
         return None
     lines, scalars = _launch_scalars(program)
     # Along what is contiguous; a split that turns its blocks writes more than it reads, so what it writes decides.
-    if all(_columns(v) for _, v in writes):
+    if all(columns_contiguous(v) for _, v in writes):
         reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     arrays, spots, batches = _Fitting((*reads, *writes), DTYPES[dtype].itemsize).run()
@@ -176,7 +179,7 @@ def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[i
 def _flipped(placed: Placed) -> Placed:
     """The same place of the transposed problem, whose fast index runs along the contiguous columns."""
     p, v = placed
-    return Place(p.name, p.col, p.row, p.cols, p.rows), _transposed(v)
+    return Place(p.name, p.col, p.row, p.cols, p.rows), transposed_view(v)
 
 
 def _doubled(x: Array) -> Array:
@@ -236,15 +239,34 @@ class _Fitting:
 
     def _continues(self, run: Sequence[int], i: int) -> bool:
         nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
-        first, last = (_distance(pair, self.itemsize) for pair in (nearest[:2], nearest[-2:]))
+        first, last = (constant_distance(pair, self.itemsize) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)
 
     def _stack(self, run: Sequence[int]) -> None:
         views = [self.placed[i][1] for i in run]
-        v, distance = views[0], _distance(views, self.itemsize) or 0
+        v, distance = views[0], constant_distance(views, self.itemsize) or 0
         array = Array(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
         if len(run) > 1:
             self.batches.append(len(self.arrays))
         self.arrays.append(array)
         for layer, i in enumerate(run):
             self.spots[i] = Spot(len(self.arrays) - 1, layer, 0)
+
+
+# ---- the launch on a chip
+
+
+def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
+    """`alignment`: a power of two that divides each base's address; `flagged`: is a flag raised where C is given an inf
+    or NaN?"""
+    size, bases = op.alignment
+    fits = all(alignment[base] % size == 0 for base in bases)
+    access: Access = op.access if fits else "scalar"
+    given = op.kernel, access, flagged and op.writes_result
+    words = ARRAY_BYTES // 8
+    slots = [Slot(words * i, x.base, x.offset) for i, x in enumerate(op.arrays)]
+    slots.append(Slot(words * len(op.arrays) + 2 * len(op.scalars) + 1, FLAG))
+    how = "16 bytes at a time" if access == "vector" else "one number at a time"
+    label = f"block_sums, {op.label}: reads {len(op.kernel.reads)} blocks, writes {len(op.kernel.writes)}, {how}"
+    kernel = Kernel(source, given, ENTRY, THREADS)
+    return Launch("sums", label, kernel, op.grid, op.parameters, tuple(slots), aligned=access == "vector")

@@ -12,11 +12,10 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.cuda.device_code.read import text
+from fmm.kernels.cuda.device_code.read import expanded
 from fmm.kernels.cuda.sums.sum_kernel import BATCHES, HIGH, Access, Event, Scalar, Spot, SumKernel
 
 OPTIONS = ("--std=c++17",)  # of the compiler
-FILES = ("ieee_arith.cuh", "block_sums.cuh")
 ENTRY = "fmm_sum"
 
 
@@ -29,7 +28,8 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
     lines = [
-        *map(text, FILES),
+        '#include "block_sums.cuh"',
+        "",
         "struct Step {",
         f"    static constexpr bool LONG = {str(kernel.long).lower()};",
         f"    static constexpr bool APART = {str(kernel.apart).lower()};",
@@ -50,7 +50,7 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         f"    fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.lanes}, {variant}>(p);",
         "}",
     ]
-    return "\n".join(lines) + "\n"
+    return expanded("\n".join(lines) + "\n")
 
 
 def _any_of(arrays: frozenset[int]) -> str:

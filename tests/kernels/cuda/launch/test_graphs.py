@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.launch.graphs import KERNEL_NODE, Kernel, Movable, _Driver
+from fmm.kernels.cuda.launch.graphs import KERNEL_NODE, KernelNode, Movable, _Driver
 
 SPLIT, JOIN, GEMM, MEMSET = 0x100, 0x200, 0x300, 2
 Launch = tuple[int, int]  # a function, and the number that is its parameter
@@ -22,11 +22,11 @@ class Memory:
     def __init__(self) -> None:
         self.kept: list[Any] = []
 
-    def kernel(self, function: int, number: int) -> Kernel:
+    def kernel(self, function: int, number: int) -> KernelNode:
         value = ctypes.create_string_buffer(struct.pack("<q", number), 8)
         pointer = ctypes.c_void_p(ctypes.addressof(value))
         self.kept += value, pointer
-        return Kernel(function, ctypes.addressof(pointer), 8)
+        return KernelNode(function, ctypes.addressof(pointer), 8)
 
 
 class Driver:
@@ -80,7 +80,7 @@ CAPTURED = ((SPLIT, 5), (SPLIT, 6), (JOIN, 7))
 OTHERS = ((SPLIT, 50), (SPLIT, 60), (JOIN, 70))
 
 
-def kernels(launches: Sequence[Launch], memory: Memory) -> Iterator[Kernel]:
+def kernels(launches: Sequence[Launch], memory: Memory) -> Iterator[KernelNode]:
     """One after the other; when the next one is asked for, the last one's parameters are no more."""
     for function, number in launches:
         yield memory.kernel(function, number)

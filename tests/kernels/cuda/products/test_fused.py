@@ -13,35 +13,35 @@ import pytest
 
 from fmm import problem as shapes
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
-from fmm.kernels.cuda.launch_list import Op, Tape, Turn
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import Turn
+from fmm.kernels.cuda.operations import Operation, OperationList
+from fmm.kernels.cuda.products.tile_sizes import SUMMING
 from fmm.kernels.cuda.products.tiled import Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.fused_order import LANES, launches, stages
+from fmm.kernels.plans.fused_order import FIGURE_6, LANES, Operands, launches, listed, name, operands, stages
 from fmm.kernels.plans.plan import Level, Plan
-from fmm.kernels.plans.variants import FIGURE_6, Operands, listed, name, operands
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
 from fmm.perfmodel.work import counted
 from fmm.problem import Layout, Problem
-from tests.support.chips import H200
 from tests.support.launch_lists import buffer, matrices, play
 
 OPTIONS = ((), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants"))
 ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
 
 
-def recorded(text: str, size: int = 512, beta: float = 0) -> Tape:
+def recorded(text: str, size: int = 512, beta: float = 0) -> OperationList:
     """The leaf is `tile` if the text names none."""
     plan = Plan.parse(text if " > tile" in text else f"{text} > tile")
-    return record(plan, Problem(size, size, size, "float32", beta=beta))
+    return operations(plan, Problem(size, size, size, "float32", beta=beta))
 
 
-def products(tape: Tape) -> Iterator[TileOp]:
+def products(tape: OperationList) -> Iterator[TileOp]:
     for op in tape.ops:
         yield from op.ops if isinstance(op, Several) else [op] if isinstance(op, TileOp) else []
 
@@ -161,7 +161,7 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     """As the cost says, too, which counts products in turns one by one; a fused level alone needs no workspace."""
     tape = recorded(text, 512, beta)
     assert Counter(map(type, tape.ops)) == kinds
-    assert (tape.lanes_used, tape.vendor_lanes) == (lanes, 0)
+    assert tape.lanes_used == lanes
     several = [op for op in tape.ops if isinstance(op, Several)]
     assert all(op.at_once == (op.order != "turns") for op in several)
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
@@ -198,16 +198,16 @@ def test_atomic_updates_move_c_once_more() -> None:
 @pytest.mark.parametrize("text", [*ONE, "strassen.fused > tile.half", "strassen.sequential > strassen.fused.streams"])
 def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> None:
     """Programmatic launches follow a product of their own stage; the first after a wait or a sum follows nothing."""
-    last: dict[int, Op] = {}
+    last: dict[int, Operation] = {}
     for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
         if isinstance(op, TileOp | Several):
             assert op.follows == isinstance(last.get(lane), TileOp | Several)
         last = {} if isinstance(op, Turn) else last | {lane: op}
 
 
-def in_lane_order(tape: Tape, order: tuple[int, ...]) -> Iterator[Op]:
+def in_lane_order(tape: OperationList, order: tuple[int, ...]) -> Iterator[Operation]:
     """Between a fork and its join, all of one lane's launches before the next one's."""
-    between: list[tuple[int, Op]] = []
+    between: list[tuple[int, Operation]] = []
     for op, lane in zip(tape.ops, tape.lanes, strict=True):
         between.append((lane, op))
         if isinstance(op, Turn) or not any(isinstance(x, Turn) for x in tape.ops):
@@ -241,11 +241,14 @@ TWO = ("strassen^2.fused", "strassen-huang^2.fused.streams", "winograd^2.fused.a
 def test_lanes_may_run_in_any_order(text: str) -> None:
     """Exact on small integers, whichever lane is first; beta = 0 reads nothing of C, which is NaN."""
     for problem, turn in product(problems(), (1, -1)):
-        tape = record(Plan.parse(f"{text} > tile"), problem)
+        tape = operations(Plan.parse(f"{text} > tile"), problem)
         memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
         memory["W"], before = buffer(tape.workspace), c.astype(np.float64)
         order = tuple(range(tape.lanes_used))[::turn]
-        ops = [tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op for op in in_lane_order(tape, order)]
+        ops = [
+            tile_op(op, "float32", SUMMING["float32"]) if isinstance(op, GemmOp) else op
+            for op in in_lane_order(tape, order)
+        ]
         assert len(ops) == len(tape.ops)
         play(replace(tape, ops=tuple(ops)), memory)
         old: Any = problem.beta * before if problem.beta else 0

@@ -13,15 +13,15 @@ import pytest
 
 from fmm.hardware.capability import Capability, capability
 from fmm.hardware.occupancy import active_blocks
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp, fitted, fused_op, pointers
+from fmm.kernels.cuda.products.tiled import Several, TileOp, fitted, fused_op, pointers
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, added, source
-from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.views import View
+from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.views import Lines, Piece, View
+from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.variants import FIGURE_6
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_time import GEMM, registers, resident
 from fmm.perfmodel.cost import cost
@@ -106,7 +106,7 @@ def fits(made: TileKernel, architecture: str) -> TileKernel:
     """What is launched there."""
     digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
     op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
-    return fitted(op, limits(architecture).shared_per_block, int(digits) >= 80).kernel
+    return fitted(op, replace(H200, limits=limits(architecture), version=int(digits))).kernel
 
 
 def test_a_strategy_that_does_not_fit_is_replaced() -> None:
@@ -170,7 +170,7 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | S
         x[...] = rng.integers(-3, 4, x.shape)
     a, b, c = (x.astype(np.float64) for x in views.values())
     beside = np.isnan(memory["C"])
-    tape = record(Plan.parse(plan), problem)
+    tape = operations(Plan.parse(plan), problem)
     assert tape.workspace == 0
     wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
     ops = [tile_op(op, H200, dtype) if isinstance(op, GemmOp) else op for op in wanted]
@@ -231,13 +231,13 @@ def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
 
 def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
     problems = (Problem(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
-    ops = [op for x in problems for op in record(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
+    ops = [op for x in problems for op in operations(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
     assert [tile_op(op, H200, "float32").access for op in ops] == ["vector", "scalar"]
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
     """The seven products of a batched level, layer by layer of the workspace."""
-    tape = record(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
+    tape = operations(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
     made, work = tile_op(op, H200, "float32"), floats(1 << 16)
     assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
@@ -291,7 +291,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
 def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
     assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
-    tape = record(plan, Problem(*size, "float32"))
+    tape = operations(plan, Problem(*size, "float32"))
     (several,) = tape.ops
     assert isinstance(several, Several)
     assert several.order == "turns"  # one launch, where the copy engine brings the operands
@@ -329,14 +329,14 @@ def test_other_types_are_refused(dtype: str) -> None:
         plans += [("tile", "float32, float64, float16, bfloat16, tf32")]
     for text, types in plans:
         with pytest.raises(PlanError, match=f"multiplies {types} there, not {dtype}"):
-            record(Plan.parse(text), Problem(64, 64, 64, dtype))
+            operations(Plan.parse(text), Problem(64, 64, 64, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_each_type_has_its_strategies(dtype: str) -> None:
     """Chosen by size, and where sums are inside."""
     plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
-    ops = [op for text in plans for op in record(Plan.parse(text), Problem(512, 512, 512, dtype)).ops]
+    ops = [op for text in plans for op in operations(Plan.parse(text), Problem(512, 512, 512, dtype)).ops]
     made = [tile_op(op, H200, dtype) for op in ops if isinstance(op, GemmOp)]
     made += [x for op in ops if isinstance(op, Several) for x in op.ops]
     assert len(made) == 1 + 1 + 7

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.step_table import PRODUCT, Kernel, kernel_table
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import GPU8, PRESETS, Strategy, strategy
-from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointers, settled, strategy_of, updating_op
+from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointers, strategy_of, updating_op
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, added, source
 from fmm.kernels.cuda.products.tiled_source import Path as Way
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.views import View
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.tile_choice import best_for
+from fmm.perfmodel.tile_choice import BLOCK_MODEL, best_for
 from fmm.problem import Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
@@ -71,7 +72,7 @@ def operation(
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
     views = {f: View(f, 0, r, c, c + gap + 4 * i, 1) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
-    op = updating_op("tile", dtype, views[left], views[right], kernel.program, reads, writes)
+    op = updating_op(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open=False)
 
 
@@ -136,7 +137,7 @@ def test_every_product_kernel_on_the_host(name: str, way: tuple[Way, Way], host:
 def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, int, int], host: Host) -> None:
     """A whole plan: the products by the kernels themselves, compiled for the host, the sums by the interpreter."""
     problem = Problem(*size, dtype)
-    tape = record(Plan.parse(f"{text} > tile"), problem)
+    tape = operations(Plan.parse(f"{text} > tile"), problem)
     rng, views = np.random.default_rng(6), {}
     memory = {name: floats(1024).view(np.uint8) for name in "ABC"} | {"W": floats(tape.workspace).view(np.uint8)}
     for name, shape in zip("ABC", problem.shapes, strict=True):
@@ -183,10 +184,10 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
         ("tile.plain", None, ("plain", "plain")),
         ("tile.gpu8", GPU8, WAYS[0]),
     ):
-        assert (strategy_of(leaf), paths_of(leaf)) == (s, paths)
-        (gemm,) = record(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
+        assert (strategy_of(leaf_use(leaf)), paths_of(leaf_use(leaf))) == (s, paths)
+        (gemm,) = operations(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
         assert isinstance(gemm, GemmOp) and tile_op(gemm, H200, "float32").kernel.paths == paths
-        ops = record(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops
+        ops = operations(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops
         assert {op.kernel.paths for op in ops if isinstance(op, TileOp)} == {paths}
     with pytest.raises(PlanError, match=r"without \.plain or \.texture"):
         Plan.parse("strassen.fused > tile.half.texture")
@@ -195,13 +196,13 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
 def test_an_open_strategy_is_the_devices() -> None:
     op = next(
         x
-        for x in record(Plan.parse("li-fig12 > tile"), Problem(8192, 8192, 8192, "float32")).ops
+        for x in operations(Plan.parse("li-fig12 > tile"), Problem(8192, 8192, 8192, "float32")).ops
         if isinstance(x, TileOp)
     )
     for chip in (H200, replace(H200, multiprocessors=1)):
-        assert op.open and settled(op, chip).kernel.strategy == best_for((4096, 4096, 4096), chip)
+        assert op.open and BLOCK_MODEL.fastest(op, chip) == best_for((4096, 4096, 4096), chip)
     fixed = replace(op, open=False)
-    assert settled(fixed, H200) is fixed
+    assert not fixed.open
 
 
 @pytest.mark.parametrize(

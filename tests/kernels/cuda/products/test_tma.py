@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import BULK, SUMMING_BULK, Strategy
-from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Lines, Several, TileOp
+from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Several, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
-from fmm.kernels.cuda.products.tma import SHARED, BulkOp, aligned, best_bulk, bulk_op, makespan, parts_of
+from fmm.kernels.cuda.products.tma import SHARED, BulkOp, bulk_op, makespan, parts_of, rows_are_aligned
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_time import GEMM, seconds
+from fmm.perfmodel.tile_choice import best_bulk
 from fmm.problem import Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
@@ -145,7 +147,7 @@ def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
 def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem(70, 640, 36, "float32")
-    (gemm,) = (op for op in record(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
+    (gemm,) = (op for op in operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
     tiled = tile_op(gemm, H200, "float32")
     sizes = (70, 640), (640, 36), (70, 36)
     lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
@@ -194,13 +196,13 @@ def test_launches_fit_what_a_driver_passes_on() -> None:
 
 def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
-        (found,) = record(Plan.parse(plan), Problem(size, size, size + offset, "float32")).ops
+        (found,) = operations(Plan.parse(plan), Problem(size, size, size + offset, "float32")).ops
         assert isinstance(found, Several | GemmOp)
         return tile_op(found, H200, "float32") if isinstance(found, GemmOp) else found
 
-    assert not aligned(op("tile", 257))
-    assert not aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
-    assert aligned(op("strassen.fused > tile", 264))
+    assert not rows_are_aligned(op("tile", 257))
+    assert not rows_are_aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
+    assert rows_are_aligned(op("strassen.fused > tile", 264))
     assert bulk_op(op("winograd.fused > tile", 256), SUMMING_BULK, SMS) is None  # sums of two, three and four blocks
     assert bulk_op(op("strassen^2.fused > tile", 256), SUMMING_BULK, SMS) is None  # no room for four copies
 
@@ -208,7 +210,7 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
 @pytest.mark.parametrize(("side", "faster"), [(256, False), (512, False), (1536, False), (2048, True), (4096, True)])
 def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: bool) -> None:
     """Both times are in seconds: at 1536 two thirds of the last round would be idle."""
-    (op,) = (x for x in record(Plan.parse("tile"), Problem(side, side, side, "float32")).ops)
+    (op,) = (x for x in operations(Plan.parse("tile"), Problem(side, side, side, "float32")).ops)
     assert isinstance(op, GemmOp)
     tiled = tile_op(op, H200, "float32")
     time, s = best_bulk(tiled, H200)

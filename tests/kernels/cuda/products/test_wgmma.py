@@ -7,16 +7,17 @@ from itertools import product
 import pytest
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.launch_list import GROUPED
-from fmm.kernels.cuda.products.gemm import GemmOp
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 from fmm.kernels.cuda.products.tma import SHARED
 from fmm.kernels.cuda.products.wgmma import SIZES, GroupOp, group_op, sizes_for, tiles_of
 from fmm.kernels.cuda.products.wgmma_source import GroupKernel, Sizes, instruction, source
-from fmm.kernels.cuda.recompute.recompute import unseen
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations, record
+from fmm.kernels.leaves import WARPGROUPS
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
+from tests.support.chips import H200
 from tests.support.nvrtc import in_parallel, nvrtc, report
 
 SMS = 132
@@ -34,7 +35,7 @@ KERNELS = [
 
 
 def gemm(problem: Problem, plan: str = "tile") -> GemmOp:
-    op = next(op for op in record(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
+    op = next(op for op in operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
     assert op.leaf == "tile"
     return op
 
@@ -79,7 +80,7 @@ def test_maps_of_rows() -> None:
     assert (b.length, b.lines, b.leading, b.box) == (776, 520, 776, (64, 64))
     assert (c.length, c.lines, c.leading, c.box) == (776, 1000, 776, (64, 64))
     assert [x.piece.base for x in made.maps] == ["A", "B", "C"]
-    assert {x.exchange for x in made.maps} == {128}
+    assert {x.swizzle for x in made.maps} == {128}
     assert made.kernel.along == ("inner", "outer")
     assert made.steps == 9
 
@@ -172,21 +173,22 @@ def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
 # ---- plans
 
 
-@pytest.mark.parametrize("dtype", GROUPED)
+@pytest.mark.parametrize("dtype", WARPGROUPS)
 def test_where_the_leaf_does_these_types(dtype: str) -> None:
     problem = Problem(256, 256, 256, dtype)
     for plan in ("tile", "tile.inner", "strassen.batched.pad16 > tile", "li-fig23 > strassen > tile.outer"):
-        assert any(isinstance(op, GemmOp) and op.leaf == "tile" for op in record(Plan.parse(plan), problem).ops)
+        assert any(isinstance(op, GemmOp) and op.leaf == "tile" for op in operations(Plan.parse(plan), problem).ops)
     for plan in ("tile.huge", "tile.deep", "strassen.fused > tile", "li-fig12 > tile", "tile.texture"):
         with pytest.raises(PlanError, match=f"not {dtype}"):
-            record(Plan.parse(plan), problem)
+            operations(Plan.parse(plan), problem)
 
 
 def test_what_it_writes_raises_no_flag() -> None:
     """So C is looked at, where a plan needs that; a float32 tile raises its own."""
-    plan = Plan.parse("balanced > tile")
-    assert unseen(record(plan, Problem(256, 64, 64, "float16")))
-    assert not unseen(record(plan, Problem(256, 64, 64, "float32")))
+    plan, on = Plan.parse("balanced > tile"), target_on(H200, flagged=True)
+    for dtype, scans in (("float16", 1), ("float32", 0)):
+        labels = [x.label for x in record(plan, Problem(256, 64, 64, dtype), on).launches if x.does == "recompute"]
+        assert sum("looks for" in label for label in labels) == scans
 
 
 def test_the_entry_point() -> None:

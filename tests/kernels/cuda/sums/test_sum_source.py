@@ -15,7 +15,7 @@ from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_source import source
@@ -25,7 +25,7 @@ from tests.support.nvrtc import ARCHITECTURES, CPP17, Report, compile_cuda, in_p
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
-    tape = record(
+    tape = operations(
         Plan.parse(text if "vendor" in text else f"{text} > vendor"),
         Problem(size, size, size, dtype, alpha=alpha, beta=beta),
     )
@@ -218,7 +218,7 @@ def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
     texts = [source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
-    for text in (*texts, recompute.source(dtype)):
+    for text in (*texts, recompute.simple_source(dtype)):
         _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
         assert "ret;" in ptx and "f32" in ptx
         assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha and beta themselves

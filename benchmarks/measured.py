@@ -1,0 +1,276 @@
+"""The measured tables of README.md and docs/benchmarks.md, as lines of Markdown, each made from files in results/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Row = dict[str, Any]
+
+TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")  # in the order of the tables
+LONG = 0.1  # milliseconds from which a random product counts as long
+
+
+def load(path: Path) -> tuple[Row, list[Row]]:
+    """The environment of a result and its rows."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content["environment"], content["rows"]
+
+
+def table(columns: Sequence[str], rows: Iterator[Sequence[object]]) -> Iterator[str]:
+    """A Markdown table."""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+def times(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def digits(number: float) -> str:
+    """Three significant digits, never as a power of ten."""
+    return f"{float(f'{number:.3g}'):g}"
+
+
+def paired(other: Sequence[float], own: Sequence[float]) -> float:
+    """The median of the ratios of each round: above 1 where `own` is faster."""
+    return float(median(o / x for o, x in zip(other, own, strict=True)))
+
+
+# ---- products on a CPU against NumPy's
+
+
+def cpu_folders(results: Path) -> list[Path]:
+    return sorted(path.parent for path in results.glob("*/speed.json"))
+
+
+def machine(environment: Row) -> str:
+    return "{processor}, {blas_threads} threads, NumPy {numpy}, {blas}".format(**environment)
+
+
+def cpu(results: Path) -> Iterator[str]:
+    """Large products and what the other suites found, machine by machine."""
+    for folder in cpu_folders(results):
+        environment, rows = load(folder / "speed.json")
+        yield f"**{machine(environment)}** (`results/{folder.name}/`, commit {environment['commit']})"
+        yield ""
+        columns = ("m x k x n", "type", "NumPy", "fmm", "speedup (95 % interval)", "workspace", "plan")
+        yield from table(columns, map(_cpu_row, rows))
+        yield ""
+        yield from _suites(folder)
+        yield ""
+
+
+def _cpu_row(row: Row) -> Sequence[object]:
+    theirs, ours = (f"{median(row[who]):.3g} s" for who in ("vendor", "candidate"))
+    interval = f"**{row['speedup']:.2f}** ({row['low']:.3f} to {row['high']:.3f})"
+    return times(row["size"]), row["dtype"], theirs, ours, interval, space(row["workspace"]), f"`{row['plan']}`"
+
+
+def space(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"
+
+
+def _suites(folder: Path) -> Iterator[str]:
+    """One line for each of the other suites that were run, worst cases first."""
+    for suite, sentence in SENTENCES.items():
+        if (folder / f"{suite}.json").exists():
+            yield f"- {sentence(load(folder / f'{suite}.json')[1])}."
+
+
+def _never_slower(rows: list[Row]) -> str:
+    ratios = [r["speedup"] for r in rows]
+    return f"{len(ratios)} random shapes, sides up to 6000: median ratios from {min(ratios):.3f} to {max(ratios):.3f}"
+
+
+def _small_calls(rows: list[Row]) -> str:
+    calls = (f"{r['extra_microseconds']:.2f} µs at {r['side']} x {r['side']}" for r in rows)
+    return f"A small call costs more by {', '.join(calls)}"
+
+
+def _errors(rows: list[Row]) -> str:
+    worst = max(rows, key=lambda r: float(r["ratio"]))
+    where = f"{worst['dtype']}, {worst['data']}, n = {worst['side']}"
+    return f"Largest error: {worst['ratio']:.1f} times NumPy's ({where})"
+
+
+SENTENCES: dict[str, Callable[[list[Row]], str]] = {
+    "never_slower": _never_slower,
+    "small_calls": _small_calls,
+    "errors": _errors,
+    "memory": lambda rows: f"Peak memory over what the plan said: {max(r['ratio'] for r in rows):.4f}",
+    "guard": lambda rows: f"The check for overflow takes at most {max(r['share'] for r in rows):.2%} of a product",
+}
+
+
+# ---- products on a GPU against cuBLAS's
+
+
+def gpu_folders(results: Path) -> list[Path]:
+    return sorted(path.parent for path in results.glob("*/gpu.json"))
+
+
+def cases(rows: list[Row]) -> list[list[Row]]:
+    """The rows of one product each, in the order of the tables; plans that failed are left out."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["candidate"]:
+            found.setdefault((row["dtype"], str(row["size"])), []).append(row)
+    return sorted(found.values(), key=lambda case: (TYPES.index(case[0]["dtype"]), case[0]["size"]))
+
+
+def best_of(case: list[Row]) -> Row:
+    """The row of the fastest plan."""
+    return max((r for r in case if r["plan"] != "vendor"), key=lambda r: paired(r["vendor"], r["candidate"]))
+
+
+def gpu(results: Path) -> Iterator[str]:
+    """The fastest plan of every case on every GPU, then whole calls on random shapes."""
+    columns = ("type", "m x k x n", "cuBLAS", "fmm", "speedup", "/ Lt", "error", "workspace", "plan")
+    for folder in gpu_folders(results):
+        environment, rows = load(folder / "gpu.json")
+        versions = "CUDA {cuda}, cuBLAS {cublas}, {time}".format(**environment)
+        yield f"**{environment['device']}**, {versions} (`results/{folder.name}/`, commit {environment['commit'][:12]})"
+        yield ""
+        yield from table(columns, map(_gpu_row, cases(rows)))
+        if (folder / "random.json").exists():
+            yield ""
+            yield from _random(load(folder / "random.json")[1])
+
+
+def _gpu_row(case: list[Row]) -> Sequence[object]:
+    """One line of the table; without candidates of cuBLASLt, that column is cuBLAS's again."""
+    lt = [r["candidate"] for r in case if r["plan"].startswith("lt") and not r["graph"]]
+    best = best_of(case)
+    theirs, ours = best["vendor"], best["candidate"]
+    ratios = f"**{paired(theirs, ours):.2f}**", f"{paired(min(lt, key=median, default=theirs), ours):.2f}"
+    error = f"{best['error'] / best['vendor_error']:.1f}"
+    plan = f"`{best['plan']}`" + (" graph" if best["graph"] else "")
+    clock = (f"{digits(median(x))} ms" for x in (theirs, ours))
+    return best["dtype"], times(best["size"]), *clock, *ratios, error, space(best["workspace"]), plan
+
+
+def _random(rows: list[Row]) -> Iterator[str]:
+    """Whole calls of fmm.matmul on random shapes, type by type."""
+    for dtype in dict.fromkeys(r["dtype"] for r in rows):
+        found = [r for r in rows if r["dtype"] == dtype]
+        ratios = [r["ratio"] for r in found]
+        long = [r["ratio"] for r in found if median(r["vendor"]) > LONG]
+        text = f"{len(found)} random shapes, whole calls: median ratios from {min(ratios):.2f} to {max(ratios):.2f}"
+        yield f"- {dtype}: {text}; of products over {LONG} ms ({len(long)}) from {min(long, default=1):.2f}."
+
+
+def no_workspace(results: Path) -> Iterator[str]:
+    """Whole calls with workspace=0."""
+    for path in sorted(results.glob("*/tiles/workspace.json")):
+        environment, rows = load(path)
+        where = f"`results/{path.parent.parent.name}/tiles/`, commit {environment['commit'][:12]}"
+        yield f"**{environment['device']}** ({where})"
+        yield ""
+        columns = ("type", "m x k x n", "speedup", "answered by", "plan")
+        found = (
+            (r["dtype"], times(r["size"]), f"**{r['ratio']:.2f}**", r["step"], f"`{r['plan']}`")
+            for r in sorted(rows, key=lambda r: r["size"])
+        )
+        yield from table(columns, found)
+
+
+OWN_KERNEL = ("tile", "strassen.fused > tile", "strassen.batched.pad16 > tile", "strassen.batched.pad16 > vendor")
+
+
+def own_kernel(results: Path) -> Iterator[str]:
+    """Our own product kernel against cuBLAS on square matrices: ratios of the same rounds."""
+    paths = sorted(p for name in ("tile", "double") for p in results.glob(f"*/tiles/{name}.json"))
+    found = {path: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    sizes = [n for n in next(iter(found.values()))["seconds"] if n.isdecimal()] if found else []
+
+    def rows() -> Iterator[Sequence[object]]:
+        for content in found.values():
+            name = f"{content['environment']['device']}, {content['dtype']}"
+            for plan in OWN_KERNEL:
+                own = (content["seconds"][n] for n in sizes)
+                yield name, f"`{plan}`", *(f"{paired(x['cuBLAS'], x[plan]):.2f}" if plan in x else "" for x in own)
+
+    yield from table(("device, type", "plan", *sizes), rows())
+
+
+# ---- what a call costs the host
+
+
+WAYS = {
+    "vendor": "the library's own product",
+    "launches": "a one-level plan, launched kernel by kernel",
+    "replay": "the same, replayed as a CUDA graph",
+    "moved": "the same graph, told of other arrays at every call",
+}
+
+
+def host(results: Path) -> Iterator[str]:
+    """Microseconds from Python to the last launch, and what a small product's call takes more than the library's."""
+    for path in sorted(results.glob("*/host.json")):
+        environment, rows = load(path)
+        where = f"`results/{path.parent.name}/`, commit {environment['commit'][:12]}"
+        yield f"**{environment['device']}**, torch {environment['torch']}, CuPy {environment['cupy']} ({where})"
+        yield ""
+        yield from _host_table([r for r in rows if r["table"] == "host"])
+        yield ""
+        yield from _small_table([r for r in rows if r["table"] == "small"])
+
+
+def _host_table(rows: list[Row]) -> Iterator[str]:
+    keys = sorted({(r["library"], r["n"]) for r in rows})
+    found = {(r["way"], r["library"], r["n"]): f"{median(r['microseconds']):.0f} µs" for r in rows}
+    columns = ("the host's time for a call, float32", *(f"{library}, n = {n}" for library, n in keys))
+    yield from table(columns, ((words, *(found[way, *key] for key in keys)) for way, words in WAYS.items()))
+
+
+def _small_table(rows: list[Row]) -> Iterator[str]:
+    """The spread over the element types."""
+    libraries = sorted({r["library"] for r in rows})
+
+    def extra(n: int, library: str) -> str:
+        own = [r for r in rows if (r["n"], r["library"]) == (n, library)]
+        more = [median(f - v for f, v in zip(r["fmm"], r["vendor"], strict=True)) for r in own]
+        ratio = [paired(r["vendor"], r["fmm"]) for r in own]
+        return f"{min(more):+.1f} to {max(more):+.1f} µs, ratio {min(ratio):.2f} to {max(ratio):.2f}"
+
+    columns = ("a small product, whole calls: n", *(f"fmm beyond {library}, all types" for library in libraries))
+    sizes = sorted({r["n"] for r in rows})
+    yield from table(columns, ((n, *(extra(n, library) for library in libraries)) for n in sizes))
+
+
+# ---- the model of every device that was tuned
+
+
+def tuned(results: Path) -> Iterator[str]:
+    """The model's error and the regret of its choices, of every device and type that was tuned."""
+    columns = (
+        "device, type",
+        "held-out pairs",
+        "time off by (95 %)",
+        "speedup off by",
+        "regret: mean, worst",
+        "of the best",
+    )
+    yield from table(columns, _tuned_rows(results))
+
+
+def _tuned_rows(results: Path) -> Iterator[Sequence[object]]:
+    for path in sorted(results.glob("*/config.json")):
+        (types,) = json.loads(path.read_text(encoding="utf-8"))["devices"].values()
+        for dtype, section in types.items():
+            time, speedup = section["error"]["time"], section["error"]["speedup"]
+            name = f"{section['conditions']['device']}, {dtype}"
+            errors = f"{time['median']:.1%} ({time['p95']:.1%})", f"{speedup['median']:.1%}"
+            yield name, speedup["count"], *errors, *_regret(path.with_name(f"regret-{dtype}.json"))
+
+
+def _regret(path: Path) -> tuple[str, str]:
+    if not path.exists():
+        return "", ""
+    regret = json.loads(path.read_text(encoding="utf-8"))["regret"]
+    return f"{regret['mean']:.2%}, {regret['worst']:.1%}", f"{regret['share_of_best']:.1%}"
