@@ -42,7 +42,7 @@ def gpu(index: int) -> Gpu:
     import cupy
 
     from fmm.kernels.cuda.launch import cublas
-    from fmm.kernels.cuda.launch.device_facts import chip
+    from fmm.kernels.cuda.launch.device_facts import chip_of
 
     runtime = cupy.cuda.runtime
     count = runtime.getDeviceCount()
@@ -50,10 +50,14 @@ def gpu(index: int) -> Gpu:
         raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
     facts = runtime.getDeviceProperties(index)
     name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
-    numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas.version()}
+    numbers = {
+        "driver": runtime.driverGetVersion(),
+        "cuda": runtime.runtimeGetVersion(),
+        "cublas": cublas.cublas_version(),
+    }
     versions = {**{name: str(number) for name, number in numbers.items()}, "cupy": str(cupy.__version__)}
     capability = f"{facts['major']}.{facts['minor']}"
-    return Gpu(index, name, capability, int(facts["multiProcessorCount"]), versions, chip(index))
+    return Gpu(index, name, capability, int(facts["multiProcessorCount"]), versions, chip_of(index))
 
 
 @lru_cache(maxsize=64)

@@ -17,20 +17,20 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.arrays.library import Arrays
 from fmm.kernels.cuda.launch.cublas import Lane, set_stream
-from fmm.kernels.cuda.launch.device_facts import chip
-from fmm.kernels.cuda.launch.graph_cache import Replays, Shelf
-from fmm.kernels.cuda.launch.graphs import KernelNode, Movable
+from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.graph_cache import GraphCache, Replays
+from fmm.kernels.cuda.launch.graphs import KernelNode, MovableGraph
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_differ
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.runtime.host_memory import also_released
 from fmm.runtime.prepare import Call, scratch
 
-GRAPHS = Shelf()
+GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
 PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
@@ -99,8 +99,8 @@ class StreamCall:
         """The plan recorded for addresses that are so aligned, made ready."""
         found = self._players.get(alignment)
         if found is None:
-            target = target_on(chip(self.device), alignment, self.flagged)
-            made = record(self.launches.plan, self.launches.problem, target)
+            target = target_on(chip_of(self.device), alignment, self.flagged)
+            made = record_launches(self.launches.plan, self.launches.problem, target)
             found = self._players[alignment] = player_of(made, self.device)
         return found
 
@@ -158,7 +158,7 @@ class _Replay:
     ) -> None:
         self.call, self.counters = call, counters
         self.addresses: Addresses | None = addresses  # None: some kernels may have one call's, some another's
-        self.graph = Movable(graph, call.nodes(addresses, counters))
+        self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
     def reaches(self, addresses: Addresses) -> bool:
         """Has the graph these addresses, or can it be given them?"""

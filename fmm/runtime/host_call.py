@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import Arena, Array
-from fmm.kernels.cpu.execute import execute
-from fmm.kernels.cpu.side_by_side import backend
+from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.side_by_side import backend_for
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -164,9 +164,9 @@ class _Multiplier:
         with borrowed(plan_workspace(plan, m, k, n, a.itemsize) + extra) as memory, quiet:
             arena = Arena(memory, a.dtype)
             a, b = (self._packed(x, arena) if any(x is y for y in copies) else x for x in (a, b))
-            with backend(self.threads.count, 2 * m * k * n if plan != VENDOR else 0) as chosen:
+            with backend_for(self.threads.count, 2 * m * k * n if plan != VENDOR else 0) as chosen:
                 chosen.first((a, b), partial(self._check, plan, a, b, chosen.threads))
-                execute(plan, a, b, c, chosen, arena)
+                execute_plan(plan, a, b, c, chosen, arena)
 
     def _check(self, plan: Plan, a: Array, b: Array, threads: Threads) -> None:
         if may_overflow(plan, a, b, threads):

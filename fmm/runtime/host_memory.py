@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from fmm.kernels.cpu.arena import Array, block
+from fmm.kernels.cpu.arena import Array, aligned_block
 from fmm.kernels.cpu.fork_safe import Lock
 
 SHARE = 0.5  # of the memory that is available, unless the caller says otherwise
@@ -108,7 +108,7 @@ def borrowed(nbytes: int) -> Iterator[Array]:
         if memory is None:
             _idle.clear()  # too small: give it back before asking for more
     if memory is None:
-        memory = block(nbytes)
+        memory = aligned_block(nbytes)
     try:
         yield memory
     finally:

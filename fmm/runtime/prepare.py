@@ -17,7 +17,7 @@ from fmm.arrays.library import Operand, Setting
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
-from fmm.kernels.cuda.record import operations, record
+from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth
 from fmm.perfmodel.choose import Limits
@@ -113,7 +113,7 @@ def answer(asked: Question) -> Call:
 def _recurs(tape: LaunchList, work: Work) -> bool:
     """Would a graph start noticeably earlier than its launches? Few of them, the vendor's calls among them, of about 3
     milliseconds at most."""
-    count, ops = len(work.offsets), operations(tape.plan, tape.problem).ops
+    count, ops = len(work.offsets), record_operations(tape.plan, tape.problem).ops
     return tape.lanes_used == 1 and len(ops) * count <= RECURRING_OPS and prod(work.size) * count <= RECURRING_WORK
 
 
@@ -163,7 +163,7 @@ def _recorded(plan: Plan, problem: Problem, device: Gpu, given: bool) -> LaunchL
         return None
     assert device.chip is not None
     try:
-        launches = record(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise

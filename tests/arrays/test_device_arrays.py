@@ -655,7 +655,7 @@ def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
 def test_every_type_has_a_rescue() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
         text = recompute.simple_source(dtype)
-        assert text.count(recompute.AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
+        assert text.count(recompute.COMPUTE_AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
 
 
 # ---- torch's tensors on the host

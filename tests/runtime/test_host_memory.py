@@ -22,7 +22,7 @@ import pytest
 import fmm
 from fmm.kernels import VENDOR, workspace
 from fmm.kernels.cpu import numpy_backend
-from fmm.kernels.cpu.arena import block
+from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
@@ -231,7 +231,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
 
     def noted(nbytes: int) -> Array:
-        found = block(nbytes)
+        found = aligned_block(nbytes)
         taken.append(found.ctypes.data)
         return found
 
@@ -365,7 +365,7 @@ def test_the_result_is_right_when_memory_runs_out(
 ) -> None:
     """A leaner plan, at last the vendor's: the right result, into out as well as into a new array."""
     a, b = CALLS[call]
-    scarce = Scarce(block if which == "blocks" else np.empty, FAILS[fails])
+    scarce = Scarce(aligned_block if which == "blocks" else np.empty, FAILS[fails])
     for plan in ("winograd > strassen > vendor", None):
         for out in (None, np.full_like(np.matmul(a, b), np.nan)):
             with monkeypatch.context() as patch:
@@ -390,7 +390,7 @@ def test_leaner_plans_are_tried_before_the_vendor(monkeypatch: pytest.MonkeyPatc
         asked.append(nbytes)
         if nbytes > 400_000:
             raise MemoryError
-        return block(nbytes)
+        return aligned_block(nbytes)
 
     monkeypatch.setattr(host_memory, "block", small)
     assert close(fmm.matmul(a, b), a, b)
@@ -407,7 +407,7 @@ def test_the_leaner_plan_is_kept_for_the_rest_of_a_stack(monkeypatch: pytest.Mon
         tried.append("too much" if nbytes > 400_000 else "granted")
         if nbytes > 400_000:
             raise MemoryError
-        return block(nbytes)
+        return aligned_block(nbytes)
 
     monkeypatch.setattr(host_memory, "block", small)
     c = fmm.matmul(np.stack([a] * 4), np.stack([b] * 4))
@@ -483,7 +483,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
     a, b = pair(700)
     monkeypatch.setattr(host_call, "blas_threads", lambda: 3)
     fmm.plan(700, 700, 700)  # proves the schemes, by panels of this thread's own
-    panel, out, failed = numpy_backend._panel, np.full((700, 700), 7.0), threading.Event()
+    panel, out, failed = numpy_backend._sum_panel, np.full((700, 700), 7.0), threading.Event()
 
     def interrupted(*arguments: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -492,7 +492,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
         failed.wait(10)  # or this thread may do it all before another has begun
         panel(*arguments)
 
-    monkeypatch.setattr(numpy_backend, "_panel", interrupted)
+    monkeypatch.setattr(numpy_backend, "_sum_panel", interrupted)
     with pytest.raises(ZeroDivisionError):
         fmm.matmul(a, b, out=out, plan=PLANS[0])
     assert bool((out == 7).all()) or close(out, a, b)
