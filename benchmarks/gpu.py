@@ -29,11 +29,10 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fmm.kernels.cuda.launch.player import CupyBackend, prepare
-from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded
 from fmm.tuner.devices.cuda import milliseconds
 from fmm.tuner.devices.cuda_operands import Operands, normal
 from fmm.tuner.environment import commit
@@ -148,8 +147,8 @@ class Candidate:
     """A tape that can be run on every set of operands, by plain launches or as graphs."""
 
     def __init__(self, case: Case, plan: Plan, operands: Operands, graph: bool, workspace: Any) -> None:
-        self.backend = CupyBackend()
-        self.tape: Tape = record(plan, Problem(*case.size, case.dtype))
+        self.backend = DeviceBackend()
+        self.tape: LaunchList = recorded(plan, Problem(*case.size, case.dtype))
         self.pointers = [(a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr) for a, b, c in operands.sets]
         self.graphs = [self.backend.graph(self.tape, *p) for p in self.pointers] if graph else None
 
@@ -168,7 +167,7 @@ def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
     operands = Operands(case.size, case.dtype, SAMPLED_ROWS)
     texts = ["vendor", *(LT if prod(case.size) < LONG else LT[:3]), *case.plans]
     pool = [(Plan.parse(text), graph) for text in texts for graph in ((False, True) if case.graph else (False,))]
-    need = max(record(plan, Problem(*case.size, case.dtype)).workspace for plan, _ in pool)
+    need = max(recorded(plan, Problem(*case.size, case.dtype)).workspace for plan, _ in pool)
     workspace = cupy.empty(max(need, 1), cupy.uint8)
     rows, ready = [], []
     for plan, graph in pool:
@@ -232,8 +231,8 @@ def overhead() -> dict[str, float]:
     found = {}
     for plan in ("vendor", one(S1), one(S2), "strassen.pad16 > " + one(S1)):
         a = normal((512, 512), "float32")
-        out, backend = cupy.empty_like(a), CupyBackend()
-        tape = record(Plan.parse(plan), Problem(512, 512, 512, "float32"))
+        out, backend = cupy.empty_like(a), DeviceBackend()
+        tape = recorded(Plan.parse(plan), Problem(512, 512, 512, "float32"))
         workspace = cupy.empty(max(tape.workspace, 1), cupy.uint8)
         samples = []
         for _ in range(60):
@@ -355,7 +354,7 @@ def measured(
     """Every case, as long as there is time, and kept at once; kernels are compiled together, before."""
     began = time.perf_counter()
     content: dict[str, Any] = {"environment": environment(), "skipped": [], "rows": []}
-    prepare(tape for case in cases for tape in tapes(case))
+    compile_for(tape for case in cases for tape in tapes(case))
     print(f"kernels: {time.perf_counter() - began:.1f} s", flush=True)
     content["environment"]["overhead_microseconds"] = overhead()
     for case in cases:
@@ -382,10 +381,10 @@ def attempt(case: Case, rounds: int, seconds: float) -> list[Row]:
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-def tapes(case: Case) -> Iterator[Tape]:
+def tapes(case: Case) -> Iterator[LaunchList]:
     for text in case.plans:
         try:
-            yield record(Plan.parse(text), Problem(*case.size, case.dtype))
+            yield recorded(Plan.parse(text), Problem(*case.size, case.dtype))
         except PlanError:  # becomes a row when it is measured
             continue
 

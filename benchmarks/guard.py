@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -20,11 +21,11 @@ import cupy
 import numpy as np
 
 from benchmarks.clock import elapsed
-from fmm.kernels.cuda.launch.player import CupyBackend
-from fmm.kernels.cuda.recompute.flags import Rescue, slot
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.launch_list import LaunchList, Turn
+from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, recorded
 
 FUSED = "strassen.fused.pad4 > tile"
 PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")
@@ -32,6 +33,12 @@ SIDES = (512, 1536, 2560, 3072, 4096, 8192)
 UP = 1  # a flag that is up
 SHORTEST, MOST = 2e-3, 100  # seconds of one sample at least, but no more calls than that
 HOST = 1e-4  # seconds: more than what any of these calls takes the host, which starts so much ahead
+
+
+def only_recomputing(launches: LaunchList) -> LaunchList:
+    """The part of a list that follows the plan's own launches."""
+    steps = tuple(x for x in launches.steps if not isinstance(x, Turn) and x.does == "recompute")
+    return replace(launches, steps=steps, lanes=(0,) * len(steps))
 
 
 class Case:
@@ -42,8 +49,8 @@ class Case:
         rng = cupy.random.default_rng(side)
         self.a, self.b = (rng.standard_normal((side, side), np.float32) for _ in range(2))
         self.c = cupy.empty((side, side), np.float32)
-        self.place = slot(0, cupy.cuda.get_current_stream().ptr)
-        self.backend = CupyBackend()
+        self.place = stream_flag(0, cupy.cuda.get_current_stream().ptr)
+        self.backend = DeviceBackend()
         self.workspace: Any = cupy.empty(1, cupy.uint8)
 
     @property
@@ -51,25 +58,19 @@ class Case:
         return self.a.data.ptr, self.b.data.ptr, self.c.data.ptr
 
     def plan(self, text: str, guarded: bool) -> Callable[[], None]:
-        tape = record(Plan.parse(text), self.problem)
-        workspace = cupy.empty(max(tape.workspace, 1), cupy.uint8)
-        rescue = Rescue(tape, 0) if guarded else None
-
-        def call() -> None:
-            flag = self.place.flag if rescue else 0
-            self.backend.run(tape, *self.bases, workspace.data.ptr, None, flag)
-            if rescue:
-                self.place.follow(rescue, *self.bases)
-
-        return call
+        launches = recorded(Plan.parse(text), self.problem, flagged=guarded)
+        workspace = cupy.empty(max(launches.workspace, 1), cupy.uint8)
+        told = (self.place.address, self.place.count_address) if guarded else (0, 0)
+        return lambda: self.backend.run(launches, *self.bases, workspace.data.ptr, None, *told)
 
     def rescue(self, up: bool) -> Callable[[], None]:
-        found = Rescue(record(Plan.parse(FUSED), self.problem), 0)
+        launches = only_recomputing(recorded(Plan.parse(FUSED), self.problem, flagged=True))
+        told = self.place.address, self.place.count_address
 
         def call() -> None:
             if up:
-                cupy.cuda.runtime.memsetAsync(self.place.flag, UP, 4, self.place.stream)
-            self.place.follow(found, *self.bases)
+                cupy.cuda.runtime.memsetAsync(self.place.address, UP, 4, self.place.stream)
+            self.backend.run(launches, *self.bases, 0, None, *told)
 
         return call
 

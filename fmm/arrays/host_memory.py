@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fmm.kernels.cpu.arena import Array, block
+from fmm.kernels.cpu.arena import Array, aligned_block
 from fmm.kernels.cpu.fork_safe import Lock
 
 GROUPS, PROCESS_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
@@ -93,7 +93,7 @@ def borrowed(nbytes: int) -> Iterator[Array]:
         if memory is None:
             _idle.clear()  # too small: give it back before asking for more
     if memory is None:
-        memory = block(nbytes)
+        memory = aligned_block(nbytes)
     try:
         yield memory
     finally:

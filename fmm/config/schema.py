@@ -12,7 +12,8 @@ from typing import Any
 from fmm.config.environment import once
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.plan import LEAVES, Plan, PlanError
+from fmm.kernels.plans.leaf import leaf_uses
+from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
 
 SCHEMA = 1
@@ -132,7 +133,7 @@ def size(value: Raw, where: str) -> Size:
 
 def plan_text(value: Raw, where: str) -> str:
     """Only the form: schemes are proved when they are read, which takes longer than a config may."""
-    if text(value, where).rpartition(">")[2].strip() not in LEAVES:
+    if text(value, where).rpartition(">")[2].strip() not in leaf_uses():
         raise _fail(where, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 

@@ -116,22 +116,17 @@ def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
     decision = decide(problem, limits, device)
     if device.threads:
         return replace(decision, kernels=host_run.described(decision.plan, problem, device.threads))
-    tape = recorded(decision.plan, problem, device, False)
-    return replace(decision, kernels=_launches(tape) if tape else ("the vendor's product",))
+    launches = recorded(decision.plan, problem, device, False)
+    return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 
 def _kernels(library: Library, call: Call) -> tuple[str, ...]:
     """What runs, a line each."""
-    if call.tape is not None:
-        return _launches(call.tape)
+    if call.launches is not None:
+        return call.launches.describe()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
         return host_run.described(call.plan, problem, call.device.threads)
     on_threads = f" on {host_run.counted(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
     reads = "" if call.decision.plan == VENDOR else ", since the plan's kernels cannot read arrays that lie like these"
     return (f"{library.vendor_name}{on_threads}{reads}",)
-
-
-def _launches(tape: Any) -> tuple[str, ...]:
-    described: tuple[str, ...] = getattr(tape, "describe", tuple)()
-    return described

@@ -1,15 +1,15 @@
-"""Running a prepared call: memory from the library's pool, the plan on its stream, and the rescue behind it.
+"""Running a prepared call on a CUDA device: memory from the library's pool, the plan on its stream, and behind it what
+computes again if C has an inf or NaN.
 
 A call that recurs is captured as a CUDA graph and replayed: one launch instead of five, and the device waits less
 between its kernels. Graphs hold no memory: operands, workspace and C are the call's own, as ever. Where they do not lie
-where they were captured, the graph's sums and its rescue are told so; only what products themselves read or write, be
-they cuBLAS's or tiled (the workspace, for most plans), must lie where it did.
+where they were captured, the graph's kernels are told so; only what cuBLAS itself reads or writes (the workspace, for
+most plans) must lie where it did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import cupy
@@ -17,20 +17,22 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.arrays.host_memory import also_released
 from fmm.arrays.library import DeviceLibrary
-from fmm.kernels.cuda.launch.cublas import Lane, Pointers, set_stream
-from fmm.kernels.cuda.launch.graph_cache import Replays, Shelf
-from fmm.kernels.cuda.launch.graphs import Kernel, Movable
-from fmm.kernels.cuda.launch.player import MOST, CupyBackend, Grain, cublas_handle, grains
-from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.recompute.flags import Rescue, Slot, slot
-from fmm.kernels.cuda.recompute.recompute import needed
+from fmm.kernels.cuda.launch.cublas import Lane, set_stream
+from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.graph_cache import GraphCache, Replays
+from fmm.kernels.cuda.launch.graphs import KernelNode, MovableGraph
+from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
+from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
+from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.tile_choice import target_on
 from fmm.runtime.prepare import Call, scratch
 
-BACKEND = CupyBackend()
-GRAPHS = Shelf()
+GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
-ROUTES = 256  # of one stream and thread
+PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
 
@@ -48,99 +50,123 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever:
     """Everything that may run out of memory is allocated before the first launch."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         return library.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
-    place = slot(device, stream)
-    if not (whatever or place.trusted()):
+    flag = stream_flag(device, stream)
+    if not (whatever or flag.trusted()):
         return library.vendor(a, b, out)
-    way = place.routes.get(id(call))
-    if way is None:
-        way = _way(call, place, device)
+    ready = flag.prepared.get(id(call))
+    if ready is None:
+        ready = _made_ready(call, flag, device)
     p, q, r, workspace, c, kept = library.places(call, a, b, out)
-    way.run((p, q, r, workspace))
+    ready.run(p, q, r, workspace)
     del kept  # given back in the stream's order: what is launched next may have it
     if out is not None:
         library.written(out)
     return c
 
 
-def _way(call: Call, place: Slot, device: int) -> _Way:
-    if len(place.routes) >= ROUTES:
-        place.routes.clear()
-    found = place.routes[id(call)] = _Way(call, place, device)
+def _made_ready(call: Call, flag: StreamFlag, device: int) -> StreamCall:
+    if len(flag.prepared) >= PREPARED:
+        flag.prepared.clear()
+    found = flag.prepared[id(call)] = StreamCall(call, flag, device)
     return found
 
 
-class _Way:
-    """How one thread runs a call on one stream: all that its launches need besides the pointers."""
+class StreamCall:
+    """A call as one thread runs it on one stream: all that its launches need besides the addresses."""
 
-    def __init__(self, call: Call, place: Slot, device: int) -> None:
-        assert call.tape is not None
-        self.call, self.place = call, place  # the call lives as long as its number is in use
-        self.rescue = _rescue(call.tape, device)
-        self.flag = place.flag if self.rescue is not None else 0
-        self.route = BACKEND.route(call.tape, self.flag != 0)
-        self.scratch = scratch(call.tape)
+    def __init__(self, call: Call, flag: StreamFlag, device: int) -> None:
+        assert call.launches is not None
+        self.call, self.stream, self.device = (
+            call,
+            flag.stream,
+            device,
+        )  # the call lives as long as its number is in use
+        self.launches, self.flagged = call.launches, may_differ(call.launches.plan)
+        self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
+        self.scratch = scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
+        self._players: dict[Alignment, Player] = {}
 
-    def run(self, bases: Pointers) -> None:
-        grain = grains(bases)
-        replay = self.replays.find(self.route.key(bases, grain), bases, grain) if self.replays is not None else None
-        if replay is not None and replay.reaches(bases, grain):
-            runtime.graphLaunch(replay.graph.executable, self.place.stream)
+    def run(self, a: int, b: int, c: int, workspace: int) -> None:
+        addresses = Addresses(a, b, c, workspace, *self.told)
+        replay = self.replays.find(self._key(addresses), addresses) if self.replays is not None else None
+        if replay is not None and replay.reaches(addresses):
+            runtime.graphLaunch(replay.graph.executable, self.stream)
         else:
-            self._launch(bases, grain, self.place.stream)
+            self._launch(addresses, self.stream)
 
-    def _products(self, bases: Pointers, grain: Grain) -> Iterator[tuple[Pointers, Grain]]:
-        """The pointers of each product, and what divides them."""
-        a, b, c, workspace = bases
+    def player(self, alignment: Alignment) -> Player:
+        """The plan recorded for addresses that are so aligned, made ready."""
+        found = self._players.get(alignment)
+        if found is None:
+            target = target_on(chip_of(self.device), alignment, self.flagged)
+            made = record_launches(self.launches.plan, self.launches.problem, target)
+            found = self._players[alignment] = player_of(made, self.device)
+        return found
+
+    def _products(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
+        """Each product of the call: who plays it, and its addresses."""
+        a, b, c, *rest = addresses
         for x, y, z in self.call.offsets:
-            own = a + x, b + y, c + z, workspace
-            yield own, grains(own) if (x | y | z) % MOST else grain
+            own = Addresses(a + x, b + y, c + z, *rest)
+            yield self.player(own.alignment), own
 
-    def _launch(self, bases: Pointers, grain: Grain, stream: int, scratch: int = 0) -> None:
-        """`scratch`: memory for cuBLAS, while a graph is captured."""
-        for own, whole in self._products(bases, grain):
-            self.route.run(own, whole, stream, self.flag, scratch)
-            if self.rescue is not None:
-                self.place.follow(self.rescue, *own[:3], stream)
+    def _key(self, addresses: Addresses) -> Hashable:
+        """What a graph depends on: the addresses that the vendor's products are given, how all are aligned."""
+        fixed = self.player(addresses.alignment).launches.vendor_bases
+        aligned = addresses.alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses[:4])
+        return aligned, *[addresses[i] for i in fixed]
 
-    def kernels(self, bases: Pointers, grain: Grain) -> Iterator[Kernel]:
-        """Those of our own kernels that are told where to work at every call, in the order of their launches."""
-        for own, whole in self._products(bases, grain):
-            yield from self.route.kernels(own, whole, self.flag)
-            if self.rescue is not None:
-                yield from self.place.kernels(self.rescue, *own[:3])
+    def _launch(self, addresses: Addresses, stream: int) -> None:
+        for player, own in self._products(addresses):
+            player.play(own, stream)
 
-    def _captured(self, bases: Pointers, grain: Grain) -> _Replay | None:
-        """The launches as a graph, captured on a stream of its own; None if the driver would not."""
+    def _captured(self, addresses: Addresses) -> _Replay | None:
+        """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants
+        more memory of its own than was asked for."""
+        products = list(self._products(addresses))
+        if any(player.launches.vendor_lanes > self.launches.vendor_lanes for player, _ in products):
+            return None
+        counters = {player: player.new_counters(self.stream) for player, _ in products}
+        if any(counters.values()):
+            runtime.streamSynchronize(self.stream)  # their zeros are there
         stream = cupy.cuda.Stream(non_blocking=True)
         try:
             stream.begin_capture()
             try:
-                self._launch(bases, grain, stream.ptr, bases[3] + self.scratch)
+                for player, own in products:
+                    player.play(own, stream.ptr, counters[player], addresses.workspace + self.scratch)
             finally:
                 graph = stream.end_capture()
         except RuntimeError:
             return None
         finally:
-            set_stream(Lane(cublas_handle(), self.place.stream, 0))  # the other one goes, and so may that memory
-        return _Replay(self, graph, bases, grain)
+            set_stream(Lane(cublas_handle(), self.stream, 0))  # the other one goes, and so may that memory
+        return _Replay(self, graph, addresses, counters)
+
+    def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
+        """Our own kernels, which are told where to work at every call, in the order of their launches."""
+        for player, own in self._products(addresses):
+            yield from player.nodes(own, counters[player])
 
 
 class _Replay:
-    """A way's graph, and the pointers that it has now."""
+    """A call's graph, and the addresses that it has now."""
 
-    def __init__(self, way: _Way, graph: Any, bases: Pointers, grain: Grain) -> None:
-        self.way = way
-        self.bases: Pointers | None = bases  # None: some kernels may have one call's, some another's
-        self.graph = Movable(graph, way.kernels(bases, grain))
+    def __init__(
+        self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
+    ) -> None:
+        self.call, self.counters = call, counters
+        self.addresses: Addresses | None = addresses  # None: some kernels may have one call's, some another's
+        self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
-    def reaches(self, bases: Pointers, grain: Grain) -> bool:
-        """Has the graph these pointers, or can it be given them?"""
-        if bases != self.bases:
-            self.bases = None
-            if self.graph.move(self.way.kernels(bases, grain)):
-                self.bases = bases
-        return self.bases is not None
+    def reaches(self, addresses: Addresses) -> bool:
+        """Has the graph these addresses, or can it be given them?"""
+        if addresses != self.addresses:
+            self.addresses = None
+            if self.graph.move(self.call.nodes(addresses, self.counters)):
+                self.addresses = addresses
+        return self.addresses is not None
 
 
 def measured(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
@@ -150,8 +176,3 @@ def measured(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]
         return multiply(VENDOR)
     assert call.decision.trial is not None
     return call.decision.trial.run(multiply, lambda: runtime.streamSynchronize(stream))
-
-
-@lru_cache(maxsize=4096)
-def _rescue(tape: Tape, device: int) -> Rescue | None:
-    return Rescue(tape, device) if needed(tape) else None

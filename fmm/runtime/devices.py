@@ -76,7 +76,8 @@ def cuda(index: int) -> Device:
     """The device with this number; ValueError if there is none, ImportError without CuPy."""
     import cupy
 
-    from fmm.kernels.cuda.launch import cublas, device_facts
+    from fmm.kernels.cuda.launch.cublas import cublas_version
+    from fmm.kernels.cuda.launch.device_facts import chip_of
 
     runtime = cupy.cuda.runtime
     count = runtime.getDeviceCount()
@@ -84,10 +85,10 @@ def cuda(index: int) -> Device:
         raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
     facts = runtime.getDeviceProperties(index)
     name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
-    numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas.version()}
+    numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas_version()}
     versions = {**{name: str(number) for name, number in numbers.items()}, "cupy": str(cupy.__version__)}
     capability, processors = f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"])
-    return described_gpu(name, capability, processors, versions, device_facts.chip(index))
+    return described_gpu(name, capability, processors, versions, chip_of(index))
 
 
 def described_gpu(

@@ -12,11 +12,11 @@ import numpy as np
 from fmm.arrays.host_memory import borrowed
 from fmm.arrays.library import HostLibrary
 from fmm.kernels.cpu.arena import Arena, Array
-from fmm.kernels.cpu.openblas import openblas
-from fmm.kernels.cpu.side_by_side import LANES, LEAST, backend
+from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.openblas import loaded_openblas
+from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.walk import execute
 from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import Call
@@ -76,9 +76,9 @@ class _Multiplier:
     def _multiply(self, a: Array, b: Array, c: Array, arena: Arena) -> None:
         a, b = (self._readable(x, pack, arena) for x, pack in zip((a, b), self.call.packs, strict=True))
         flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] if self.plan != VENDOR else 0
-        with backend(self.threads.count, flops) as chosen:
+        with backend_for(self.threads.count, flops) as chosen:
             chosen.first((a, b), partial(self._check, a, b, chosen.threads))
-            execute(self.plan, a, b, c, chosen, arena)
+            execute_plan(self.plan, a, b, c, chosen, arena)
 
     def _readable(self, x: Array, pack: bool, arena: Arena) -> Array:
         """The matrix as BLAS can read it: copied, if it has another type, negative strides or gaps along both axes."""
@@ -119,9 +119,9 @@ def described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     vendor, whole = f"numpy.matmul on {counted(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
         return (f"{vendor}: one product of {whole}",)
-    library = openblas()
-    if 2 * problem.m * problem.k * problem.n >= LEAST and threads == LANES and library and library.count() == LANES:
-        return (f"numpy.matmul on one thread, {LANES} products side by side; the sums beside them",)
+    library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
+    if large and threads == PRODUCTS_AT_ONCE and library is not None and library.count() == threads:
+        return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)
     return (f"{vendor}, one product after the other; the sums in between, on as many threads",)
 
 

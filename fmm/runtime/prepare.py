@@ -15,12 +15,13 @@ from typing import NamedTuple
 from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
 from fmm.config.files import token
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.products.tiled import Several, TileOp
-from fmm.kernels.cuda.record import record
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError, leaf_parts
+from fmm.kernels.cuda.launch_list import LaunchList
+from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth, workspace
 from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decide import Decision, decide
@@ -28,7 +29,7 @@ from fmm.runtime.devices import Device
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import LibraryAnswersError, Matrices, NotOursError, Offsets, Span, arranged, span
 
-RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # launches, multiply-adds
+RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds
 CALLS = 4096  # prepared calls that a library keeps
 NO_LIMITS = Limits(0)
 
@@ -46,7 +47,7 @@ class Call:
     limits: Limits = NO_LIMITS
     device: Device | None = None
     plan: Plan | None = None  # what runs; None: the library's own product
-    tape: Tape | None = None  # its launches, on a device
+    launches: LaunchList | None = None  # on a device
     shape: tuple[int, ...] = ()
     dtype: str = ""
     result: Operand | None = None  # what the product is like, if it is a new array
@@ -165,14 +166,14 @@ def answer(asked: Question) -> Call:
     work = arranged(asked.a, asked.b, asked.out, result, kind, packs_whole=not on_host)
     copied = work.copied_bytes(whole=not on_host)
     limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied, 0))
-    decision, tape = _decided(asked, work.problem, limits)
+    decision, launches = _decided(asked, work.problem, limits)
     call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
     # A stack times one matrix is a single product for the vendor too, where its library does not see that.
     on_host_runs = on_host and (decision.plan != VENDOR or (work.folds and not asked.setting.folds_stacks))
-    if tape is None and not on_host_runs:
+    if launches is None and not on_host_runs:
         return call
     return replace(
-        _hosted(call, work, copied) if tape is None else _launched(call, tape, work),
+        _hosted(call, work, copied) if launches is None else _launched(call, launches, work),
         plan=decision.plan,
         result=result,
         packs=work.packs,
@@ -190,23 +191,25 @@ def _hosted(call: Call, work: Matrices, copied: int) -> Call:
     return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize) + copies)
 
 
-def _launched(call: Call, tape: Tape, work: Matrices) -> Call:
+def _launched(call: Call, launches: LaunchList, work: Matrices) -> Call:
     """What a call on a device has besides: launches, addresses and memory."""
-    vendors = GRAPH_SCRATCH * tape.vendor_lanes
-    recurs = _recurs(tape, work) and scratch(tape) + vendors <= call.limits.workspace
-    needed = scratch(tape) + vendors if recurs else tape.workspace
-    return replace(call, tape=tape, offsets=work.offsets(), workspace=needed, recurs=recurs)
+    vendors = GRAPH_SCRATCH * launches.vendor_lanes
+    recurs = _recurs(launches, work) and scratch(launches) + vendors <= call.limits.workspace
+    needed = scratch(launches) + vendors if recurs else launches.workspace
+    return replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
 
 
-def _recurs(tape: Tape, work: Matrices) -> bool:
-    """Would a graph start noticeably earlier than its launches? Few of them, of about 3 milliseconds at most."""
-    count, multiply_adds = work.count, prod(work.problem.size)
-    return tape.lanes_used == 1 and len(tape.ops) * count <= RECURRING_OPS and multiply_adds * count <= RECURRING_WORK
+def _recurs(launches: LaunchList, work: Matrices) -> bool:
+    """Would a graph start noticeably earlier than its launches? Few of them, the vendor's calls among them, of about 3
+    milliseconds at most."""
+    ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
+    multiply_adds = work.count * prod(work.problem.size)
+    return launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
-def scratch(tape: Tape) -> int:
+def scratch(launches: LaunchList) -> int:
     """Where cuBLAS's own memory begins in the workspace of a call that may be captured."""
-    return -(-tape.workspace // 256) * 256
+    return -(-launches.workspace // 256) * 256
 
 
 def _checked(asked: Question) -> Operand:
@@ -231,7 +234,7 @@ OTHER_OUT = "out has another shape or type than the product"
 # ---- the plan
 
 
-def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decision, Tape | None]:
+def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
     """The plan and its launches. What these take counts, should it be more than the model thought."""
     if asked.plan is not None:
         check_given(asked.plan, problem, asked.device)
@@ -240,30 +243,29 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
     while True:
         decision = decide(problem, limits, asked.device)
-        tape = recorded(decision.plan, problem, asked.device, False)
-        if tape is None or tape.workspace <= limits.workspace:
-            return decision, tape
+        launches = recorded(decision.plan, problem, asked.device, False)
+        if launches is None or launches.workspace <= limits.workspace:
+            return decision, launches
         limits = replace(limits, workspace=min(decision.workspace, limits.workspace) - 1)
 
 
 def check_given(plan: Plan, problem: Problem, device: Device) -> None:
     """PlanError for a plan that a CPU cannot run, or that is too deep for the product."""
-    product, _ = leaf_parts(plan.leaf)  # in which order a leaf wants its operands, a CPU's sums need not hear
-    if device.threads and product != "vendor":
-        raise PlanError(f"the plan {plan} cannot run here: {product} is a product on a GPU")
+    use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
+    if device.threads and "cpu" not in use.leaf.devices:
+        raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
     check_depth(plan, *problem.size)
 
 
-def recorded(plan: Plan, problem: Problem, device: Device, given: bool) -> Tape | None:
+def recorded(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
-    if plan == VENDOR or device.threads:
+    if plan == VENDOR or device.chip is None:
         return None
     try:
-        tape = record(plan, problem)
+        launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise
         return None  # a sum of more blocks than a launch can name
     # Our own kernel was measured, and is known to be worth while, on lines that are aligned.
-    narrow = any(op.access == "scalar" for op in tape.ops if isinstance(op, TileOp | Several))
-    return None if narrow and not given else tape
+    return launches if given or launches.reads_aligned else None

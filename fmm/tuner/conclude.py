@@ -157,8 +157,9 @@ def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
     noise = noise_floor(trials)
     fitted = fit(journal, dtype)
     held = fitting.observations(trials, ("held out",))
-    error = fitting.errors(fitted.calibration, [o for o in held if not o.run.plan.tiled])
-    own = fitting.errors(fitted.calibration, [o for o in held if o.run.plan.tiled or o.kind == "vendor"])["speedup"]
+    error = fitting.errors(fitted.calibration, [o for o in held if not o.run.plan.timed_by_tiles])
+    tiled = [o for o in held if o.run.plan.timed_by_tiles or o.kind == "vendor"]
+    own = fitting.errors(fitted.calibration, tiled)["speedup"]
     calibration = replace(fitted.calibration, margin=margin(error["speedup"]), tiled_margin=margin(own))
     return {
         "versions": dict(device.identity.versions),

@@ -14,6 +14,7 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.predict import seconds
 from fmm.perfmodel.work import Work, counted
 from fmm.problem import Problem
@@ -33,7 +34,7 @@ class Observation:
     @property
     def kind(self) -> str:
         """What it informs: vendor, products, sums or plan; tile or inside, if our own kernel multiplies."""
-        if self.run.plan.tiled:
+        if self.run.plan.timed_by_tiles:
             return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
             return self.run.part
@@ -172,8 +173,8 @@ SCREENED = 8  # steps after which their fits are compared
 
 def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
-    tiled = [o for o in observed if o.run.plan.tiled]
-    others = [o for o in observed if not o.run.plan.tiled]
+    tiled = [o for o in observed if o.run.plan.timed_by_tiles]
+    others = [o for o in observed if not o.run.plan.timed_by_tiles]
     start = _rescaled(start, dtype, others)
     if start.batches:
         starts = [TILE.put(start, dtype, tile) for tile in TILES]
@@ -328,8 +329,6 @@ def thresholds(calibration: Calibration, dtype: str, measured: Sequence[tuple[Si
     which Equation 2 agrees with most of them, found by search, as in the paper's installation. tau2 is the side from
     which one level pays (Li, Ranka and Sahni's figures 16 and 23), tau1 half of it, below which nothing is split.
     """
-    from fmm.perfmodel.papers import recursion_points
-
     large = ratio(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
 
     def at(m: int, k: int, n: int) -> float:

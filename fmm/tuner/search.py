@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmm.config import certify
-from fmm.kernels.cuda.launch_list import pays
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
@@ -68,7 +67,7 @@ def lean(plan: Plan, problem: Problem) -> bool:
 
 def fits(device: Device, plan: Plan, problem: Problem) -> bool:
     """Is the plan for this type, does it keep the usual limit of error, and operands and workspace the memory?"""
-    if plan.tiled and not pays(plan, problem.dtype):
+    if not plan.considered_for(problem.dtype):
         return False
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize

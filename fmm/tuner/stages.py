@@ -122,8 +122,9 @@ def tiled(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
 
 def own_plans(device: Device, problem: Problem) -> list[Plan]:
     """Candidates whose products are our own kernel's, where it could be chosen: if it is as fast as can be."""
-    plans, least = [p for p in device.candidates() if p.tiled and fits(device, p, problem)], device.untuned().least
-    return [p for p in plans if aligned(problem) and estimated(p, problem).smallest >= least]
+    plans = [p for p in device.candidates() if p.timed_by_tiles and fits(device, p, problem)]
+    plans = [p for p in plans if aligned(problem, p.leaf_use.leaf.alignment)]
+    return [p for p in plans if estimated(p, problem).smallest >= device.untuned().least]
 
 
 def _heavy(plans: Iterable[Plan]) -> bool:

@@ -23,6 +23,7 @@ from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
 from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
+from fmm.kernels.cuda.recompute import trust as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import CPU_GROWTH, Limits
@@ -175,8 +176,8 @@ def carried_out(call: Call, a: Any, b: Any, out: Any = None) -> Any:
     """The products of a call by NumPy, read and written through its addresses and layouts alone."""
     a, b = (np.ascontiguousarray(x) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
     c = np.full(call.shape, np.nan) if out is None else out
-    assert call.tape is not None
-    problem = call.tape.problem
+    assert call.launches is not None
+    problem = call.launches.problem
     for offsets in call.offsets:
         x, y, z = (
             placed(array, offset, shape, layout)
@@ -260,8 +261,8 @@ def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
 )
 def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size: Any, count: int) -> None:
     call = answer(asked(draw(left), draw(right)))
-    assert call.tape is not None
-    problem = call.tape.problem
+    assert call.launches is not None
+    problem = call.launches.problem
     assert (problem.m, problem.k, problem.n) == size
     assert len(call.offsets) == count
     np.testing.assert_allclose(carried_out(call, draw(left), draw(right)), draw(left) @ draw(right), atol=1e-12)
@@ -398,8 +399,8 @@ def test_the_types_own_error_limits_the_choice() -> None:
 def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
     big = contiguous((8192, 8192), "float32")
     call = answer(Question(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
-    assert (call.tape.workspace if call.tape else 0) <= limit
-    assert (call.tape is not None) == fits
+    assert (call.launches.workspace if call.launches else 0) <= limit
+    assert (call.launches is not None) == fits
 
 
 @pytest.mark.parametrize(
@@ -580,7 +581,7 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
         kept = list(library.calls.values())
         now[0] += 2
     assert needs[0] == needs[1] > 1 << 29
-    assert library.vendors == 1 and kept[0].call.tape is None  # nothing fits any more
+    assert library.vendors == 1 and kept[0].call.launches is None  # nothing fits any more
 
 
 def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -648,23 +649,23 @@ def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
 
 
 def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
-    trust, rescues, runs_of_rest = recompute.Trust(), 0, []
+    trust, rescues, runs_of_rest = trust_of_streams.Trust(), 0, []
     for _ in range(12):
         rescues += 1
         rest = 0
         while not trust.holds(rescues):
             rest += 1
         runs_of_rest.append(rest)
-    assert runs_of_rest == [min(recompute.FIRST_REST * 2**i, recompute.LAST_REST) for i in range(12)]
-    assert all(trust.holds(rescues) for _ in range(2 * recompute.LAST_REST))
+    assert runs_of_rest == [min(trust_of_streams.FIRST_REST * 2**i, trust_of_streams.LAST_REST) for i in range(12)]
+    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.LAST_REST))
     assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
-    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == recompute.FIRST_REST - 1
+    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.FIRST_REST - 1
 
 
 def test_every_type_has_a_rescue() -> None:
-    assert set(recompute.sources()) == {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
-    for text in recompute.sources().values():
-        assert text.count(recompute.RESCUE + "(") == 1 and text.count(recompute.SCAN + "(") == 1
+    for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
+        text = recompute.simple_source(dtype)
+        assert text.count(recompute.COMPUTE_AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
 
 
 # ---- torch's tensors on the host
@@ -950,8 +951,8 @@ def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
 def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, recurs: bool) -> None:
     x = contiguous((n, n), "float32")
     call = answer(Question(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
-    assert call.tape is not None and call.recurs is recurs
-    assert call.workspace - call.tape.workspace == (GRAPH_SCRATCH if recurs else 0)
+    assert call.launches is not None and call.recurs is recurs
+    assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if recurs else 0)
 
 
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.runtime import left_to_vendor, limits, prepare
@@ -369,7 +370,7 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     """And comes back to them: the host learns of the rescue without waiting for it."""
     import cupy
 
-    from fmm.kernels.cuda.recompute import flags, recompute
+    from fmm.kernels.cuda.recompute import flags
 
     x = draw((256, 256))
     good = library.array(x, "float32")
@@ -377,18 +378,18 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     bad = library.array(x, "float32")
     stream = cupy.cuda.Stream(non_blocking=True) if library.name == "cupy" else library.xp.cuda.Stream()
     with stream if library.name == "cupy" else library.xp.cuda.stream(stream):
-        slot = flags.slot(0, stream.ptr if library.name == "cupy" else stream.cuda_stream)
+        slot = flags.stream_flag(0, stream.ptr if library.name == "cupy" else stream.cuda_stream)
         fmm.matmul(bad, good)
         stream.synchronize()
-        assert slot.rescues == 1
-        for rest in (recompute.FIRST_REST, 2 * recompute.FIRST_REST):
+        assert slot.recomputed == 1
+        for rest in (trust.FIRST_REST, 2 * trust.FIRST_REST):
             for _ in range(rest):  # these would be computed again too, if they were not left to the vendor
                 same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
-            before = slot.rescues
+            before = slot.recomputed
             same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
-            assert slot.rescues == before + 1
+            assert slot.recomputed == before + 1
     assert eager
 
 
@@ -482,7 +483,7 @@ def graphs(eager: list[Plan]) -> Iterator[Any]:
     from fmm.runtime.device_run import GRAPHS
 
     GRAPHS.clear()
-    flags._slots.clear()  # no plan rests because of what other tests multiplied
+    flags._flags.clear()  # no plan rests because of what other tests multiplied
     yield GRAPHS
     GRAPHS.clear()
 

@@ -24,7 +24,7 @@ from fmm.arrays import host_memory, numpy_library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels import VENDOR, workspace
 from fmm.kernels.cpu import numpy_backend
-from fmm.kernels.cpu.arena import block
+from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
@@ -233,11 +233,11 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
 
     def noted(nbytes: int) -> Array:
-        found = block(nbytes)
+        found = aligned_block(nbytes)
         taken.append(found.ctypes.data)
         return found
 
-    monkeypatch.setattr(host_memory, "block", noted)
+    monkeypatch.setattr(host_memory, "aligned_block", noted)
     return taken
 
 
@@ -367,13 +367,13 @@ def test_the_result_is_right_when_memory_runs_out(
 ) -> None:
     """A leaner plan, at last the vendor's: the right result, into out as well as into a new array."""
     a, b = CALLS[call]
-    allocate: dict[str, Callable[..., Any]] = {"blocks": block, "panels": np.empty, "results": np.ndarray}
+    allocate: dict[str, Callable[..., Any]] = {"blocks": aligned_block, "panels": np.empty, "results": np.ndarray}
     scarce = Scarce(allocate[which], FAILS[fails])
     for plan in ("winograd > strassen > vendor", None):
         for out in (None, np.full_like(np.matmul(a, b), np.nan)):
             with monkeypatch.context() as patch:
                 if which == "blocks":
-                    patch.setattr(host_memory, "block", scarce)
+                    patch.setattr(host_memory, "aligned_block", scarce)
                 elif which == "panels":
                     patch.setattr(numpy_backend, "np", Module(empty=scarce))
                 else:
@@ -393,9 +393,9 @@ def test_leaner_plans_are_tried_before_the_vendor(monkeypatch: pytest.MonkeyPatc
         asked.append(nbytes)
         if nbytes > 400_000:
             raise MemoryError
-        return block(nbytes)
+        return aligned_block(nbytes)
 
-    monkeypatch.setattr(host_memory, "block", small)
+    monkeypatch.setattr(host_memory, "aligned_block", small)
     assert close(fmm.matmul(a, b), a, b)
     assert len(asked) > 1 and asked == sorted(asked, reverse=True)
     assert 0 < asked[-1] <= 400_000, "the vendor did it, though a lean plan would have fitted"
@@ -410,9 +410,9 @@ def test_the_leaner_plan_is_kept_for_the_rest_of_a_stack(monkeypatch: pytest.Mon
         tried.append("too much" if nbytes > 400_000 else "granted")
         if nbytes > 400_000:
             raise MemoryError
-        return block(nbytes)
+        return aligned_block(nbytes)
 
-    monkeypatch.setattr(host_memory, "block", small)
+    monkeypatch.setattr(host_memory, "aligned_block", small)
     c = fmm.matmul(np.stack([a] * 4), np.stack([b] * 4))
     assert all(close(x, a, b) for x in c)
     assert "too much" not in tried[tried.index("granted") :]
@@ -486,7 +486,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
     a, b = pair(700)
     monkeypatch.setattr(numpy_library, "blas_threads", lambda: 3)
     fmm.plan(700, 700, 700)  # proves the schemes, by panels of this thread's own
-    panel, out, failed = numpy_backend._panel, np.full((700, 700), 7.0), threading.Event()
+    panel, out, failed = numpy_backend._sum_panel, np.full((700, 700), 7.0), threading.Event()
 
     def interrupted(*arguments: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -495,7 +495,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
         failed.wait(10)  # or this thread may do it all before another has begun
         panel(*arguments)
 
-    monkeypatch.setattr(numpy_backend, "_panel", interrupted)
+    monkeypatch.setattr(numpy_backend, "_sum_panel", interrupted)
     with pytest.raises(ZeroDivisionError):
         fmm.matmul(a, b, out=out, plan=PLANS[0])
     assert bool((out == 7).all()) or close(out, a, b)

@@ -53,7 +53,7 @@ def test_what_is_measured_is_plausible(dtype: str, fresh: None) -> None:
 @pytest.mark.parametrize("at_a_time", [1, 2])
 def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the sums are: two levels of 5000 x 7000 x 6000 end in products of 1250, of 8192 in 2048."""
-    monkeypatch.setattr(probe, "lanes", lambda threads: nullcontext((at_a_time, 1)))
+    monkeypatch.setattr(probe, "threads_per_product", lambda threads: nullcontext((at_a_time, 1)))
     monkeypatch.setattr(probe, "_products", lambda dtype, pipe: Rate(1e9, 0.0, 1.0))
     monkeypatch.setattr(probe, "_sums", lambda threads: 1e15)
     found = probe.measured(2, "float64")
@@ -123,7 +123,7 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "held", lambda: 2)
+    monkeypatch.setattr(probe, "threads_given_up", lambda: 2)
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
     assert probe.measured(2, "float64").source == BUILT_IN
     assert not probe._found, "it is tried again"

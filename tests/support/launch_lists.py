@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import block
-from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import Lines, Piece, Several, TileOp
+from fmm.kernels.cpu.arena import aligned_block
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.operations import OperationList
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import Scalar as Given
 from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
 from fmm.kernels.cuda.sums.sum_launch import Array, SumOp
-from fmm.kernels.cuda.views import Factor
+from fmm.kernels.cuda.views import Factor, Lines, Piece
 from fmm.problem import Problem
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -23,15 +23,15 @@ GUARD = 64  # bytes beyond the end of every buffer that nobody may touch
 POISON = 0xFF  # bytes of NaN
 
 
-def play(tape: Tape, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
+def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
     """`tile`: what does tiled products, if not the interpreter."""
     for op in tape.ops:
         if isinstance(op, SumOp):
             _sum(op, memory)
         elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(tape.problem.dtype))
-        elif isinstance(op, TileOp | Several):
-            for product in op.ops if isinstance(op, Several) else (op,):
+        elif isinstance(op, TileOp | TileGroup):
+            for product in op.ops if isinstance(op, TileGroup) else (op,):
                 (tile or _tile)(product, memory)
 
 
@@ -77,12 +77,12 @@ def _strided(memory: Matrix, start: int, shape: tuple[int, int], strides: tuple[
 
 
 def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
+    alpha, beta = (kind.type(x if kind.kind == "c" else complex(x).real) for x in (op.alpha, op.beta))
     for i in range(op.count):
         left = _factor(op.left, i, (op.m, op.k), memory, kind)
         right = _factor(op.right, i, (op.k, op.n), memory, kind)
         dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
-        old = np.asarray(op.beta).astype(kind) * dest if op.beta else 0
-        dest[...] = np.asarray(op.alpha).astype(kind) * (left @ right) + old
+        dest[...] = alpha * (left @ right) + (beta * dest if beta else 0)
 
 
 def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:
@@ -123,7 +123,7 @@ def _tile(op: TileOp, memory: Memory) -> None:
 
 
 def buffer(nbytes: int) -> Matrix:
-    memory = block(nbytes + GUARD)
+    memory = aligned_block(nbytes + GUARD)
     memory[:] = POISON
     return memory
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Access, TileKernel, source
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Access, TileKernel, tiled_source
 from tests.support.host_compiler import SANITIZER, header, shared_library
 
 FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
@@ -25,14 +25,14 @@ Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple
 
 
 @cache
-def _scheduler() -> Any:
-    """What runs a block's threads: compiled once, and loaded before any kernel, which calls it."""
+def scheduler() -> Any:
+    """What runs a block's threads, which take turns: loaded before any kernel, which calls it."""
     return shared_library(header("turns.cpp"), FLAGS, ctypes.RTLD_GLOBAL)
 
 
 def tiled_library(text: str) -> Any:
     """Kernels with their drivers, without the headers."""
-    _scheduler()
+    scheduler()
     return shared_library(header("turns.h") + text.replace("#pragma once", ""), FLAGS)
 
 
@@ -43,7 +43,7 @@ def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
     told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
     driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
     assert made.shared <= SHARED_BYTES
-    return tiled_library(source(made, access) + driver)
+    return tiled_library(tiled_source(made, access) + driver)
 
 
 def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:

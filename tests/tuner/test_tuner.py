@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import GPU_GROWTH, Limits, choose, ranked
+from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner import fit as fitting
@@ -32,7 +34,7 @@ from fmm.tuner.effort import EFFORTS
 from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
 from fmm.tuner.search import fits
 from fmm.tuner.shapes import ShapesError
-from fmm.tuner.space import CPU_SPACE, GPU_SPACE, built, inverse
+from fmm.tuner.space import built, inverse, search_space
 from fmm.tuner.stages import Outcome, scattered, tune
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from tests.support.configs import SMALL
@@ -482,8 +484,6 @@ def test_outliers_do_not_carry_the_fit_away() -> None:
 
 @pytest.mark.timed
 def test_a_fit_takes_part_of_a_second() -> None:
-    import time
-
     seen = observed(TRUTH)
     start = time.perf_counter()
     fitting.fit(FakeDevice().untuned(), "float64", seen)
@@ -500,8 +500,6 @@ def test_errors_are_those_of_the_predictions() -> None:
 
 
 def test_thresholds_are_equation_2s() -> None:
-    from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
-
     found = fitting.thresholds(TRUTH, "float64")
     assert found["tau2"] == pytest.approx(recursion_point(found["ratio"], WINOGRAD))
     assert found["tau1"] == found["tau2"] / 2 and found["epsilon"] == 0
@@ -517,6 +515,9 @@ def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
 
 
 # ---- the search's space
+
+
+CPU_SPACE, GPU_SPACE = search_space("cpu"), search_space("cuda")
 
 
 @pytest.mark.parametrize(("space", "least"), [(CPU_SPACE, 100), (GPU_SPACE, 20)], ids=["cpu", "gpu"])
@@ -545,9 +546,7 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
     assert fits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
-    assert (
-        expected_growth(Plan.parse(plan), dtype) <= (Limits(0, GPU_GROWTH) if gpu else Limits(0)).error_growth
-    ) == kept
+    assert (expected_growth(Plan.parse(plan), dtype) <= (GPU_GROWTH if gpu else Limits(0).error_growth)) == kept
 
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:

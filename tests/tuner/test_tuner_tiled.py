@@ -27,7 +27,7 @@ from fmm.tuner.stages import tune
 from fmm.tuner.trials import Trial
 from tests.support.devices import H200
 
-FUSED, HYBRID = (p for p in candidates(True) if p.tiled)
+FUSED, HYBRID = (p for p in candidates(True) if p.timed_by_tiles)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
 RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, waves=40.0, inside=0.7)
 TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)
@@ -117,7 +117,7 @@ def test_what_nobody_measured_is_not_chosen() -> None:
     del spelled["tiled_margin"]
     old = schema.calibration(spelled, "old", "float32", "GPU", "an old config")
     for known in (datasheet("h200"), old):
-        assert not any(c.plan.tiled for c in ranked(problem, known))
+        assert not any(c.plan.timed_by_tiles for c in ranked(problem, known))
         assert choose(problem, known, NONE).best.plan == VENDOR
         assert choose(problem, known, MUCH).best.plan != VENDOR
     assert choose(problem, TRUTH, NONE).best.plan == FUSED
@@ -127,7 +127,7 @@ def test_what_nobody_measured_is_not_chosen() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "tf32"])
 def test_other_types_have_no_such_plans(dtype: str) -> None:
     known = replace(TRUTH, rates=MappingProxyType({dtype: RATE}))
-    assert not any(c.plan.tiled for c in ranked(Problem(8192, 8192, 8192, dtype), known))
+    assert not any(c.plan.timed_by_tiles for c in ranked(Problem(8192, 8192, 8192, dtype), known))
 
 
 def test_its_margin_is_its_own() -> None:

@@ -1,28 +1,36 @@
-"""Tapes: a whole plan, all levels, as a straight list of kernel launches and GEMM calls with their addresses.
+"""What a plan comes to on one chip: a straight list of launches of our own kernels and of the vendor's products.
 
-A recipe depends on sizes only, and temporaries are taken like a stack, so every address is known beforehand as a base
-(A, B, C or the workspace) and an offset. A tape is made once for a problem and then replayed: the calls cost what the
-driver takes, and nothing more. It is made by the same walk over the same recipes as the executor's.
+Sizes and temporaries are known beforehand, so every address is a base (A, B, C or the workspace) and an offset. A
+list is made once for a problem and then played: nothing is decided any more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import groupby
+from typing import Literal, NamedTuple
 
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiled import Several, TileOp, strategy_of
-from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.plans.plan import Level, Plan, leaf_parts
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.tensor_map import TensorMap
+from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-TILED = tuple(SUMMING)  # types that the leaf `tile` multiplies, with sums inside if there are any
-GROUPED = ("float16", "bfloat16", "tf32")  # and those that it multiplies as they are, by Hopper's warpgroups
-# Those that it multiplies faster than the vendor: no other is considered unasked. (On an H200 float64 has 0.95 of
-# cuBLAS's speed, and 0.78 with its sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)
-PAYING = ("float32", "float16", "bfloat16")
+# The addresses that a launch may be told: of the operands and the workspace, of the flag that says that C has an inf or
+# NaN, of the host's count of products that were computed again for that, and of counters that a launch has of its own.
+BASES = ("A", "B", "C", "W")
+FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
+
+
+class Slot(NamedTuple):
+    """Where an address goes: into which of the parameters' words of 8 bytes; that of a base, and so many bytes on."""
+
+    word: int
+    base: str
+    offset: int = 0
 
 
 class Turn(Enum):
@@ -32,18 +40,47 @@ class Turn(Enum):
     JOIN = "join"
 
 
-Op = SumOp | GemmOp | TileOp | Several | Turn
+Work = Literal["sums", "product", "recompute"]
 
 
-@dataclass(frozen=True)
-class Tape:
-    """The operations of one plan on one problem, on which lane each is, and the bytes of workspace they use."""
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One launch of a kernel of ours, all but the addresses."""
+
+    does: Work
+    label: str  # which kernel it is, and how it is used: what `explain` prints
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    parameters: bytes  # as the kernel is told them, every address and map zero
+    slots: tuple[Slot, ...]
+    maps: tuple[tuple[int, TensorMap], ...] = ()  # in which word each begins
+    counters: int = 0  # of 4 bytes each, zero before and after
+    overlaps: bool = False  # may it begin before the launch in front of it has ended?
+    aligned: bool = True  # does it read and write 16 bytes at a time?
+
+
+@dataclass(frozen=True, eq=False)
+class VendorCall:
+    """A product by the vendor's library."""
+
+    op: GemmOp
+    label: str
+    does: Work = "product"
+
+
+Step = Launch | VendorCall | Turn
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchList:
+    """The steps of one plan on one problem and chip, on which lane each is, and the bytes of workspace they use."""
 
     plan: Plan
     problem: Problem
-    ops: tuple[Op, ...]
+    steps: tuple[Step, ...]
     lanes: tuple[int, ...]
     workspace: int
+    alignment: tuple[int, ...]  # powers of two by which the bases must be divisible, in the order of BASES
 
     @cached_property
     def lanes_used(self) -> int:
@@ -51,22 +88,32 @@ class Tape:
 
     @cached_property
     def vendor_lanes(self) -> int:
-        """The first so many lanes call cuBLAS, or may."""
-        pairs = zip(self.ops, self.lanes, strict=True)
-        return max((lane for op, lane in pairs if isinstance(op, GemmOp)), default=-1) + 1
+        """The first so many lanes call cuBLAS."""
+        pairs = zip(self.steps, self.lanes, strict=True)
+        return max((lane for step, lane in pairs if isinstance(step, VendorCall)), default=-1) + 1
 
-    def __hash__(self) -> int:
-        return id(self)
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Launch))
+
+    @cached_property
+    def vendor_bases(self) -> tuple[int, ...]:
+        """The numbers of the bases that the vendor's products read or write: of a captured list these must stay."""
+        calls = (step for step in self.steps if isinstance(step, VendorCall))
+        return tuple(sorted({BASES.index(x.base) for call in calls for x in call.op.pieces}))
+
+    @property
+    def reads_aligned(self) -> bool:
+        """Do all products of our own kernels read and write 16 bytes at a time?"""
+        return all(launch.aligned for launch in self.launches if launch.does == "product")
+
+    def describe(self) -> tuple[str, ...]:
+        """What runs, step by step; equal neighbours are one line."""
+        return tuple(_step_lines(self.steps))
 
 
-def pays(plan: Plan, dtype: str) -> bool:
-    """Is a plan's leaf `tile` considered unasked for this type?"""
-    return dtype in PAYING and dtype in tiled_types(plan)
-
-
-def tiled_types(plan: Plan) -> tuple[str, ...]:
-    """The types that a plan's leaf `tile` multiplies."""
-    leaf, last = leaf_parts(plan.leaf)[0], plan.levels[-1] if plan.levels else None
-    inside = isinstance(last, Level) and (last.fused or last.table is not None)
-    named = strategy_of(leaf)
-    return named.types if named else TILED if inside or leaf != "tile" else (*TILED, *GROUPED)
+def _step_lines(steps: tuple[Step, ...]) -> Iterator[str]:
+    labels = (step.label for step in steps if not isinstance(step, Turn))
+    for label, run in groupby(labels):
+        count = sum(1 for _ in run)
+        yield f"{count} x {label}" if count > 1 else label

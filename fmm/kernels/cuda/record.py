@@ -1,127 +1,114 @@
-"""fmm/kernels/cuda/record.py."""
+"""Recording a plan: the walk's machine for a GPU notes operations, and for a chip it is decided what does each of them.
+
+Every address is known beforehand, because the steps of a level depend on sizes only and temporaries are taken like a
+stack.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import Program
-from fmm.kernels.cuda.launch_list import Op, Tape, Turn, tiled_types
-from fmm.kernels.cuda.products.fused import Blocks, Fused
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import strategy_of, updating_op
+from fmm.kernels.algorithms.additions import Coefficient, Program
+from fmm.kernels.cuda.gemm import gemm_op
+from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
+from fmm.kernels.cuda.operations import Operation, OperationList
+from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
+from fmm.kernels.cuda.recompute.recompute import recompute_launches
+from fmm.kernels.cuda.select import Target, select_launches
 from fmm.kernels.cuda.sums.sum_launch import sum_op
-from fmm.kernels.cuda.views import Factor, View, _columns, _distance, _transposed, operand_views
-from fmm.kernels.plans.level_steps import Batch, Place, Product, Recipe, Sum, Updating
-from fmm.kernels.plans.lower import grid, lower
+from fmm.kernels.cuda.views import View, constant_distance, operand_views
+from fmm.kernels.plans.blocks import blocks
+from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum, Updating
 from fmm.kernels.plans.memory_layout import leading, temporary_bytes
-from fmm.kernels.plans.plan import Level, Plan, PlanError, leaf_parts
-from fmm.kernels.plans.workspace import LT_SCRATCH, workspace
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.walk import Operands, Triple, walk
+from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
 
 
 @lru_cache(maxsize=1024)
-def record(plan: Plan, problem: Problem) -> Tape:
-    """The tape of a plan; PlanError where a sum cannot be told to a GPU kernel, or the leaf is not for the type."""
-    if plan.tiled and problem.dtype not in (types := tiled_types(plan)):
-        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(types)} there, not {problem.dtype}")
-    recorder = _Recorder(problem.stored)
-    recorder.execute(plan, operand_views(problem), problem.alpha, problem.beta)
-    return Tape(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
+def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
+    """The launch list of a plan on a chip; PlanError where a sum cannot be told to a GPU kernel, or the leaf is not for
+    the type."""
+    wanted = record_operations(plan, problem)
+    steps: list[Step] = []
+    lanes: list[int] = []
+    unseen = False
+    for op, lane in zip(wanted.ops, wanted.lanes, strict=True):
+        found = (op,) if isinstance(op, Turn) else select_launches(op, problem.dtype, target)
+        steps += found
+        lanes += [lane] * len(found)
+        unseen = unseen or _writes_unseen(op, found)
+    if target.flagged:
+        # (A plan that is one GEMM is the vendor's own.)
+        again = recompute_launches(problem, unseen and len(wanted.ops) > 1, target.chip, target.divides)
+        steps += again
+        lanes += [0] * len(again)
+    return LaunchList(plan, problem, tuple(steps), tuple(lanes), wanted.workspace, target.alignment)
 
 
-class _Recorder:
-    """Walks recipes as the executor does; its stack of temporaries is the workspace."""
+def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
+    """Is C written by what raises no flag: the vendor, a kernel that cannot, or numbers that are added atomically?"""
+    if isinstance(op, Turn) or not op.writes_result:
+        return False
+    if isinstance(op, TileOp | TileGroup) and op.kernel.epilogue.atomic:
+        return True
+    return not all(isinstance(step, Launch) and any(slot.base == FLAG for slot in step.slots) for step in steps)
+
+
+@lru_cache(maxsize=1024)
+def record_operations(plan: Plan, problem: Problem) -> OperationList:
+    """What the plan asks of any GPU."""
+    if problem.dtype not in plan.types:
+        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
+    recorder = Recorder(problem.stored)
+    walk(plan, dict(operand_views(problem)), recorder, problem.alpha, problem.beta)
+    return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
+
+
+class Recorder:
+    """The walk's machine that notes operations; its stack of temporaries is the workspace."""
+
+    leaf_updates = True
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.itemsize = dtype, DTYPES[dtype].itemsize
-        self.ops: list[Op] = []
+        self.ops: list[Operation] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
 
-    def _emit(self, *ops: Op) -> None:
+    def _note(self, *ops: Operation) -> None:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
-    def execute(self, plan: Plan, arrays: dict[str, View], alpha: complex, beta: complex) -> None:
-        a, b, c = arrays["A"], arrays["B"], arrays["C"]
-        if not plan.levels:
-            # A leaf with alpha and beta needs no recipe of its own here: the vendor's GEMM has both.
-            self._gemms(plan.leaf, [(a, b, c)], alpha, beta)
-        elif plan.fused:
-            self._fused(plan, arrays, alpha, beta)
-        else:
-            recipe = lower(plan, a.rows, a.cols, b.cols, alpha, beta)
-            assert recipe is not None
-            self._run(recipe, arrays)
-
-    def _run(self, recipe: Recipe, arrays: dict[str, View]) -> None:
-        mark = self.used
-        along = _wished(recipe)
-        for name, rows, cols in recipe.temporaries:
-            operand = recipe.layouts[name]
-            fortran = along[operand] if operand in along else _fortran(arrays[operand])
-            arrays[name] = self._take(rows, cols, fortran)
-        for overlapped, steps in groupby(recipe.steps, lambda s: recipe.lanes > 1 and isinstance(s, Product)):
-            if overlapped:
-                self._overlapped([s for s in steps if isinstance(s, Product)], arrays)
-            else:
-                for step in steps:
-                    self._step(step, arrays)
-        self.used = mark
-
-    def _step(self, step: Sum | Product | Updating | Batch, arrays: dict[str, View]) -> None:
-        if isinstance(step, Sum):
-            self._sum(step, arrays)
-        elif isinstance(step, Updating):
-            self._updating(step, arrays)
-        elif isinstance(step, Batch) and not step.products[0].plan.levels:
-            self._gemms(step.products[0].plan.leaf, [_operands(p, arrays, self.itemsize) for p in step.products])
-        else:
-            for product in step.products if isinstance(step, Batch) else (step,):
-                operands = dict(zip("ABC", _operands(product, arrays, self.itemsize), strict=True))
-                self.execute(product.plan, operands, 1, int(product.accumulate))
-
-    def _overlapped(self, products: Sequence[Product], arrays: dict[str, View]) -> None:
-        """Independent products in turn on two lanes, each lane with temporaries of its own."""
-        mark = self.used
-        room = max(workspace(p.plan, *p.size, self.itemsize, 1, int(p.accumulate)) for p in products)
-        self._emit(Turn.FORK)
-        for i, product in enumerate(products):
-            self.lane = i % 2
-            self.used = mark + self.lane * room
-            self._step(product, arrays)
-        self.lane, self.used = 0, mark
-        self._emit(Turn.JOIN)
-
-    def _take(self, rows: int, cols: int, fortran: bool) -> View:
+    def take(self, rows: int, cols: int, fortran: bool) -> View:
         offset, self.used = self.used, self.used + temporary_bytes(rows, cols, self.itemsize)
         self.peak = max(self.peak, self.used)
-        along = rows if fortran else cols
-        step = leading(along, self.itemsize, spaced=False)
+        step = leading(rows if fortran else cols, self.itemsize, spaced=False)
         return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)))
 
-    def _sum(self, step: Sum, arrays: dict[str, View]) -> None:
-        reads, writes = ([(p, _view(arrays, p, self.itemsize)) for p in ps] for ps in (step.reads, step.writes))
-        op = sum_op(step.label, step.program, reads, writes, self.dtype)
+    def release(self, mark: int) -> None:
+        self.used = mark
+
+    def part(self, x: View, place: Place) -> View:
+        offset = x.offset + (place.row * x.down + place.col * x.right) * self.itemsize
+        return View(x.base, offset, place.rows, place.cols, x.down, x.right)
+
+    def order_of_sums(self, steps: Recipe) -> Mapping[str, bool]:
+        return order_of_sums(steps)
+
+    def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
+        placed = (list(zip(step.reads, reads, strict=True)), list(zip(step.writes, writes, strict=True)))
+        op = sum_op(step.label, step.program, *placed, self.dtype)
         if op is not None:
-            self._emit(op)
+            self._note(op)
 
-    def _updating(self, step: Updating, arrays: dict[str, View]) -> None:
-        """A kernel of a step table, product and all, in one launch."""
-        factors, reads, writes = (
-            [_view(arrays, p, self.itemsize) for p in places]
-            for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
-        )
-        if any(x.rows and x.cols for x in writes):
-            leaf = leaf_parts(step.product.plan.leaf)[0]
-            self._emit(updating_op(leaf, self.dtype, factors[0], factors[1], step.update.program, reads, writes))
-
-    def _gemms(
-        self, leaf: str, products: Sequence[tuple[View, View, View]], alpha: complex = 1, beta: complex = 0
-    ) -> None:
+    def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
         m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols
         if m == 0 or n == 0:
             return
@@ -129,100 +116,79 @@ class _Recorder:
             for _, _, dest in products:
                 self._scale(dest, beta)
             return
-        batches = (
-            [products]
-            if all(_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
-            else [[p] for p in products]
-        )
-        (leaf, _), scratch = leaf_parts(leaf), self.used
-        self.peak = max(self.peak, scratch + LT_SCRATCH if leaf.startswith("lt") else 0)
-        self._emit(*(_gemm(leaf, batch, alpha, beta, self.itemsize, scratch) for batch in batches))
+        alike = all(constant_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
+        scratch = self.used
+        self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.scratch)
+        for batch in [products] if alike else [[p] for p in products]:
+            self._note(gemm_op(leaf, batch, complex(alpha), complex(beta), self.itemsize, scratch))
 
-    def _fused(self, plan: Plan, arrays: dict[str, View], alpha: complex, beta: complex) -> None:
+    def multiply_and_update(self, step: Updating, operands: Operands) -> bool:
+        """A kernel of a step table, product and all, in one launch."""
+        factors, reads, writes = (
+            [self.part(operands[p.name], p) for p in places]
+            for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
+        )
+        if any(x.rows and x.cols for x in writes):
+            use = step.product.plan.leaf_use
+            self._note(updating_op(use, self.dtype, factors[0], factors[1], step.update.program, reads, writes))
+        return True
+
+    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         """A scheme's products, each with its sums inside: the steps of a sequential level, without temporaries."""
-        level, c = plan.levels[0], arrays["C"]
-        assert isinstance(level, Level)
-        (m, k, n), strategy = level.size, strategy_of(leaf_parts(plan.leaf)[0])
-        parts = (m, k), (k, n), (m, n)
-        grids = [grid(x, arrays[x].rows, arrays[x].cols, p, level) for x, p in zip("ABC", parts, strict=True)]
-        views = [self._blocks(places, arrays) for places in grids]
-        fused = Fused(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
+        level, strategy = plan.levels[0].fused_products, strategy_of(plan.leaf_use)
+        if level is None:
+            return False
+        m, k, n = level.scheme.size
+        parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
+        places = [blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
+        views = [[self.part(operands[p.name], p) for p in found] for found in places]
+        fused = FusedLaunches(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
-            self._scale(c, beta)
+            self._scale(operands["C"], beta)
         for lanes in fused.stages() if alpha else ():
-            self._side_by_side(lanes)
+            self._on_lanes(lanes)
         for i, block in enumerate(() if fused.atomic else views[2]):
             if i not in fused.begun:
                 self._scale(block, beta)
+        return True
 
-    def _side_by_side(self, lanes: Sequence[Sequence[Op]]) -> None:
+    def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
+        """Independent products in turn on two lanes, each lane with temporaries of its own."""
+        mark = self.used
+        room = max(workspace(p.plan, *p.size, self.itemsize, 1, int(p.accumulate)) for p in products)
+        self._note(Turn.FORK)
+        for i, product in enumerate(products):
+            self.lane = i % 2
+            self.used = mark + self.lane * room
+            run(product)
+        self.lane, self.used = 0, mark
+        self._note(Turn.JOIN)
+
+    def _on_lanes(self, lanes: Sequence[Sequence[Operation]]) -> None:
         """Each lane's launches in order; those of different lanes in any."""
         if len(lanes) > 1:
-            self._emit(Turn.FORK)
+            self._note(Turn.FORK)
         for launches in zip_longest(*lanes):
             for self.lane, op in enumerate(launches):
-                self._emit(*([op] if op else []))
+                self._note(*([op] if op else []))
         self.lane = 0
         if len(lanes) > 1:
-            self._emit(Turn.JOIN)
+            self._note(Turn.JOIN)
 
-    def _blocks(self, places: Sequence[Place], arrays: dict[str, View]) -> list[View]:
-        return [_view(arrays, place, self.itemsize) for place in places]
-
-    def _scale(self, dest: View, beta: complex) -> None:
+    def _scale(self, dest: View, beta: Coefficient) -> None:
         """dest = beta dest: a product of nothing."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = Program(1, (((beta, 0),),), (1,)) if beta else Program(0, ((),), (0,))
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)], self.dtype)
         if op is not None and beta != 1:
-            self._emit(op)
+            self._note(op)
 
 
-def _wished(recipe: Recipe) -> dict[str, bool]:
+def order_of_sums(steps: Recipe) -> dict[str, bool]:
     """Do sums of A, of B lie column by column? Where the leaf of all products says how it wants its operands.
 
     Along the inner dimension: A's rows, B's columns. Along the outer ones: A's columns, B's rows.
     """
-    plans = {p.plan for p in recipe.products}
-    wish = "" if any(plan.levels for plan in plans) else leaf_parts({plan.leaf for plan in plans}.pop())[1]
+    plans = {p.plan for p in steps.products}
+    wish = "" if any(plan.levels for plan in plans) else plans.pop().leaf_use.order
     return {"inner": {"A": False, "B": True}, "outer": {"A": True, "B": False}}.get(wish, {})
-
-
-def _operands(step: Product, arrays: dict[str, View], itemsize: int) -> tuple[View, View, View]:
-    left, right, dest = (_view(arrays, p, itemsize) for p in (step.left, step.right, step.dest))
-    return left, right, dest
-
-
-def _view(arrays: dict[str, View], place: Place, itemsize: int) -> View:
-    x = arrays[place.name]
-    offset = x.offset + (place.row * x.down + place.col * x.right) * itemsize
-    return View(x.base, offset, place.rows, place.cols, x.down, x.right)
-
-
-def _fortran(x: View) -> bool:
-    return x.down < x.right
-
-
-def _gemm(
-    leaf: str,
-    products: Sequence[tuple[View, View, View]],
-    alpha: complex,
-    beta: complex,
-    itemsize: int,
-    scratch: int,
-) -> GemmOp:
-    """In column-major terms a row-major C = A B is C^T = B^T A^T: the same memory, the operands swapped."""
-    lefts, rights, dests = zip(*products, strict=True)
-    m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
-    if not _columns(dests[0]):
-        lefts, rights, dests = (tuple(_transposed(v) for v in views) for views in (rights, lefts, dests))
-        m, n = n, m
-    left, right, dest = (_factor(views, itemsize) for views in (lefts, rights, dests))
-    return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta, scratch)
-
-
-def _factor(views: Sequence[View], itemsize: int) -> Factor:
-    x, distance = views[0], _distance(views, itemsize)
-    assert distance is not None and 1 in x.strides
-    columns = _columns(x)
-    return Factor(x.base, x.offset, max(x.right if columns else x.down, 1), not columns, distance)

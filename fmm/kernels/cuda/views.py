@@ -1,4 +1,4 @@
-"""fmm/kernels/cuda/views.py."""
+"""Rectangles of memory: where operands, temporaries and their blocks lie, as a base and an offset."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fmm.problem import Problem
-
-BASES = ("A", "B", "C", "W")  # W: the workspace
 
 
 class View(NamedTuple):
@@ -25,6 +23,28 @@ class View(NamedTuple):
     def strides(self) -> tuple[int, int]:
         return self.down, self.right
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.cols
+
+
+class Piece(NamedTuple):
+    """A block of A, B or C: where it begins in which base, in bytes, its sizes, and how often it is taken."""
+
+    base: str
+    offset: int
+    rows: int
+    cols: int
+    factor: float = 1  # of a block in a sum, whose first has 1; of the product in a destination
+    keep: float = 0  # what a destination keeps of its old value: with 0 that is never read
+
+
+class Lines(NamedTuple):
+    """How an operand's blocks lie: elements from one line to the next, and from one product of a batch to the next."""
+
+    leading: int
+    layer: int = 0
+
 
 class Factor(NamedTuple):
     """One operand of a GEMM as BLAS sees it, column by column."""
@@ -36,7 +56,7 @@ class Factor(NamedTuple):
     stride: int  # elements from one of a batch to the next
 
 
-def _distance(views: Sequence[View], itemsize: int) -> int | None:
+def constant_distance(views: Sequence[View], itemsize: int) -> int | None:
     """The constant distance, in elements, between views that are alike; None if there is none."""
     if any(v._replace(offset=0) != views[0]._replace(offset=0) for v in views):
         return None
@@ -44,12 +64,12 @@ def _distance(views: Sequence[View], itemsize: int) -> int | None:
     return steps.pop() // itemsize if len(steps) == 1 else None
 
 
-def _columns(x: View) -> bool:
+def columns_contiguous(x: View) -> bool:
     """Are its columns contiguous?"""
     return x.down == 1 and (x.right != 1 or x.rows == 1)
 
 
-def _transposed(x: View) -> View:
+def transposed_view(x: View) -> View:
     return View(x.base, x.offset, x.cols, x.rows, x.right, x.down)
 
 

@@ -1,7 +1,14 @@
-"""The executor: runs any plan on any backend by walking its recipes."""
+"""The one walk over a plan: level by level through the steps of its lowering, down to the leaf.
+
+What it walks on is a machine: NumPy's arrays and BLAS (fmm.kernels.cpu.execute), symbols
+(fmm.kernels.cpu.symbolic_proof), or a recorder that notes the operations for a GPU (fmm.kernels.cuda.record).
+Temporaries are taken and given back like a stack, so that the products of a level reuse each other's memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
@@ -9,89 +16,123 @@ from fmm.kernels.plans.level_steps import Batch, Place, Product, Recipe, Sum, Up
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Plan
 
-Array = Any  # numpy.ndarray, cupy.ndarray or an array of symbols: two axes, slicing, .T, .shape, .strides
+Matrix = Any  # the machine's: two axes, with .shape and .strides
+Operands = dict[str, Matrix]  # by name: A, B, C and this level's temporaries
+Triple = tuple[Matrix, Matrix, Matrix]  # left, right, dest
+Step = Sum | Product | Updating | Batch
 
 
-class Workspace(Protocol):
-    """Where temporaries come from: taken and given back like a stack."""
+class Machine(Protocol):
+    """What a walk asks of whatever runs, or records, a plan."""
 
-    used: int
+    @property
+    def leaf_updates(self) -> bool:
+        """Does a leaf multiply by alpha and add beta C by itself?"""
+        ...
 
-    def take(self, rows: int, cols: int, fortran: bool = False) -> Array: ...
-    def release(self, mark: int) -> None: ...
+    @property
+    def used(self) -> int:
+        """How much of the workspace is taken."""
+        ...
+
+    def take(self, rows: int, cols: int, fortran: bool) -> Matrix:
+        """A temporary, its rows contiguous, or its columns."""
+
+    def release(self, mark: int) -> None:
+        """Give back everything taken since `used` was `mark`."""
+
+    def part(self, x: Matrix, place: Place) -> Matrix:
+        """The rectangle of a matrix."""
+
+    def order_of_sums(self, steps: Recipe) -> Mapping[str, bool]:
+        """Should sums of A, of B lie column by column? For those that the machine has no wish for: as A, as B lie."""
+        ...
+
+    def sum(self, step: Sum, reads: Sequence[Matrix], writes: Sequence[Matrix]) -> None: ...
+
+    def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
+        """Products by a leaf, of one size; several are a batch."""
+
+    def multiply_and_update(self, step: Updating, operands: Operands) -> bool:
+        """A product with the sums of a step table's kernel around it; False where they must be done one by one."""
+        ...
+
+    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+        """A whole fused level; False where its products and sums must be done one by one."""
+        ...
+
+    def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
+        """Run independent products, as many at a time as the machine likes."""
 
 
-class Backend(Protocol):
-    """The things that a recipe asks for."""
-
-    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
-    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
-    def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
-
-
-def execute(
-    plan: Plan,
-    a: Array,
-    b: Array,
-    c: Array,
-    backend: Backend,
-    arena: Workspace,
-    alpha: Coefficient = 1,
-    beta: Coefficient = 0,
-) -> None:
+def walk(plan: Plan, operands: Operands, machine: Machine, alpha: Coefficient = 1, beta: Coefficient = 0) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
-    (m, k), n = a.shape, b.shape[1]
-    recipe = lower(plan, m, k, n, alpha, beta)
-    if recipe is None:
-        backend.multiply(plan.leaf, a, b, c)
+    a, b, c = operands["A"], operands["B"], operands["C"]
+    if not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
+        machine.multiply(plan.leaf, [(a, b, c)], alpha, beta)
+    elif not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
+        steps = lower(plan, *a.shape, b.shape[1], alpha, beta)
+        assert steps is not None
+        _run(steps, operands, machine)
+
+
+def _run(level: Recipe, operands: Operands, machine: Machine) -> None:
+    mark, wished = machine.used, machine.order_of_sums(level)
+    for name, rows, cols in level.temporaries:
+        like = level.layouts[name]
+        fortran = wished[like] if like in wished else lies_by_columns(operands[like])
+        operands[name] = machine.take(rows, cols, fortran)
+    for at_once, steps in _runs(level):
+        if at_once:
+            products = [step for step in steps if isinstance(step, Product)]
+            machine.side_by_side(products, lambda product: _product(product, operands, machine))
+        else:
+            for step in steps:
+                _step(step, operands, machine)
+    machine.release(mark)
+
+
+def _runs(level: Recipe) -> Iterator[tuple[bool, Iterator[Step]]]:
+    """Steps one after the other, and products that may run at the same time."""
+    return groupby(level.steps, lambda step: level.lanes > 1 and isinstance(step, Product))
+
+
+def _step(step: Step, operands: Operands, machine: Machine) -> None:
+    if isinstance(step, Sum):
+        machine.sum(step, *([machine.part(operands[p.name], p) for p in ps] for ps in (step.reads, step.writes)))
+    elif isinstance(step, Updating):
+        if not machine.multiply_and_update(step, operands):
+            _one_by_one(step, operands, machine)
+    elif isinstance(step, Product):
+        _product(step, operands, machine)
+    elif step.products[0].plan.levels:
+        for product in step.products:
+            _product(product, operands, machine)
     else:
-        _run(recipe, {"A": a, "B": b, "C": c}, backend, arena)
+        triples = [_triple(product, operands, machine) for product in step.products]
+        machine.multiply(step.products[0].plan.leaf, triples, 1, 0)
 
 
-def _run(recipe: Recipe, arrays: dict[str, Array], backend: Backend, arena: Workspace) -> None:
-    mark = arena.used
-    for name, rows, cols in recipe.temporaries:
-        arrays[name] = arena.take(rows, cols, fortran=_fortran(arrays[recipe.layouts[name]]))
-    for step in recipe.steps:
-        if isinstance(step, Sum):
-            _sum(step, arrays, backend)
-        elif isinstance(step, Updating):
-            _apart(step, arrays, backend, arena)
-        elif isinstance(step, Batch) and not step.products[0].plan.levels:
-            factors = [[_view(arrays, place) for place in places] for places in step.places]
-            backend.multiply_batch(step.products[0].plan.leaf, *factors)
-        else:
-            for product in step.products if isinstance(step, Batch) else (step,):
-                _product(product, arrays, backend, arena)
-    arena.release(mark)
-
-
-def _sum(step: Sum, arrays: dict[str, Array], backend: Backend) -> None:
-    backend.sum(step, [_view(arrays, p) for p in step.reads], [_view(arrays, p) for p in step.writes])
-
-
-def _apart(step: Updating, arrays: dict[str, Array], backend: Backend, arena: Workspace) -> None:
+def _one_by_one(step: Updating, operands: Operands, machine: Machine) -> None:
     """The product first, into scratch if it has no place of its own; then the sum."""
-    mark, dest = arena.used, step.product.dest
-    if dest.name not in arrays:
-        arrays = arrays | {dest.name: arena.take(dest.rows, dest.cols)}
+    mark, dest = machine.used, step.product.dest
+    if dest.name not in operands:
+        operands = operands | {dest.name: machine.take(dest.rows, dest.cols, False)}
     for part in step.apart:
-        if isinstance(part, Sum):
-            _sum(part, arrays, backend)
-        else:
-            _product(part, arrays, backend, arena)
-    arena.release(mark)
+        _step(part, operands, machine)
+    machine.release(mark)
 
 
-def _product(step: Product, arrays: dict[str, Array], backend: Backend, arena: Workspace) -> None:
-    left, right, dest = (_view(arrays, p) for p in (step.left, step.right, step.dest))
-    execute(step.plan, left, right, dest, backend, arena, 1, int(step.accumulate))
+def _product(product: Product, operands: Operands, machine: Machine) -> None:
+    triple = dict(zip("ABC", _triple(product, operands, machine), strict=True))
+    walk(product.plan, triple, machine, 1, int(product.accumulate))
 
 
-def _view(arrays: dict[str, Array], place: Place) -> Array:
-    return arrays[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
+def _triple(product: Product, operands: Operands, machine: Machine) -> Triple:
+    left, right, dest = (machine.part(operands[p.name], p) for p in (product.left, product.right, product.dest))
+    return left, right, dest
 
 
-def _fortran(x: Array) -> bool:
+def lies_by_columns(x: Matrix) -> bool:
     """Are the columns nearer to each other in memory than the rows?"""
     return bool(abs(x.strides[0]) < abs(x.strides[1]))

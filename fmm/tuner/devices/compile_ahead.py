@@ -18,8 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fmm.kernels.cuda.launch_list import pays
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.plan import Plan
 
 MOST = 16  # processes
 # One of each kind: sides that every level divides, sides that are aligned to vectors but must be padded, odd sides.
@@ -37,7 +36,7 @@ def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     covering = _covering(plans)
     for dtype in dtypes:
         for plan in covering:
-            for size in SIZES if not plan.tiled or pays(plan, dtype) else ():
+            for size in SIZES if plan.considered_for(dtype) else ():
                 for label in LABELS if weight(plan) >= HEAVY else ("",):
                     yield dtype, str(plan), size, label
 
@@ -60,7 +59,7 @@ def places(plan: Plan) -> frozenset[Place]:
 
 def weight(plan: Plan) -> int:
     """As the compiler's time: the statements of the largest kernel."""
-    return max(step.products if isinstance(step, Level) else 0 for step in plan.levels)
+    return max(step.products for step in plan.levels)
 
 
 def _makes(job: Job) -> list[tuple[str, Place]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,32 +16,28 @@ import numpy as np
 
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.launch.player import CupyBackend
-from fmm.kernels.cuda.launch_list import Tape
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import Several, TileOp
-from fmm.kernels.cuda.record import record
-from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
+from fmm.kernels.plans.candidates import peers
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
+from fmm.runtime.device_backend import DeviceBackend, recorded
 from fmm.tuner.devices.compile_ahead import Ahead, ahead
 from fmm.tuner.devices.cuda_operands import Operands
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import GPU_EFFORTS, Effort
-from fmm.tuner.space import GPU_SPACE
+from fmm.tuner.space import search_space
 from fmm.tuner.trials import Run
 
 LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
 # A device that was idle runs faster, for a while, than its power allows for long: before a sample after so many seconds
 # of idleness it is kept busy for so many milliseconds. (On an H200 the first products are 5 to 10 % faster.)
 IDLE, HEAT = 0.004, 40.0
-LT = ("lt0", "lt1", "lt2", "lt3")  # of cuBLASLt's candidates for a whole product, as many as are tried
 ROWS = 16  # rows of a result that are checked
-PARTS: Mapping[str, Any] = {"sums": SumOp, "products": (GemmOp, TileOp, Several)}
+PARTS: Mapping[str, Work] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
@@ -86,14 +83,14 @@ class CudaDevice:
         return candidates(True)
 
     def peers(self) -> Sequence[Plan]:
-        return [Plan.parse(leaf) for leaf in LT]
+        return peers("cuda")
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
         return GPU_EFFORTS
 
     def space(self) -> Mapping[str, Sequence[str]]:
-        return GPU_SPACE
+        return search_space("cuda")
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[CudaSession]:
@@ -118,8 +115,6 @@ class CudaDevice:
 
 
 def _clocks(index: int) -> dict[str, Any]:
-    import subprocess
-
     fields = ["clocks.sm", "clocks.mem", "power.limit", "temperature.gpu", "driver_version"]
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     values = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip().split(", ")
@@ -131,18 +126,18 @@ class CudaSession:
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
-        self.backend = CupyBackend()
+        self.backend = DeviceBackend()
         cupy.random.seed(seed)
         self.operands = Operands(problem.size, problem.dtype, ROWS)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
-        self._tapes: dict[Run, Tape] = {}
+        self._tapes: dict[Run, LaunchList] = {}
         self._repeats: dict[Run, int] = {}
         self._busy = 0.0  # when the device last was
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = record(run.plan, Problem(*self.problem.size, self.problem.dtype))
+            whole = recorded(run.plan, Problem(*self.problem.size, self.problem.dtype))
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
@@ -150,8 +145,8 @@ class CudaSession:
             if run.part == "whole" and run.plan != VENDOR:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
-            ops = tuple(op for op in whole.ops if kept is None or isinstance(op, kept))
-            self._tapes[run] = whole if kept is None else replace(whole, ops=ops, lanes=(0,) * len(ops))
+            steps = tuple(step for step in whole.steps if not isinstance(step, Turn) and step.does == kept)
+            self._tapes[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None
@@ -173,7 +168,7 @@ class CudaSession:
     def _milliseconds(self, run: Run, repeats: int) -> float:
         return milliseconds(lambda i: self._play(self._tapes[run], i), repeats)
 
-    def _play(self, tape: Tape, i: int) -> None:
+    def _play(self, tape: LaunchList, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
         self.backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.cpu.arena import Arena, block
-from fmm.kernels.cpu.elementwise import schedule
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.elementwise import elementwise_calls
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.blocks import blocks, cuts, side
 from fmm.kernels.plans.level_steps import Batch, Place, Recipe, Sum, whole
-from fmm.kernels.plans.lower import PANEL, cuts, grid, lower, side
+from fmm.kernels.plans.lower import PANEL, lower
 from fmm.kernels.plans.memory_layout import ALIGN, leading, temporary_bytes
 from fmm.kernels.plans.plan import Level, Plan
-from fmm.kernels.plans.walk import execute
 from fmm.kernels.plans.workspace import flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -69,16 +70,14 @@ def test_cuts_tile_the_side(length: int, parts: int, unit: int | None) -> None:
     assert sizes == [min(full, max(length - i * full, 0)) for i in range(parts)]
 
 
-def test_grid_is_row_major() -> None:
-    level = Level("strassen")
-    assert grid("A", 3, 5, (2, 2), level) == [
+def test_blocks_are_row_major() -> None:
+    assert blocks("A", 3, 5, (2, 2), None) == [
         Place("A", 0, 0, 2, 3),
         Place("A", 0, 3, 2, 2),
         Place("A", 2, 0, 1, 3),
         Place("A", 2, 3, 1, 2),
     ]
-    padded = Level("strassen", "stacked", "pad4")
-    assert [(p.rows, p.cols) for p in grid("A", 3, 5, (2, 2), padded)] == [(3, 4), (3, 1), (0, 4), (0, 1)]
+    assert [(p.rows, p.cols) for p in blocks("A", 3, 5, (2, 2), 4)] == [(3, 4), (3, 1), (0, 4), (0, 1)]
 
 
 def test_cropping_never_enlarges() -> None:
@@ -171,7 +170,7 @@ def test_the_join_in_place_needs_no_copies(name: str, calls: int) -> None:
     assert recipe is not None
     join = recipe.steps[-1]
     assert isinstance(join, Sum)
-    found = schedule(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
+    found = elementwise_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
     assert [call.op for call in found.calls if call.op not in ("add", "subtract")] == []
     assert len(found.calls) == calls
 
@@ -284,8 +283,8 @@ def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Genera
             shapes = ((m, k), (k, n), (m, n))
             a, b, c = (make(small_integers(rng, s, dtype.str)) for make, s in zip(layout, shapes, strict=True))
             wanted = alpha * (a @ b) + beta * c
-            arena = Arena(block(workspace(plan, m, k, n, dtype.itemsize, alpha, beta)), dtype)
-            execute(plan, a, b, c, backend, arena, alpha, beta)
+            arena = Arena(aligned_block(workspace(plan, m, k, n, dtype.itemsize, alpha, beta)), dtype)
+            execute_plan(plan, a, b, c, backend, arena, alpha, beta)
             assert (arena.peak, arena.used) == (arena.memory.nbytes, 0)
             assert np.array_equal(c, wanted)
 
@@ -293,9 +292,9 @@ def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Genera
 def test_an_arena_that_is_too_small_is_noticed(rng: np.random.Generator) -> None:
     plan = Plan.parse("strassen > vendor")
     a = small_integers(rng, (8, 8), "f8")
-    arena = Arena(block(workspace(plan, 8, 8, 8, 8) - ALIGN), np.dtype("f8"))
+    arena = Arena(aligned_block(workspace(plan, 8, 8, 8, 8) - ALIGN), np.dtype("f8"))
     with pytest.raises(AssertionError, match="too small"):
-        execute(plan, a, a, a.copy(), NumpyBackend(Threads(1)), arena)
+        execute_plan(plan, a, a, a.copy(), NumpyBackend(Threads(1)), arena)
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([4, 8, 16]))
@@ -311,7 +310,7 @@ def test_rows_of_temporaries(rows: int, cols: int, item: int) -> None:
 
 
 def test_arena_gives_aligned_views_in_either_order() -> None:
-    arena = Arena(block(1 << 16), np.dtype("f4"))
+    arena = Arena(aligned_block(1 << 16), np.dtype("f4"))
     first, second = arena.take(5, 7), arena.take(5, 7, fortran=True)
     assert first.shape == second.shape == (5, 7)
     assert first.strides == second.strides[::-1] == (64, 4)
@@ -426,9 +425,10 @@ def test_peeled_strips_are_computed_once(name: str, m: int, k: int, n: int) -> N
     """The strips cost what they cost classically: all of the product but the core."""
     plan = Plan.parse(f"{name}.peel > vendor")
     (level,) = plan.levels
-    parts = level.size  # type: ignore[union-attr]
+    assert isinstance(level, Level)
+    parts = level.size
     core = [side - side % part for side, part in zip((m, k, n), parts, strict=True)]
-    inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))  # type: ignore[union-attr]
+    inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))
     if 0 in core:
         inside = prod(core)
     assert flops(plan, m, k, n) == 2 * (inside + m * k * n - prod(core))

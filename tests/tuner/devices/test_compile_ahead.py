@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 import time
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.products.tiled_source import source as tiled
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.products.tiled_source import tiled_source as tiled
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_source import source
+from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.perfmodel.choose import candidates
 from fmm.problem import Problem
@@ -91,8 +92,6 @@ def test_each_source_is_compiled_once(tmp_path: Path) -> None:
 def test_a_job_that_fails_is_said_and_the_next_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    import io
-
     lines = ['["float32", "no plan", [4, 4, 4], ""]', '["float32", "strassen.batched > vendor", [64, 64, 64], "join"]']
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
@@ -115,10 +114,10 @@ def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
         for plan in plans:
             if plan == VENDOR:
                 continue
-            for op in record(plan, Problem(m, k, n, "float32")).ops:
+            for op in record_operations(plan, Problem(m, k, n, "float32")).ops:
                 if isinstance(op, SumOp | TileOp):
                     told = (op.kernel, op.access)
-                    text = tiled(*told) if isinstance(op, TileOp) else source(*told, False)
+                    text = tiled(*told) if isinstance(op, TileOp) else sum_source(*told, False)
                     met += 1
                     missing |= {text} - made
     assert met > 100 and len(missing) <= 0.2 * len(made), (len(missing), len(made))

@@ -1,142 +1,98 @@
-"""The rescue: a fast product with inf or NaN is computed again in the classical order, on the device.
+"""Computing again: a fast product with inf or NaN is computed once more in the classical order, on the device.
 
-By the tiled kernel (recompute_tiled.cuh) or, for types that are not in AGAIN, by a simple one (recompute_simple.cuh).
-Here is what the launches are told; fmm.kernels.cuda.recompute.flags makes them.
+Whatever writes C raises a flag where it stores an inf or NaN; the launches here come after a plan's own, look at the
+flag and return at once if it is down. By the tiled kernel (recompute_tiled.cuh) or, for types that are not in
+TILED_AGAIN, by a simple one (recompute_simple.cuh). The host is never asked: it reads a count in its own memory at
+some later call.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
-from math import prod
-from typing import Any
 
 from fmm.dtypes import DTYPES, STORED
-from fmm.kernels.cuda.device_code.read import expanded
-from fmm.kernels.cuda.launch_list import TILED, Op, Tape
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import strategy
-from fmm.kernels.cuda.products.tiled import Several, TileOp, pointers
-from fmm.kernels.cuda.products.tiled_gemm import is_tiled, tile_op
-from fmm.kernels.cuda.record import record
-from fmm.kernels.plans.plan import Level, Plan
-from fmm.problem import Layout, Problem
+from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.gemm import gemm_op
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch, Slot
+from fmm.kernels.cuda.products import tiled_source
+from fmm.kernels.cuda.products.tile_sizes import named_strategy
+from fmm.kernels.cuda.products.tiled import WIDE, TileOp, pointer_words
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.views import operand_views
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
 
 THREADS = 256  # of a thread block, as in recompute_simple.cuh
-RESCUE, SCAN = "fmm_rescue", "fmm_scan"
+COMPUTE_AGAIN, SCAN = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
 # By which strategy the tiled kernel computes a type's products again: one for all sizes, so that few kernels are to be
 # compiled, of large tiles, so that few thread blocks are launched for nothing. The simple kernel does the other types.
-AGAIN = {"float32": strategy("Square")}
-FIRST_REST, LAST_REST = 8, 4096  # products left to the vendor after a rescue: doubled each time, up to this
+TILED_AGAIN = {"float32": named_strategy("Square")}
 
 
-@dataclass
-class Trust:
-    """May the next product be a fast one? Not for a while after one that had to be computed again: such data tend to
-    come again, and computing a product twice costs more than the vendor's."""
-
-    rescues: int = 0  # as many as were known of at the last question
-    rest: int = FIRST_REST
-    left: int = 0
-    quiet: int = 0
-
-    def holds(self, rescues: int) -> bool:
-        """`rescues`: how many there have been by now."""
-        if rescues != self.rescues:
-            self.rescues, self.left, self.quiet = rescues, self.rest, 0
-            self.rest = min(2 * self.rest, LAST_REST)
-        if self.left:
-            self.left -= 1
-            return False
-        self.quiet += 1
-        if self.quiet > self.rest:
-            self.rest = FIRST_REST
-        return True
+def may_differ(plan: Plan) -> bool:
+    """Can a plan put an inf or NaN where the classical product has none? Not one whose levels save no product."""
+    return any(level.saves_products for level in plan.levels)
 
 
-# ---- which plans have one
+def recompute_launches(problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
+    """What follows a plan's own launches; `unseen`: is C written by what raises no flag? Then it is looked through
+    first.
+
+    (What is computed again has neither alpha nor beta.)
+    """
+    tiled = problem.stored in TILED_AGAIN
+    scan = (_simple_launch(problem, SCAN, chip),) if unseen else ()
+    again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, COMPUTE_AGAIN, chip)
+    return (*scan, again)
 
 
-def needed(tape: Tape) -> bool:
-    """Can its plan put an inf or NaN where the classical product has none? Not one whose levels save no product."""
-    levels = [level for level in tape.plan.levels if isinstance(level, Level)]
-    return any(level.products < prod(level.size) for level in levels)
+def _simple_launch(problem: Problem, entry: str, chip: Chip) -> Launch:
+    """struct Rescue of recompute_simple.cuh: pointers and strides of A, B and C, sizes, the flag, the host's count."""
+    a, b, c = (x.strides for x in problem.layouts)
+    parameters = struct.pack("<14q", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0)
+    slots = Slot(0, "A"), Slot(3, "B"), Slot(6, "C"), Slot(12, FLAG), Slot(13, HOST_COUNT)
+    label = "recompute_simple: " + ("looks for inf and NaN" if entry == SCAN else "computes again if there is any")
+    kernel = Kernel(simple_source, (problem.stored,), entry, THREADS)
+    return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, slots)
 
 
-def unseen(tape: Tape) -> bool:
-    """Is C written by what raises no flag: products of the vendor's, or such as are added atomically? (A plan that is
-    one GEMM is the vendor's own.)"""
-    return len(tape.ops) > 1 and any(_silent(op, tape.problem.dtype) for op in tape.ops)
+def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
+    """struct Again of recompute_tiled.cuh: a tiled product's parameters, whose flag comes last, and the host's count.
+    As many thread blocks as run at a time take the tiles in turns."""
+    op = product_again(problem)
+    aligned = all(alignment[x.base] % WIDE == 0 for x in op.pieces)
+    parameters = op.parameters + bytes(8)
+    words = len(parameters) // 8
+    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
+    slots += [Slot(words - 2, FLAG), Slot(words - 1, HOST_COUNT)]
+    s = op.kernel.strategy
+    given = op.kernel, op.access if aligned else "scalar"
+    kernel = Kernel(
+        tiled_source.tiled_source, given, tiled_source.ENTRY, s.threads, op.kernel.shared, tiled_source.OPTIONS
+    )
+    grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
+    return Launch(
+        "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)
+    )
 
 
-def _silent(op: Op, dtype: str) -> bool:
-    if isinstance(op, GemmOp):
-        return op.writes_result and not (is_tiled(op) and dtype in TILED)
-    return isinstance(op, TileOp | Several) and op.writes_result and op.kernel.epilogue.atomic
-
-
-# ---- what a launch is told
-
-
-class Classical:
-    """struct Rescue of recompute_simple.cuh."""
-
-    words = 14  # of 8 bytes
-    _pack = struct.Struct("<QqqQqqQqqqqqQQ").pack_into
-
-    def __init__(self, problem: Problem) -> None:
-        self._a, self._b, self._c = (_strides(x) for x in problem.layouts)
-        self._size = problem.m, problem.k, problem.n
-
-    def fill(self, memory: Any, at: int, bases: tuple[int, int, int], flag: int, count: int) -> None:
-        """Into memory, from a byte on."""
-        a, b, c = bases
-        self._pack(memory, at, a, *self._a, b, *self._b, c, *self._c, *self._size, flag, count)
-
-
-class Again:
-    """struct Again of recompute_tiled.cuh."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.op = again(problem)
-        self.words = len(self.op.parameters) // 8 + 1  # the flag's and the count's pointers come last
-        self._values = [*struct.unpack(f"<{self.words - 1}q", self.op.parameters), 0]
-        self._where = [(word, "ABC".index(x.base)) for word, x in zip(pointers(self.op), self.op.pieces, strict=True)]
-        self._pack = struct.Struct(f"<{self.words}q").pack_into
-
-    def fill(self, memory: Any, at: int, bases: tuple[int, int, int], flag: int, count: int) -> None:
-        """Into memory, from a byte on."""
-        values = self._values.copy()
-        for word, base in self._where:
-            values[word] = bases[base]
-        values[-2:] = flag, count
-        self._pack(memory, at, *values)
-
-    def blocks(self, multiprocessors: int) -> int:
-        """Thread blocks that run at a time; they take the tiles in turns."""
-        return min(self.op.grid[0], multiprocessors * self.op.kernel.strategy.blocks)
-
-
-def again(problem: Problem) -> TileOp:
-    """C = A B by the tiled kernel, if the flag is up. (What is rescued has neither alpha nor beta.)"""
-    whole = replace(problem, dtype=problem.stored, alpha=1, beta=0)
-    (op,) = record(Plan.parse(f"tile.{AGAIN[whole.dtype].name.lower()}"), whole).ops
-    assert isinstance(op, GemmOp)
-    made = tile_op(op, None, whole.dtype)
+def product_again(problem: Problem) -> TileOp:
+    """C = A B by the tiled kernel, if the flag is up."""
+    s = TILED_AGAIN[problem.stored]
+    views = operand_views(problem)
+    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], 1, 0, problem.itemsize)
+    made = tile_op(op, problem.stored, s)
     return replace(made, kernel=replace(made.kernel, flag="obeys"))
 
 
-def _strides(x: Layout) -> tuple[int, int]:
-    return (x.leading, 1) if x.order == "C" else (1, x.leading)
-
-
-# ---- the simple kernel's source
-
-
 @lru_cache(maxsize=len(STORED))
-def source(dtype: str) -> str:
-    """The whole CUDA source for one element type: entry points `RESCUE` and `SCAN`."""
+def simple_source(dtype: str) -> str:
+    """The whole CUDA source for one element type: entry points `AGAIN` and `SCAN`."""
     element = DTYPES[dtype]
     # Sums per thread along either side of its tile: as many as 64 registers hold, 16 threads side by side.
     each = 8 if element.registers == 1 else 4
@@ -145,14 +101,9 @@ def source(dtype: str) -> str:
         '#include "recompute_simple.cuh"',
         "",
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
-        f"{RESCUE}{parameter} {{ fmm::classical::rescue<{element.cpp}, {each}>(p); }}",
+        f"{COMPUTE_AGAIN}{parameter} {{ fmm::classical::rescue<{element.cpp}, {each}>(p); }}",
         "",
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
         f"{SCAN}{parameter} {{ fmm::classical::scan<{element.cpp}>(p); }}",
     ]
-    return expanded("\n".join(lines) + "\n")
-
-
-def sources() -> dict[str, str]:
-    """Every source there is, by element type: what a compiler without a device can check."""
-    return {dtype: source(dtype) for dtype in STORED}
+    return with_headers("\n".join(lines) + "\n")

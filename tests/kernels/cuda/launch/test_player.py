@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED
-from fmm.kernels.cuda.launch_list import Tape, Turn
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.record import _Recorder, record
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import Turn
+from fmm.kernels.cuda.operations import OperationList
+from fmm.kernels.cuda.record import Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
-from fmm.kernels.cuda.sums.sum_launch import GRID, Array, SumOp
+from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, Array, SumOp
 from fmm.kernels.cuda.views import Factor, View, operand_views
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.walk import walk
 from fmm.problem import Layout, Problem
 
 PLANS = tuple(
@@ -57,7 +59,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(m, k, n, draw(st.sampled_from(sorted(STORED))), tuple(layouts), 1, beta)  # type: ignore[arg-type]
 
 
-def sums(tape: Tape) -> list[SumOp]:
+def sums(tape: OperationList) -> list[SumOp]:
     return [op for op in tape.ops if isinstance(op, SumOp)]
 
 
@@ -74,18 +76,18 @@ def columns(op: SumOp, access: str) -> Any:
 
 
 @given(
-    rows=st.one_of(st.integers(1, 3 * GRID), st.integers(1, 2**31 - 1)),
+    rows=st.one_of(st.integers(1, 3 * GRID_LIMIT), st.integers(1, 2**31 - 1)),
     cols=st.integers(1, 5000),
     dtype=st.sampled_from(sorted(STORED)),
     access=st.sampled_from(("vector", "scalar")),
 )
 def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: str) -> None:
-    small = sums(record(PLANS[0], Problem(64, 64, 64, dtype)))[-1]
+    small = sums(record_operations(PLANS[0], Problem(64, 64, 64, dtype)))[-1]
     op = replace(small, rows=rows, cols=cols)
     found = columns(op, access)
     assert (np.bincount(found[found < cols], minlength=cols) == 1).all()
     _, down, deep = op.grid
-    assert 1 <= down <= GRID and 1 <= deep <= GRID
+    assert 1 <= down <= GRID_LIMIT and 1 <= deep <= GRID_LIMIT
     # Row z * down + y: each number below down * deep once, so that every row is there, and few thread blocks idle.
     assert rows <= down * deep < rows + deep
 
@@ -100,7 +102,7 @@ def tile(op: SumOp) -> tuple[Any, Any]:
 
 @given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED)))
 def test_every_element_has_one_thread_where_a_split_turns(rows: int, cols: int, dtype: str) -> None:
-    split = sums(record(CROSSED, Problem(64, 64, 64, dtype)))[1]
+    split = sums(record_operations(CROSSED, Problem(64, 64, 64, dtype)))[1]
     assert split.kernel.tall
     op = replace(split, rows=rows, cols=cols)
     (across, down, deep), (height, width) = op.grid, op.kernel.tile
@@ -144,7 +146,7 @@ def unpacked(op: SumOp) -> Any:
 
 @given(problem=problems(), plan=st.sampled_from(PLANS))
 def test_parameters_say_what_the_launch_is(problem: Problem, plan: Plan) -> None:
-    for op in sums(record(plan, problem)):
+    for op in sums(record_operations(plan, problem)):
         found = unpacked(op)
         assert (found.rows, found.cols, found.inner_rows, found.inner_cols) == (op.rows, op.cols, *op.inner)
         assert [complex(*found.scalars[2 * i : 2 * i + 2]) for i in range(op.kernel.scalars)] == list(op.scalars)
@@ -159,7 +161,7 @@ def test_parameters_say_what_the_launch_is(problem: Problem, plan: Plan) -> None
 @given(problem=problems(), plan=st.sampled_from(PLANS))
 def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> None:
     """With bases that are multiples of what the launch asks for, so is every thread's first byte."""
-    for op in sums(record(plan, problem)):
+    for op in sums(record_operations(plan, problem)):
         item, lanes = DTYPES[op.kernel.element].itemsize, op.kernel.lanes
         size, _ = op.alignment
         assert size == lanes * item <= 16
@@ -189,7 +191,7 @@ class Taken(NamedTuple):
     stop: int
 
 
-class Watched(_Recorder):
+class Watched(Recorder):
     """Notes which temporaries are alive while each operation is recorded."""
 
     def __init__(self, dtype: str) -> None:
@@ -197,16 +199,16 @@ class Watched(_Recorder):
         self.alive: list[Taken] = []
         self.seen: list[tuple[Any, tuple[Taken, ...]]] = []
 
-    def _take(self, rows: int, cols: int, fortran: bool) -> View:
+    def take(self, rows: int, cols: int, fortran: bool) -> View:
         # What lies beyond the top of the stack has been given back; the other lane's temporaries lie beyond it too.
         start = self.used
         self.alive = [t for t in self.alive if t.stop <= start]
-        view = super()._take(rows, cols, fortran)
+        view = super().take(rows, cols, fortran)
         self.alive.append(Taken(self.lane, start, self.used))
         return view
 
-    def _emit(self, *ops: Any) -> None:
-        super()._emit(*ops)
+    def _note(self, *ops: Any) -> None:
+        super()._note(*ops)
         self.seen += [(op, tuple(t for t in self.alive if t.stop <= self.used)) for op in ops]
 
 
@@ -239,8 +241,8 @@ def _elements(x: Factor, i: int, shape: tuple[int, int], item: int) -> Any:
 def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan: Plan) -> None:
     """Every access to the workspace lies in one living temporary, and no two of them share a byte."""
     watched = Watched(problem.stored)
-    watched.execute(plan, operand_views(problem), problem.alpha, problem.beta)
-    assert watched.peak == record(plan, problem).workspace
+    walk(plan, dict(operand_views(problem)), watched, problem.alpha, problem.beta)
+    assert watched.peak == record_operations(plan, problem).workspace
     for op, alive in watched.seen:
         ordered = sorted(alive, key=lambda t: t.start)
         assert all(x.stop <= y.start for x, y in pairwise(ordered))
@@ -253,7 +255,7 @@ def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan:
 
 @given(problem=problems(), plan=st.sampled_from([p for p in PLANS if "overlapped" in str(p)]))
 def test_lanes_that_run_side_by_side_share_nothing_that_is_written(problem: Problem, plan: Plan) -> None:
-    tape = record(plan, problem)
+    tape = record_operations(plan, problem)
     assert tape.ops.count(Turn.FORK) == tape.ops.count(Turn.JOIN)
     together = False
     for turn, run in groupby(zip(tape.ops, tape.lanes, strict=True), lambda x: isinstance(x[0], Turn)):
@@ -279,7 +281,9 @@ def _assert_apart(ops: list[tuple[Any, int]], item: int) -> None:
 
 def test_the_table_of_plans_has_every_kind_of_launch() -> None:
     """What the properties above rest on: wide and narrow accesses, and whole layers, do occur."""
-    tapes = [record(plan, Problem(*size, "float32")) for plan, size in product(PLANS, ((64,) * 3, (33,) * 3))]
+    tapes = [
+        record_operations(plan, Problem(*size, "float32")) for plan, size in product(PLANS, ((64,) * 3, (33,) * 3))
+    ]
     ops = [op for tape in tapes for op in sums(tape)]
     assert {op.access for op in ops} == {"vector", "scalar"}
     assert any(op.kernel.whole for op in ops) and any(not op.kernel.whole for op in ops)
@@ -290,6 +294,6 @@ def test_the_table_of_plans_has_every_kind_of_launch() -> None:
 def test_places_finds_every_byte_of_c(size: tuple[int, int, int]) -> None:
     """The helper itself: together the operations write each element of C, and nothing beside C."""
     m, k, n = size
-    tape = record(PLANS[0], Problem(m, k, n, "float64"))
+    tape = record_operations(PLANS[0], Problem(m, k, n, "float64"))
     written = [found for op in tape.ops for base, found, w in places(op, 8) if w and base == "C"]
     assert sorted(set(np.concatenate(written).tolist())) == [8 * i for i in range(m * n)]

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.record import record
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
-cupy = pytest.importorskip("cupy")
-np = pytest.importorskip("numpy")
+pytest.importorskip("cupy")
+
+import cupy
+
+from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.runtime.device_backend import DeviceBackend, recorded
+
 pytestmark = pytest.mark.gpu
 
 FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, whatever the size
@@ -21,9 +25,7 @@ FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, 
 
 @pytest.fixture(autouse=True)
 def _engine() -> None:
-    from fmm.kernels.cuda.launch.tma_call import has_engine
-
-    if not has_engine(cupy.cuda.runtime.getDevice()):
+    if not chip_of(cupy.cuda.runtime.getDevice()).has_copy_engine:
         pytest.skip("this device's copy engine brings no tiles: compute capability 9.0 is the first that does")
 
 
@@ -36,15 +38,13 @@ def made(shape: tuple[int, int], order: str, rng: Any) -> Any:
 
 
 def check(plan: str, size: tuple[int, int, int], orders: str, alpha: float, beta: float) -> None:
-    from fmm.kernels.cuda.launch.player import CupyBackend
-
     m, k, n = size
     rng = cupy.random.default_rng(m * k + n)
     a, b, c = (made(shape, order, rng) for shape, order in zip(((m, k), (k, n), (m, n)), orders, strict=True))
     wide = [x.astype(cupy.float64) for x in (a, b, c)]
     if not beta:
         c[...] = cupy.nan
-    CupyBackend().multiply(plan, a, b, c, alpha, beta)
+    DeviceBackend().multiply(plan, a, b, c, alpha, beta)
     expected = alpha * (wide[0] @ wide[1]) + (beta * wide[2] if beta else 0)
     room = abs(alpha) * (abs(wide[0]) @ abs(wide[1])) + abs(beta * wide[2])
     assert float(abs(c - expected).max()) <= 60 * 2.0**-24 * float(room.max()), (plan, size, orders)
@@ -64,32 +64,24 @@ def test_products_of_any_size(plan: str, orders: str) -> None:
 
 
 def test_the_engine_is_used() -> None:
-    from fmm.kernels.cuda.launch.tma_call import chosen
-
-    aligned = dict.fromkeys("ABCW", 256)
-    (op,) = record(Plan.parse(FUSED), Problem(1536, 1536, 1536, "float32")).ops
-    made = chosen(op, 0, aligned)  # type: ignore[arg-type]
-    assert made is not None
-    assert len(made.parts) >= 7
-    assert chosen(op, 0, aligned | {"A": 4}) is None  # type: ignore[arg-type]
+    plan, problem = Plan.parse(FUSED), Problem(1536, 1536, 1536, "float32")
+    (launch,) = recorded(plan, problem).launches
+    assert "gemm_tma" in launch.label and "7 products in one launch" in launch.label
+    assert not any("gemm_tma" in x.label for x in recorded(plan, problem, alignment=(4, 256, 256, 256)).launches)
 
 
 @pytest.mark.parametrize("size", [(1536, 1536, 1536), (2560, 2560, 2560), (520, 8192, 300)])
 def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
-    from fmm.kernels.cuda.launch.player import CupyBackend
-
     rng, (m, k, n) = cupy.random.default_rng(4), size
     a, b = rng.standard_normal((m, k), cupy.float32), rng.standard_normal((k, n), cupy.float32)
-    found = [CupyBackend().multiply(FUSED, a, b) for _ in range(8)]
+    found = [DeviceBackend().multiply(FUSED, a, b) for _ in range(8)]
     assert all((x == found[0]).all() for x in found)
 
 
 def test_streams_and_graphs_do_not_disturb_each_other() -> None:
     """Each stream and each graph has counts of its own, zero again after every launch."""
-    from fmm.kernels.cuda.launch.player import CupyBackend
-
-    n, rng, backend = 1024, cupy.random.default_rng(2), CupyBackend()
-    tape = record(Plan.parse(FUSED), Problem(n, n, n, "float32"))
+    n, rng, backend = 1024, cupy.random.default_rng(2), DeviceBackend()
+    tape = recorded(Plan.parse(FUSED), Problem(n, n, n, "float32"))
     a, b = (rng.standard_normal((n, n), cupy.float32) for _ in "AB")
     expected = backend.multiply(FUSED, a, b)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
@@ -112,24 +104,20 @@ def test_streams_and_graphs_do_not_disturb_each_other() -> None:
 
 def test_layouts_of_one_problem_agree() -> None:
     """However operands lie, within rounding."""
-    from fmm.kernels.cuda.launch.player import CupyBackend
-
     rng = cupy.random.default_rng(9)
     a, b = rng.standard_normal((640, 512), cupy.float32), rng.standard_normal((512, 768), cupy.float32)
     expected = a.astype(cupy.float64) @ b.astype(cupy.float64)
     for left, right in product((a, cupy.asfortranarray(a)), (b, cupy.asfortranarray(b))):
-        found = CupyBackend().multiply("tile", left, right)
+        found = DeviceBackend().multiply("tile", left, right)
         assert float(abs(found - expected).max()) < 1e-3
 
 
 def test_a_problem_that_is_not_aligned_is_done_by_the_other_kernel() -> None:
-    from fmm.kernels.cuda.launch.player import CupyBackend
-
     layouts = Layout("C", 257), Layout("C", 301), Layout("C", 301)
-    assert record(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0
+    assert recorded(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0
     rng = cupy.random.default_rng(9)
     a, b = rng.standard_normal((130, 257), cupy.float32), rng.standard_normal((257, 301), cupy.float32)
-    found = CupyBackend().multiply("tile.deep", a, b)
+    found = DeviceBackend().multiply("tile.deep", a, b)
     assert float(abs(found - a.astype(cupy.float64) @ b.astype(cupy.float64)).max()) < 1e-3
 
 

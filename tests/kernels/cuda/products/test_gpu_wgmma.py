@@ -6,28 +6,31 @@ import random
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fmm.kernels.cuda.products.gemm import GemmOp
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.launch_list import Launch, Turn
+from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
-cupy = pytest.importorskip("cupy")
-np = pytest.importorskip("numpy")
+pytest.importorskip("cupy")
+
+import cupy
+
+from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.runtime.device_backend import DeviceBackend, recorded
+
 pytestmark = pytest.mark.gpu
 
 # What a result is off by, relative to the product of absolute values: what is stored is rounded, TF32 before.
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-9}
 POISON = 0xFF
-ALIGNED = dict.fromkeys("ABCW", 256)
 
 
 @pytest.fixture(autouse=True)
 def _groups() -> None:
-    from fmm.kernels.cuda.launch.wgmma_call import has_groups
-
-    if not has_groups(cupy.cuda.runtime.getDevice()):
+    if not chip_of(cupy.cuda.runtime.getDevice()).has_warpgroups:
         pytest.skip("only compute capability 9.0 has warpgroups that multiply")
 
 
@@ -68,8 +71,6 @@ class Operand:
 def check(
     plan: str, size: tuple[int, int, int], dtype: str, orders: str, alpha: float = 1, beta: float = 0, odd: int = 0
 ) -> None:
-    from fmm.kernels.cuda.launch.player import CupyBackend
-
     m, k, n = size
     rng = cupy.random.default_rng(m * k + n)
     shapes = (m, k), (k, n), (m, n)
@@ -77,10 +78,10 @@ def check(
     left, right, old = (wide(x.matrix, dtype) for x in (a, b, c))
     if not beta:
         c.matrix[...] = cupy.asarray(np.frombuffer(bytes([POISON] * 8), c.matrix.dtype)[0])
-    tape = record(Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta))
+    tape = recorded(Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta))
     workspace = cupy.full(max(tape.workspace, 1), POISON, cupy.uint8)
     pointers = [x.matrix.data.ptr for x in (a, b, c)]
-    CupyBackend().run(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
+    DeviceBackend().run(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
     expected = alpha * (left @ right) + (beta * old if beta else 0)
     room = abs(alpha) * (abs(left) @ abs(right)) + abs(beta * old)
     worst = float((abs(wide(c.matrix, dtype) - expected) / room).max())
@@ -95,13 +96,12 @@ def check(
     assert c.untouched()
 
 
-def used(plan: str, problem: Problem, grain: dict[str, int] = ALIGNED) -> list[bool]:
+def used(plan: str, problem: Problem, alignment: Alignment = ALIGNED) -> list[bool]:
     """Does the kernel make the products, each of them?"""
-    from fmm.kernels.cuda.launch.wgmma_call import group_call
-
-    products = [op for op in record(Plan.parse(plan), problem).ops if isinstance(op, GemmOp)]
+    steps = recorded(Plan.parse(plan), problem, alignment=alignment).steps
+    products = [step for step in steps if not isinstance(step, Turn) and step.does == "product"]
     assert products
-    return [group_call(op, problem.dtype, 0, grain) is not None for op in products]
+    return [isinstance(step, Launch) and "gemm_wgmma" in step.label for step in products]
 
 
 def picked(pick: random.Random, order: str, unit: int) -> tuple[int, int, int]:
@@ -127,7 +127,7 @@ def test_what_the_kernel_cannot_do_the_vendor_does(dtype: str) -> None:
     check("tile", (256, 128, 101), dtype, "CFC")  # rows of C that end anywhere
     usual = Problem(512, 512, 512, dtype)
     assert used("tile", usual) == [dtype != "tf32"]
-    assert used("tile", usual, ALIGNED | {"A": 2}) == [False]
+    assert used("tile", usual, (2, *ALIGNED[1:])) == [False]
     assert used("tile", Problem(512, 512, 512, dtype, beta=2)) == [False]
 
 
@@ -155,11 +155,9 @@ def test_leaf_products_of_plans(dtype: str, level: str) -> None:
 
 
 def test_streams_and_graphs() -> None:
-    from fmm.kernels.cuda.launch.player import CupyBackend
-
-    n, backend, rng = 1024, CupyBackend(), cupy.random.default_rng(3)
+    n, backend, rng = 1024, DeviceBackend(), cupy.random.default_rng(3)
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")
-    tape, expected = record(Plan.parse("tile"), Problem(n, n, n, "float16")), backend.multiply("tile", a, b)
+    tape, expected = recorded(Plan.parse("tile"), Problem(n, n, n, "float16")), backend.multiply("tile", a, b)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     results = [cupy.full((n, n), cupy.nan, cupy.float16) for _ in range(6)]
     graphs = [backend.graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0) for c in results[3:]]

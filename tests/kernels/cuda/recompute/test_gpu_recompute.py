@@ -13,6 +13,8 @@ import fmm
 from fmm.config import files
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import Problem
+from fmm.runtime import devices
 from tests.support import configs as tuned
 from tests.support.device_arrays import CORRUPTIONS, CupyLibrary, Gate, close, draw, same_places
 
@@ -37,7 +39,7 @@ def slot() -> Iterator[Any]:
 
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        yield flags.slot(0, stream.ptr)
+        yield flags.stream_flag(0, stream.ptr)
         stream.synchronize()
 
 
@@ -56,9 +58,9 @@ def test_inf_and_nan_stand_where_cupy_has_them(plan: str, corrupt: Any, library:
         pairs = [(a, b), tuple(shifted), (cupy.asfortranarray(a), b), (cupy.asfortranarray(a), cupy.asfortranarray(b))]
         for left, right in pairs:
             cupy.cuda.get_current_stream().synchronize()
-            before = slot.rescues
+            before = slot.recomputed
             same_places(library, fmm.matmul(left, right, plan=plan), expected)
-            assert slot.rescues == before + 1
+            assert slot.recomputed == before + 1
         out = library.empty((n, m), "float32").T
         same_places(library, fmm.matmul(a, b, out, plan=plan), expected)
 
@@ -69,13 +71,13 @@ def test_sums_that_overflow_are_rescued_and_finite_data_are_not(plan: str, libra
     a, b = library.array(ones * 3e38, "float32"), library.array(ones / 512, "float32")
     same_places(library, fmm.matmul(a, b, plan=plan), library.matmul(a, b))
     cupy.cuda.get_current_stream().synchronize()
-    rescues = slot.rescues
+    rescues = slot.recomputed
     assert rescues == 1
     a, b = library.array(draw((256, 256)), "float32"), library.array(draw((256, 256), seed=1), "float32")
     for _ in range(5):
         close(library, fmm.matmul(a, b, plan=plan), a, b, "float32")
     cupy.cuda.get_current_stream().synchronize()
-    assert slot.rescues == rescues
+    assert slot.recomputed == rescues
 
 
 def test_an_inf_times_a_subnormal_number_is_an_inf(library: Any, slot: Any) -> None:
@@ -118,17 +120,20 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
     from benchmarks.clock import elapsed
-    from fmm.kernels.cuda.recompute.flags import Rescue
-    from fmm.kernels.cuda.record import record
-    from fmm.problem import Problem
+    from benchmarks.guard import only_recomputing
+    from fmm.runtime.device_backend import DeviceBackend, recorded
 
-    side = 4096
-    rescue = Rescue(record(Plan.parse(FUSED), Problem(side, side, side, "float32")), 0)
+    side, backend = 4096, DeviceBackend()
+    launches = only_recomputing(recorded(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True))
     a, b, c = (cupy.empty((side, side), np.float32).data.ptr for _ in range(3))
-    slot.follow(rescue, a, b, c)
-    spent = min(elapsed(lambda: slot.follow(rescue, a, b, c), 100, 0.01) for _ in range(20))
+
+    def again() -> None:
+        backend.run(launches, a, b, c, 0, None, slot.address, slot.count_address)
+
+    again()
+    spent = min(elapsed(again, 100, 0.01) for _ in range(20))
     assert spent < IDLE, f"{spent * 1e6:.1f} microseconds"
-    assert slot.rescues == 0
+    assert slot.recomputed == 0
 
 
 # ---- without workspace
@@ -136,8 +141,6 @@ def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
 
 def told(path: Path, **rate: float) -> None:
     """A config by which products are slow and nothing else takes time."""
-    from fmm.runtime import devices
-
     numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
     known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
     versions = dict(devices.cuda(0).identity.versions)

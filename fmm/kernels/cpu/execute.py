@@ -1,0 +1,91 @@
+"""Running a plan on arrays: the walk's machine over a backend, which adds and multiplies, and a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum, Updating
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.walk import Operands, Triple, walk
+
+Array = Any  # numpy.ndarray or an array of symbols
+
+
+class Workspace(Protocol):
+    """Where temporaries come from: taken and given back like a stack."""
+
+    used: int
+
+    def take(self, rows: int, cols: int, fortran: bool = False) -> Array: ...
+    def release(self, mark: int) -> None: ...
+
+
+class Backend(Protocol):
+    """What adds and multiplies."""
+
+    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
+    def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
+    def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
+
+
+def execute_plan(
+    plan: Plan,
+    a: Array,
+    b: Array,
+    c: Array,
+    backend: Backend,
+    workspace: Workspace,
+    alpha: Coefficient = 1,
+    beta: Coefficient = 0,
+) -> None:
+    """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
+    walk(plan, {"A": a, "B": b, "C": c}, ArrayMachine(backend, workspace), alpha, beta)
+
+
+@dataclass(frozen=True)
+class ArrayMachine:
+    """A machine on arrays: BLAS has no beta for sums, every sum is a step of its own, and products take turns (a
+    backend may still run them side by side)."""
+
+    backend: Backend
+    workspace: Workspace
+    leaf_updates: bool = False
+
+    @property
+    def used(self) -> int:
+        return self.workspace.used
+
+    def take(self, rows: int, cols: int, fortran: bool) -> Array:
+        return self.workspace.take(rows, cols, fortran)
+
+    def release(self, mark: int) -> None:
+        self.workspace.release(mark)
+
+    def part(self, x: Array, place: Place) -> Array:
+        return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+
+    def order_of_sums(self, steps: Recipe) -> Mapping[str, bool]:
+        return {}
+
+    def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
+        self.backend.sum(step, list(reads), list(writes))
+
+    def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
+        if len(products) == 1:
+            self.backend.multiply(leaf, *products[0])
+        else:
+            lefts, rights, dests = (list(x) for x in zip(*products, strict=True))
+            self.backend.multiply_batch(leaf, lefts, rights, dests)
+
+    def multiply_and_update(self, step: Updating, operands: Operands) -> bool:
+        return False
+
+    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+        return False
+
+    def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
+        for product in products:
+            run(product)

@@ -1,0 +1,69 @@
+"""A product in BLAS's own terms: column by column, so that a row-major C = A B is C^T = B^T A^T."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fmm.kernels.cuda.views import Factor, View, columns_contiguous, constant_distance, transposed_view
+from fmm.kernels.plans.leaf import LeafUse, leaf_use
+
+
+@dataclass(frozen=True)
+class GemmOp:
+    """`count` products dest = alpha left right + beta dest, in BLAS's column-major terms."""
+
+    leaf: str
+    m: int
+    n: int
+    k: int
+    left: Factor
+    right: Factor
+    dest: Factor
+    count: int = 1
+    alpha: complex = 1
+    beta: complex = 0
+    scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
+
+    @property
+    def pieces(self) -> tuple[Factor, Factor, Factor]:
+        """Everything that it is given."""
+        return self.left, self.right, self.dest
+
+    @property
+    def writes_result(self) -> bool:
+        return self.dest.base == "C"
+
+    @property
+    def use(self) -> LeafUse:
+        return leaf_use(self.leaf)
+
+    @property
+    def by_vendor(self) -> GemmOp:
+        """The same product by the vendor's usual call."""
+        return replace(self, leaf="vendor")
+
+
+def gemm_op(
+    leaf: str,
+    products: Sequence[tuple[View, View, View]],
+    alpha: complex,
+    beta: complex,
+    itemsize: int,
+    scratch: int = 0,
+) -> GemmOp:
+    """Products of one size, at constant distances: a batch."""
+    lefts, rights, dests = zip(*products, strict=True)
+    m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
+    if not columns_contiguous(dests[0]):
+        lefts, rights, dests = (tuple(transposed_view(v) for v in views) for views in (rights, lefts, dests))
+        m, n = n, m
+    left, right, dest = (_batch_factor(views, itemsize) for views in (lefts, rights, dests))
+    return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta, scratch)
+
+
+def _batch_factor(views: Sequence[View], itemsize: int) -> Factor:
+    x, distance = views[0], constant_distance(views, itemsize)
+    assert distance is not None and 1 in x.strides
+    columns = columns_contiguous(x)
+    return Factor(x.base, x.offset, max(x.right if columns else x.down, 1), not columns, distance)

@@ -1,0 +1,64 @@
+"""The one place where kernels are compiled: each once for a device, by CuPy, which keeps them on disk too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import cupy
+from cupy_backends.cuda.api import driver
+from cupy_backends.cuda.libs import nvrtc
+
+from fmm.kernels.cuda.kernel import Kernel
+
+THREADS = 8  # that compile at a time
+MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class LoadedKernel(NamedTuple):
+    """The address of a compiled kernel, and what keeps it loaded."""
+
+    address: int
+    module: Any
+
+
+@lru_cache(maxsize=2048)
+def compiled_kernel(device: int, kernel: Kernel) -> LoadedKernel:
+    """On the current device, whose number it is; allowed the shared memory that it wants."""
+    if kernel.architecture:
+        return _for_architecture(kernel)
+    module = cupy.RawModule(code=kernel.source, options=kernel.options)
+    function = module.get_function(kernel.entry)
+    if kernel.shared:
+        function.max_dynamic_shared_size_bytes = kernel.shared
+    return LoadedKernel(function.kernel.ptr, (module, function))
+
+
+def _for_architecture(kernel: Kernel) -> LoadedKernel:
+    """CuPy compiles for what all devices of a compute capability have; for one architecture NVRTC is asked here."""
+    program = nvrtc.createProgram(kernel.source, f"{kernel.entry}.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"--gpu-architecture={kernel.architecture}", *kernel.options))
+        module = cupy.cuda.function.Module()
+        module.load(nvrtc.getCUBIN(program))
+    finally:
+        nvrtc.destroyProgram(program)
+    function = module.get_function(kernel.entry)
+    driver.funcSetAttribute(function.ptr, MOST_SHARED, kernel.shared)
+    return LoadedKernel(function.ptr, (module, function))
+
+
+def compile_all(device: int, kernels: Collection[Kernel]) -> None:
+    """What is not there yet, all at once: three levels in one pass take the compiler ten seconds and more."""
+
+    def compile_one(kernel: Kernel) -> None:
+        with cupy.cuda.Device(device):
+            compiled_kernel(device, kernel)
+
+    if len(kernels) == 1:
+        compile_one(next(iter(kernels)))
+    elif kernels:
+        with ThreadPoolExecutor(min(len(kernels), THREADS)) as pool:
+            list(pool.map(compile_one, kernels))

@@ -1,0 +1,66 @@
+"""A launch of one of our kernels made ready on a device: compiled, its tensor maps encoded, the driver's call at
+hand."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from cupy_backends.cuda.api import driver
+
+from fmm.kernels.cuda.launch.compile import compiled_kernel
+from fmm.kernels.cuda.launch.tensor_map import map_words
+from fmm.kernels.cuda.launch_list import Launch
+
+OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+launch_kernel = driver.launchKernel
+Start = Callable[[int, int, int], None]  # stream, address of the pointer to the parameters, 0
+
+
+class KernelCall:
+    """Everything but the addresses: `start` wants a stream and where the parameters stand, addresses filled in."""
+
+    def __init__(self, launch: Launch, device: int) -> None:
+        self.launch = launch
+        self.function = compiled_kernel(device, launch.kernel).address
+        shape = *launch.grid, launch.kernel.threads, 1, 1, launch.kernel.shared
+        overlapping = partial(_start_overlapping, self.function, shape)
+        self.start: Start = overlapping if launch.overlaps else partial(launch_kernel, self.function, *shape)
+        self.words: Any = np.frombuffer(launch.parameters, np.int64).copy()
+        for word, tensor_map in launch.maps:
+            found = map_words(tensor_map)
+            self.words[word : word + len(found)] = found
+
+
+# ---- cuLaunchKernelEx: a launch that only adds to what the one before it writes may start before that one has ended
+# (programmatic dependent launch), so that small products fill the device together. CuPy cannot ask for that.
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("shape", ctypes.c_uint * 7),  # grid, block, bytes of shared memory
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@lru_cache(maxsize=1)
+def _launch_ex() -> Any:
+    found = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    found.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return found
+
+
+def _start_overlapping(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> None:
+    attribute = _Attribute(OVERLAP, 0, (ctypes.c_int * 16)(1))
+    config = _Config((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1)
+    if status := _launch_ex()(ctypes.byref(config), kernel, parameters, None):
+        raise RuntimeError(f"cuLaunchKernelEx failed with status {status}")

@@ -1,0 +1,30 @@
+"""What a plan asks of a GPU, before it is known which: sums and products in order, with their places in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import Turn
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
+
+Operation = SumOp | GemmOp | TileOp | TileGroup | Turn
+
+
+@dataclass(frozen=True, eq=False)
+class OperationList:
+    """The operations of one plan on one problem, on which lane each is, and the bytes of workspace they use."""
+
+    plan: Plan
+    problem: Problem
+    ops: tuple[Operation, ...]
+    lanes: tuple[int, ...]
+    workspace: int
+
+    @cached_property
+    def lanes_used(self) -> int:
+        return max(self.lanes, default=0) + 1

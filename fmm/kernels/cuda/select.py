@@ -1,0 +1,138 @@
+"""What runs: for each operation of a plan, on a chip, which of our kernels with which tile, or the vendor and why.
+
+Decided here, when a plan is recorded, and nowhere else: launching only launches, and `explain` prints what was
+selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
+from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
+from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
+from fmm.kernels.cuda.products.wgmma import wgmma_launch, wgmma_op
+from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_launch
+from fmm.kernels.plans.plan_error import PlanError
+
+Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
+ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate
+
+
+class TileModel(Protocol):
+    """Which tile is the fastest: fmm.perfmodel.tile_choice has such a model."""
+
+    def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
+        """For a product whose leaf leaves the strategy open."""
+        ...
+
+    def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
+        """The strategy by which the copy engine's kernel is faster than the tiled one with its own; None if it is
+        not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is recorded for: a chip, how the operands' addresses are aligned, and whether a flag is raised
+    where C is given an inf or NaN."""
+
+    chip: Chip
+    tiles: TileModel
+    alignment: Alignment = ALIGNED
+    flagged: bool = False
+
+    @cached_property
+    def divides(self) -> Mapping[str, int]:
+        """The power of two that divides each base's address."""
+        return dict(zip(BASES, self.alignment, strict=True))
+
+
+def select_launches(
+    op: SumOp | GemmOp | TileOp | TileGroup, dtype: str, target: Target
+) -> tuple[Launch | VendorCall, ...]:
+    """One launch or call, or several one after the other where a kernel cannot do all at once."""
+    if isinstance(op, SumOp):
+        return (sum_launch(op, target.divides, target.flagged),)
+    if isinstance(op, GemmOp):
+        return _select_product(op, dtype, target)
+    return _by_tiles(op, target)
+
+
+def _select_product(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+    """By the leaf: the vendor's call, tiles, or tiles of the tensor cores where they can be."""
+    name = op.use.leaf.name
+    if name not in PRODUCTS:
+        raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
+    return PRODUCTS[name](op, dtype, target)
+
+
+def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
+    return (VendorCall(op, _batch_label("cuBLAS", op)),)
+
+
+def _by_candidate(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
+    return (VendorCall(op, _batch_label(f"cuBLASLt, candidate {op.use.number}", op)),)
+
+
+def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+    """By tiles, or, for types whose sums are not inside, by the tensor cores; else by the vendor, who says why."""
+    if dtype in SUMMING:
+        s = strategy_of(op.use) or SUMMING[dtype]
+        return _by_tiles(tile_op(op, dtype, s), target)
+    found = _by_warpgroups(op, dtype, target)
+    if isinstance(found, Launch):
+        return (found,)
+    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
+
+
+# By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
+Product = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
+PRODUCTS: dict[str, Product] = {"vendor": _by_vendor, "lt": _by_candidate, "tile": _by_own_kernel}
+
+
+def _batch_label(name: str, op: GemmOp) -> str:
+    return f"{name}, a batch of {op.count}" if op.count > 1 else name
+
+
+def _by_warpgroups(op: GemmOp, dtype: str, target: Target) -> Launch | str:
+    """The launch, or why there is none."""
+    if not target.chip.has_warpgroups:
+        return "only compute capability 9.0 has its instructions"
+    if any(target.divides[x.base] % WIDE for x in op.pieces):
+        return f"an operand does not begin at a multiple of {WIDE} bytes"
+    found = wgmma_op(op, dtype, target.chip.multiprocessors)
+    if found is None:
+        return f"its kernel cannot read these operands: rows of whole {WIDE} bytes, alpha real, beta 0 or 1"
+    return wgmma_launch(found)
+
+
+def _by_tiles(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
+    """By the copy engine's kernel where it can do it and is faster; else by the tiled one."""
+    if isinstance(op, TileOp) and op.open:
+        op = op.with_strategy(target.tiles.fastest(op, target.chip))
+    bulk = _by_engine(op, target)
+    if bulk is not None:
+        return (tma_launch(bulk, target.divides, target.flagged),)
+    return tile_launches(op, target.chip, target.divides, target.flagged)
+
+
+def _by_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
+    chip = target.chip
+    bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
+    aligned = rows_are_aligned(op) and all(target.divides[base] % WIDE == 0 for base in bases)
+    if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):
+        return None
+    if own := engine_strategy(op.kernel.strategy.name):
+        return tma_op(op, own, chip.multiprocessors)
+    if isinstance(op, TileGroup):
+        return tma_op(op, TMA_SUMMING, chip.multiprocessors) if op.order == "turns" else None
+    s = target.tiles.fastest_by_engine(op, chip) if op.open else None
+    return tma_op(op, s, chip.multiprocessors) if s else None

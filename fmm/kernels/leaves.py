@@ -1,0 +1,55 @@
+"""The leaves that fmm comes with, one row each; registered when fmm.kernels is imported."""
+
+from __future__ import annotations
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.numpy_backend import numpy_product
+from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
+from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
+
+LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
+
+
+ALL = tuple(DTYPES)
+TILED = tuple(SUMMING)  # by gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any
+WARPGROUPS = ("float16", "bfloat16", "tf32")  # by gemm_wgmma.cuh, without sums inside; what it cannot read: the vendor
+# How tiles come to shared memory, if not as usual (by asynchronous copies, or by the copy engine): Li, Ranka and
+# Sahni's tStrassen and tWinograd.
+PATHS = (LeafOption("plain", TILED, fused=False), LeafOption("texture", TILED, fused=False))
+
+VENDOR = Leaf(
+    "vendor",
+    "the vendor's BLAS as it comes",
+    ("cpu", "cuda"),
+    ALL,
+    call="one BLAS call",
+    forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
+    multiply=numpy_product,
+)
+LT = Leaf(
+    "lt",
+    "so many-th candidate of cuBLASLt's own list for the product",
+    ("cuda",),
+    ALL,
+    call="one BLAS call",
+    scratch=LT_SCRATCH,
+    numbers=32,
+    forms=("peer",),
+)
+TILE = Leaf(
+    "tile",
+    "this package's own tiled kernel",
+    ("cuda",),
+    (*TILED, *WARPGROUPS),
+    types_inside=TILED,
+    # Those that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with its
+    # sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)
+    considered=("float32", "float16", "bfloat16"),
+    alignment=16,  # bytes that it reads at a time; of other rows it reads single numbers
+    options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS),
+    forms=("inside",),
+    time_formula="tiles",
+)
+
+for _row in (VENDOR, LT, TILE):
+    register_leaf(_row)

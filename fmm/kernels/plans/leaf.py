@@ -1,0 +1,172 @@
+"""Leaves: who multiplies what no level of a plan cuts further. One row each, in a registry.
+
+In a plan's text a leaf is its name, with a number right behind it if it is numbered, then its options, and last the
+order in which it wants its operands: `vendor`, `lt3`, `tile.huge.plain`, `vendor.inner`. Everything that the package
+asks of a leaf is a field of its row; nobody looks into the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any, Final, Literal
+
+from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.registry import Registry, depends_on_rows
+
+ORDERS = ("inner", "outer")  # in which a leaf may want the sums that it multiplies to lie
+Order = Literal["", "inner", "outer"]
+Multiply = Callable[[Any, Any, Any], object]  # left, right, and where their product goes
+
+
+@dataclass(frozen=True)
+class LeafOption:
+    """A word that may stand behind a leaf's name."""
+
+    name: str
+    types: tuple[str, ...] = ()  # the only ones that are multiplied with it; none named: all of the leaf's
+    fused: bool = True  # may a fused level stand above a leaf with it?
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One way to multiply. Types are names of fmm.dtypes, devices `cpu` and `cuda`."""
+
+    name: str
+    meaning: str  # one sentence, for whoever asks what runs
+    devices: tuple[str, ...]
+    types: tuple[str, ...]  # that it multiplies
+    types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
+    considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
+    call: str = "one launch"  # what one product is, in a table of explain
+    scratch: int = 0  # bytes of workspace that a product may use
+    alignment: int = 1  # it is compared unasked only where every row begins at a multiple of so many bytes
+    orders: tuple[str, ...] = ORDERS  # that may stand behind its name
+    numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
+    options: tuple[tuple[LeafOption, ...], ...] = ()  # groups in their order, of each of which at most one may be named
+    multiply: Multiply | None = None  # on the host
+    # In which forms it may end a plan (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but only
+    # to see whether a plan beats it too.
+    forms: tuple[str, ...] = ("alone", "nested", "one pass")
+    tried: int = 4  # of a numbered leaf: so many numbers are considered
+    relative_error: float = 1.0  # its error as a multiple of the vendor's
+    relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
+    # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.
+    time_formula: Literal["vendor", "tiles"] = "vendor"
+
+    @property
+    def sums_inside(self) -> bool:
+        """May sums be done inside its products?"""
+        return bool(self.types_inside)
+
+    @property
+    def spelled(self) -> str:
+        """The names it goes by, without options: `lt0 to lt31`."""
+        return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
+
+    @property
+    def tried_names(self) -> tuple[str, ...]:
+        """As candidates name it."""
+        numbers = range(min(self.tried, self.numbers))
+        return tuple(f"{self.name}{number}" for number in numbers) if self.numbers else (self.name,)
+
+    @property
+    def uses(self) -> Iterator[LeafUse]:
+        """Every way in which a plan may name it, those without an order first."""
+        numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
+        for order in ("", *self.orders):
+            for number in numbers:
+                for chosen in product(*((None, *group) for group in self.options)):
+                    yield LeafUse(self, number, tuple(o.name for o in chosen if o), order)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class LeafUse:
+    """A leaf as a plan names it."""
+
+    leaf: Leaf
+    number: int | None = None
+    options: tuple[str, ...] = ()
+    order: Order = ""
+
+    def __str__(self) -> str:
+        return f"{self.product}.{self.order}" if self.order else self.product
+
+    @property
+    def product(self) -> str:
+        """Who multiplies, whatever the order of its operands."""
+        return ".".join([f"{self.leaf.name}{'' if self.number is None else self.number}", *self.options])
+
+    def types(self, sums_inside: bool = False) -> tuple[str, ...]:
+        """That are multiplied, where sums are inside the products or are not."""
+        found = self.leaf.types_inside if sums_inside and self.leaf.sums_inside else self.leaf.types
+        for option in self._named:
+            found = tuple(t for t in found if t in option.types) if option.types else found
+        return found
+
+    @property
+    def fuses(self) -> bool:
+        """May a fused level stand above it?"""
+        return self.leaf.sums_inside and all(option.fused for option in self._named)
+
+    @property
+    def _named(self) -> list[LeafOption]:
+        return [option for group in self.leaf.options for option in group if option.name in self.options]
+
+
+LEAVES: Final[Registry[Leaf]] = Registry("leaf")
+
+
+def register_leaf(row: Leaf) -> None:
+    """From now on, plans may end in it."""
+    LEAVES.add(row)
+
+
+def unregister_leaf(name: str) -> None:
+    LEAVES.remove(name)
+
+
+def leaf_names() -> tuple[str, ...]:
+    """The names of all rows, without numbers and options."""
+    return tuple(leaf.name for leaf in LEAVES)
+
+
+@depends_on_rows
+@lru_cache(maxsize=1)
+def leaf_uses() -> dict[str, LeafUse]:
+    """Every text that a plan may end in."""
+    return {str(use): use for leaf in LEAVES for use in leaf.uses}
+
+
+def leaf_use(text: str) -> LeafUse:
+    """What a plan that ends in this text multiplies with; PlanError says what is valid."""
+    found = leaf_uses().get(text) if isinstance(text, str) else None
+    if found is None:
+        raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves()}")
+    return found
+
+
+def valid_leaves() -> str:
+    """All leaves in one sentence."""
+    simple = [leaf.spelled for leaf in LEAVES if not leaf.options]
+    text = f"{', '.join(simple)}, each with {_alternatives(ORDERS)} after it or without"
+    for leaf in LEAVES:
+        if leaf.options:
+            first, *others = leaf.options
+            names = [leaf.spelled, *(f"{leaf.spelled}.{option.name}" for option in first)]
+            text += f"; {', '.join(names)} too"
+            text += "".join(f", also with {_alternatives([o.name for o in group])} after the name" for group in others)
+    return text
+
+
+def fusing_leaves() -> str:
+    """Those above which a fused level may stand, in a few words."""
+    found = [leaf for leaf in LEAVES if leaf.sums_inside]
+    without = [o.name for leaf in found for group in leaf.options for o in group if not o.fused]
+    return " or ".join(leaf.name for leaf in found) + (f" (without {_alternatives(without)})" if without else "")
+
+
+def _alternatives(names: list[str] | tuple[str, ...]) -> str:
+    return " or ".join(f".{name}" for name in names)
