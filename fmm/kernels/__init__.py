@@ -4,8 +4,12 @@ from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan i
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.step_table import StepError, StepTable, step_table, step_table_names
+from fmm.kernels.cpu.symbolic_proof import proved_fringe
+from fmm.kernels.plans.levels.scheme_options import FRINGE_PROOFS
 from fmm.kernels.plans.plan import VENDOR, Balanced, Level, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
+
+FRINGE_PROOFS.append(proved_fringe)
 
 __all__ = [
     "VENDOR",

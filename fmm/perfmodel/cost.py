@@ -19,11 +19,13 @@ from math import prod
 from typing import NamedTuple, TypeVar
 
 from fmm.kernels.algorithms.additions import Coefficient, Program, restricted
-from fmm.kernels.plans import fused_order
+from fmm.kernels.plans.blocks import Cut
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.level_steps import Place, Recipe, Sum, Updating
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.memory_layout import temporary_bytes
-from fmm.kernels.plans.plan import VENDOR, Level, Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
@@ -114,21 +116,19 @@ class _Tally(NamedTuple):
     leaves: Leaves
 
 
+@depends_on_rows
 @lru_cache(maxsize=4096)
 def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, units: _Units) -> _Tally:
-    level = _level(plan, shape, alpha, beta)
+    level = _fused(plan, shape, beta) if plan.fused else _level(plan, shape, alpha, beta)
     if level is None:
         return _leaf(shape, units, plan.leaf_use.leaf.scratch)
-    if plan.fused:
-        level = _fused(plan, shape, beta)
     read, loads = units.traffic(level.read)
     written, stores = units.traffic(level.written)
     calls = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, units.itemsize) * times for size, times in level.temporaries.items())
     start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
-    first = plan.levels[0] if plan.levels else None
-    return _total(start, inner, first.lanes if isinstance(first, Level) and first.fringe != "peel" else 1)
+    return _total(start, inner, level.lanes)
 
 
 def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> _Level:
@@ -136,9 +136,9 @@ def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> _Level:
 
     Where products are added atomically, C is first made beta times what it was.
     """
-    level, first, c = _level(plan, shape, 1, 0), plan.levels[0], shape[0] * shape[2]
-    assert level is not None and isinstance(first, Level)
-    scaled = int("atomic" in first.tasks and beta != 1)
+    level, c = _level(plan, shape, 1, 0), shape[0] * shape[2]
+    assert level is not None
+    scaled = int(plan.levels[0].atomic and beta != 1)
     read = {c: 1} if scaled and beta else {}
     return level._replace(read=read, written={c: 1} if scaled else {}, launches=scaled, temporaries={})
 
@@ -171,13 +171,13 @@ def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], lanes: int) -> _T
 
 def _saved(plan: Plan, level: _Level, batched: bool) -> int:
     """Launches that batching saves where a level's products are leaves: all but one of every shape."""
-    first = plan.levels[0] if plan.levels else None
-    if not isinstance(first, Level) or first.fringe == "peel" or plan.rest.levels:
+    if not plan.levels or plan.rest.levels:
         return 0
-    if first.traversal == "fused" and first.scheme:  # blocks that hold nothing are launched by nobody
-        most = fused_order.launches(first.scheme, first.tasks)
-        return max(sum(times for (_, size, _), times in level.calls.items() if 0 not in size) - most, 0)
-    if first.traversal == "sequential" or (first.traversal in ("stacked", "overlapped") and not batched):
+    first = plan.levels[0]
+    if first.fused:  # blocks that hold nothing are launched by nobody
+        calls = sum(times for (_, size, _), times in level.calls.items() if 0 not in size)
+        return max(calls - first.launches, 0)
+    if not (first.batched or (batched and first.independent)):
         return 0
     return sum(times - 1 for (_, size, _), times in level.calls.items() if 0 not in size)
 
@@ -196,13 +196,15 @@ class _Level(NamedTuple):
     launches: int
     temporaries: Mapping[Rectangle, int]
     calls: Mapping[tuple[Plan, Shape, bool], int]
+    lanes: int  # how many of them run at a time
 
 
 def _level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> _Level | None:
     """The counts of a plan's first level, None for a leaf; by its formulas if the blocks are large enough."""
     first = plan.levels[0] if plan.levels else None
-    if isinstance(first, Level) and (powers := _powers(first, shape, alpha, beta)):
-        residues = tuple(side % parts for side, parts in zip(shape, first.size, strict=True))
+    cut = first.cut if first and (first.takes_alpha_beta or (alpha, beta) == (1, 0)) else None
+    if first and cut and (powers := _powers(cut, shape)):
+        residues = tuple(side % parts for side, parts in zip(shape, cut.parts, strict=True))
         # What the formulas count depends on the leaf only where sums are done inside its products.
         leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
         if (formulas := _formulas(first, leaf, powers, residues, alpha, beta)) is not None:
@@ -227,7 +229,7 @@ def _counted(recipe: Recipe) -> _Level:
                 counter[size] += times
     temporaries = Counter((rows, cols) for _, rows, cols in recipe.temporaries)
     calls = Counter((p.plan, p.size, p.accumulate) for p in recipe.products)
-    return _Level(additions, read, written, launches, temporaries, calls)
+    return _Level(additions, read, written, launches, temporaries, calls, recipe.lanes)
 
 
 def _summed(step: Sum | Updating) -> tuple[bool, Program, tuple[Rectangle, ...], tuple[Rectangle, ...]]:
@@ -283,28 +285,26 @@ POWERS = (1, 3, 9)  # of BASE, for the three sides; the products of two have 4, 
 Digits = tuple[tuple[int, int], ...]  # (power of BASE, coefficient)
 
 
-def _powers(level: Level, shape: Shape, alpha: Coefficient, beta: Coefficient) -> tuple[int, ...] | None:
-    """The power of BASE for each side; None for a level that formulas do not describe, or a block that is empty.
+def _powers(cut: Cut, shape: Shape) -> tuple[int, ...] | None:
+    """The power of BASE for each side; None for what formulas do not describe: padding, or a block that is empty.
 
-    A table may compare blocks of A, B and C that stand in one place, so its sides keep their order of size.
+    Where steps depend on which blocks are the larger ones, the sides keep their order of size.
     """
-    if level.fringe == "peel" or (level.traversal == "sequential" and (alpha, beta) != (1, 0)):
+    if cut.unit is not None and cut.unit > 1 and not cut.even(shape):
         return None
-    if level.unit > 1 and any(side % (parts * level.unit) for side, parts in zip(shape, level.size, strict=True)):
-        return None
-    least, most = zip(*(_extremes(*side, level.fringe) for side in zip(shape, level.size, strict=True)), strict=True)
+    least, most = zip(*(_extremes(*side, cut.unit) for side in zip(shape, cut.parts, strict=True)), strict=True)
     if min(least) < 1:
         return None
-    order = sorted((1, 0, 2), key=lambda side: least[side]) if level.table else [0, 1, 2]
-    if level.table and any(most[x] > least[y] for x, y in pairwise(order)):
+    order = sorted((1, 0, 2), key=lambda side: least[side]) if cut.ordered else [0, 1, 2]
+    if cut.ordered and any(most[x] > least[y] for x, y in pairwise(order)):
         return None
     return tuple(POWERS[order.index(side)] for side in range(3))
 
 
-def _extremes(side: int, parts: int, fringe: str) -> tuple[int, int]:
+def _extremes(side: int, parts: int, unit: int | None) -> tuple[int, int]:
     """The smallest and the largest block of a side."""
     full = -(-side // parts)
-    return (side // parts if fringe == "unequal" else side - (parts - 1) * full), full
+    return (side // parts if unit is None else side - (parts - 1) * full), full
 
 
 class _Formulas(NamedTuple):
@@ -318,6 +318,7 @@ class _Formulas(NamedTuple):
     launches: int
     temporaries: tuple[tuple[tuple[Digits, ...], int], ...]
     calls: tuple[tuple[tuple[Digits, ...], bool, int], ...]
+    lanes: int
 
     def at(self, shape: Shape, inner: Plan) -> _Level:
         blocks = [side // parts for side, parts in zip(shape, self.size, strict=True)]
@@ -335,7 +336,8 @@ class _Formulas(NamedTuple):
         calls = _merged(((inner, sizes(sides), acc), times) for sides, acc, times in self.calls)
         read = _merged((value(digits), times) for digits, times in self.read)
         written = _merged((value(digits), times) for digits, times in self.written)
-        return _Level(value(self.additions), read, written, self.launches, temporaries, calls)  # type: ignore[arg-type]
+        counts = value(self.additions), read, written, self.launches, temporaries, calls, self.lanes
+        return _Level(*counts)  # type: ignore[arg-type]
 
 
 def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
@@ -346,12 +348,19 @@ def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
     return found
 
 
+@depends_on_rows
 @lru_cache(maxsize=4096)
 def _formulas(
-    level: Level, leaf: str, powers: tuple[int, ...], residues: tuple[int, ...], alpha: Coefficient, beta: Coefficient
+    level: PlanLevel,
+    leaf: str,
+    powers: tuple[int, ...],
+    residues: tuple[int, ...],
+    alpha: Coefficient,
+    beta: Coefficient,
 ) -> _Formulas | None:
     """None if the level does not take blocks of such an order of size (then its own error is the better one)."""
-    sides = [p * BASE**power + r for p, power, r in zip(level.size, powers, residues, strict=True)]
+    assert level.cut is not None
+    sides = [p * BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:
         recipe = _uncached(Plan((level,), leaf), *sides, alpha, beta)
     except PlanError:
@@ -359,7 +368,7 @@ def _formulas(
     assert recipe is not None
     counted = _counted(recipe)
     return _Formulas(
-        level.size,
+        level.cut.parts,
         powers,
         _digits(counted.additions),
         tuple((_digits(size), times) for size, times in counted.read.items()),
@@ -367,6 +376,7 @@ def _formulas(
         counted.launches,
         tuple((tuple(map(_digits, size)), times) for size, times in counted.temporaries.items()),
         tuple((tuple(map(_digits, size)), acc, times) for (_, size, acc), times in counted.calls.items()),
+        counted.lanes,
     )
 
 

@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import product
 from math import frexp, prod, sqrt
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.step_table import StepTable
 from fmm.kernels.cpu.elementwise import schedule
 from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum
 from fmm.kernels.plans.lower import lower
-from fmm.kernels.plans.plan import Balanced, Level, Plan
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.registry import depends_on_rows
 
 # ---- the papers' closed forms, for Strassen's algorithm on n x n matrices
 
@@ -34,55 +33,9 @@ def classical_bound(n: int) -> int:
     return n * n
 
 
-# ---- which bilinear algorithm a step table is
-
-Combination = Mapping[str, Fraction]  # of blocks of A, of blocks of B or of products, by name
-
-
-@lru_cache(maxsize=64)
-def table_scheme(table: StepTable) -> Scheme:
-    """The coefficients of a step table's products and results, found by running it on formal sums."""
-    m, k, n = table.size
-    a, b, c = (_names(x, *grid) for x, grid in (("A", (m, k)), ("B", (k, n)), ("C", (m, n))))
-    held: dict[str, Combination] = {name: {name: Fraction(1)} for name in (*a, *b)}
-    products: list[tuple[Combination, Combination]] = []
-    for step in table.steps:
-        sources = [held[step.bound[f]] for f in step.kernel.reads]
-        if step.kernel.product:
-            left, right = (held[step.bound[f]] for f in step.kernel.product)
-            products.append((left, right))
-            sources.insert(0, {f"M{len(products)}": Fraction(1)})
-        rows = step.kernel.program.matrix()
-        held |= {place: _combined(zip(row, sources, strict=True)) for place, row in zip(step.writes, rows, strict=True)}
-    u, v = (tuple(tuple(p[i].get(x, Fraction(0)) for p in products) for x in names) for i, names in enumerate((a, b)))
-    numbers = [f"M{p}" for p in range(1, len(products) + 1)]
-    w = tuple(tuple(held[x].get(p, Fraction(0)) for p in numbers) for x in c)
-    return Scheme(table.name, table.source, m, k, n, u, v, w)
-
-
-def _names(letter: str, rows: int, columns: int) -> list[str]:
-    return [f"{letter}{i + 1}{j + 1}" for i, j in product(range(rows), range(columns))]
-
-
-def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
-    found: dict[str, Fraction] = {}
-    for coefficient, terms in parts:
-        for name, c in terms.items():
-            found[name] = found.get(name, Fraction(0)) + Fraction(str(coefficient)) * c
-    return {name: c for name, c in found.items() if c}
-
-
-def level_scheme(level: Level) -> Scheme:
-    """The scheme of a level, a step table's derived."""
-    if level.table:
-        return table_scheme(level.table)
-    assert level.scheme is not None
-    return level.scheme
-
-
 def plan_schemes(plan: Plan) -> tuple[Scheme, ...]:
-    """One scheme a level, outermost first, compositions taken apart; halving (Balanced) has none."""
-    schemes = [level_scheme(x) for x in plan.levels if not isinstance(x, Balanced)]
+    """One scheme a level, outermost first, compositions taken apart; levels that only cut have none."""
+    schemes = [scheme for level in plan.levels if (scheme := level.bilinear) is not None]
     return tuple(factor for s in schemes for factor in (s.factors or (s,)))
 
 
@@ -183,6 +136,7 @@ class _Walk:
         return max(inside, key=self.error, default=_Value({}))
 
 
+@depends_on_rows
 @lru_cache(maxsize=4096)
 def error_bound(plan: Plan, m: int, k: int, n: int) -> float:
     """f for C = A B by this plan, every level, fringe and addition walked as the NumPy backend runs it.
@@ -209,6 +163,7 @@ def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
 # ---- what to expect
 
 
+@depends_on_rows
 @lru_cache(maxsize=4096)
 def expected_growth(plan: Plan, dtype: str = "float64") -> float:
     """Expected (root mean square) error as a multiple of the vendor's product of this type.
@@ -221,15 +176,17 @@ def expected_growth(plan: Plan, dtype: str = "float64") -> float:
         return sqrt(_growth(plan, _rounded_in_memory))
     if DTYPES[dtype].stored_as:
         return sqrt(_growth(plan, _rounded_in_products))
-    return float(prod(s.error_growth for s in plan_schemes(plan)))
+    own = plan.leaf_use.leaf.relative_error * prod(level.error_growth for level in plan.levels)
+    return float(own * prod(s.error_growth for s in plan_schemes(plan)))
 
 
 def _growth(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
     """The error's variance as a multiple of the vendor's, from the leaves up; `level` adds a pass to what is below."""
-    found = 1.0
+    found = plan.leaf_use.leaf.relative_error**2
     for x in reversed(plan.levels):
-        if not isinstance(x, Balanced):
-            found = level(_shares(level_scheme(x)), found)
+        found *= x.error_growth**2
+        if (scheme := x.bilinear) is not None:
+            found = level(_shares(scheme), found)
     return max(found, 1.0)
 
 

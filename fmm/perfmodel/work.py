@@ -1,19 +1,23 @@
-"""fmm/perfmodel/work.py."""
+"""Work: what the prediction needs of a plan on a problem, counted exactly or estimated in microseconds.
+
+An estimate takes each level's footprint, as if its blocks were all alike; a level without one has its steps counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, SUMMING, TUNED
-from fmm.kernels.plans import fused_order
-from fmm.kernels.plans.level_steps import Recipe, Sum
-from fmm.kernels.plans.lower import lower, side
+from fmm.kernels.plans.level import Footprint, Sides
+from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.memory_layout import ALIGN
-from fmm.kernels.plans.plan import Balanced, Level, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Rate
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem
@@ -83,33 +87,38 @@ class Work:
 
 
 def counted(plan: Plan, problem: Problem) -> Work:
-    """Exact work, from the recipes."""
+    """Exact work, from the plan's steps; the shares are the estimate's."""
+    leaves, traffic, passes = _counts(plan, problem)
+    return replace(estimated(plan, problem), leaves=leaves, traffic=traffic, passes=passes)
+
+
+def _counts(plan: Plan, problem: Problem) -> tuple[tuple[Leaf, ...], float, float]:
+    """The leaf products, the elements that the sums move, and how many passes those are."""
     counts = cost(plan, *problem.size, problem.itemsize)
     leaves = tuple((*size, float(times), _together(plan)) for size, times in counts.leaves)
     passes = counts.launches - sum(count / together for *_, count, together in leaves)
-    shares = estimated(plan, problem)
-    traffic = (counts.bytes_read + counts.bytes_written) / problem.itemsize
-    return replace(shares, leaves=leaves, traffic=traffic, passes=passes)
+    return leaves, (counts.bytes_read + counts.bytes_written) / problem.itemsize, passes
 
 
 def _together(plan: Plan) -> float:
     """How many leaf products start as one batch."""
-    last = plan.levels[-1] if plan.levels else None
-    if not isinstance(last, Level):
+    if not plan.levels:
         return 1.0
-    if last.traversal == "fused" and last.scheme:
-        return last.products / fused_order.launches(last.scheme, last.tasks)
-    return float(last.products) if last.traversal == "batched" else 1.0
+    last = plan.levels[-1]
+    if last.needs_fusing_leaf:
+        return last.products / last.launches
+    return float(last.products) if last.batched else 1.0
 
 
+@depends_on_rows
 @lru_cache(maxsize=1024)
 def _tiles(plan: Plan, dtype: str) -> Tiles | None:
     """None where the vendor multiplies, or our own kernel about as fast."""
-    if not plan.timed_by_tiles or dtype not in plan.leaf_use.leaf.types_inside:
+    leaf = plan.leaf_use.leaf
+    if not plan.timed_by_tiles or dtype in set(leaf.types) - set(leaf.types_inside):
         return None
-
-    last = plan.levels[-1] if plan.levels else None
-    found = last.scheme if isinstance(last, Level) and last.fused else None
+    products = plan.levels[-1].fused_products if plan.levels else None
+    found = products.scheme if products else None
     usual = DOUBLE[0] if dtype == "float64" else SUMMING["float32"] if found else TUNED[0]
     chosen = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
     if found is None:
@@ -123,95 +132,36 @@ def aligned(problem: Problem, unit: int) -> bool:
     return all(_rows(problem, unit))
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """One level's products and passes, and how many blocks of A, B and C its sums move and its temporaries hold."""
-
-    products: int
-    passes: int
-    moved: tuple[float, float, float]
-    held: tuple[float, float, float]
-    # The share of products that read a block of A or B in place, or write one of C: if all blocks are whole, if not.
-    direct: tuple[float, float]
-
-    def each(self, blocks: tuple[float, float, float], m: float, k: float, n: float) -> tuple[float, float, float]:
-        """Elements of so many blocks of A, B and C."""
-        return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
-
-
-# Sides of A's, B's and C's blocks by which a footprint tells them apart: primes that divide no scheme's number of
-# products, k the shortest, because some tables keep sums of A and B in C.
-MARKED = (101, 97, 103)
-
-
-@lru_cache(maxsize=1024)
-def footprint(first: Level) -> Footprint:
-    """Counted from the level's own recipe on blocks of marked sides; a fused level does its sums in its products."""
-    if first.traversal == "fused":
-        return Footprint(first.products, 0, (0, 0, 0), (0, 0, 0), (1, 1))
-    fringe = "unequal" if first.traversal in ("stacked", "overlapped") else "pad"
-    sides = (mark * parts for mark, parts in zip(MARKED, first.size, strict=True))
-    recipe = lower(Plan((Level(first.algorithm, first.traversal, fringe),)), *sides)
-    assert recipe is not None
-    sums = [step for step in recipe.steps if isinstance(step, Sum)]
-    moved = [(place.rows, place.cols) for step in sums for place in (*step.reads, *step.writes)]
-    held = [(rows, cols) for _, rows, cols in recipe.temporaries]
-    uneven = (mark * parts - 1 for mark, parts in zip(MARKED, first.size, strict=True))
-    padded = lower(Plan((Level(first.algorithm, first.traversal, "pad16"),)), *uneven)
-    direct = _in_place(recipe), _in_place(padded)
-    return Footprint(first.products, len(sums), _blocks(moved), _blocks(held), direct)
-
-
-def _in_place(recipe: Recipe | None) -> float:
-    assert recipe is not None
-    products = list(recipe.products)
-    return sum(any(place.name in "ABC" for place in (p.left, p.right, p.dest)) for p in products) / len(products)
-
-
-def _blocks(shapes: Iterable[tuple[int, int]]) -> tuple[float, float, float]:
-    """How many blocks of A's, B's and C's sides the rectangles make up (a tall one is several)."""
-    m, k, n = MARKED
-    found = [0.0, 0.0, 0.0]
-    for rows, cols in shapes:
-        kind, block = (0, m * k) if cols == k else (1, k * n) if rows % k == 0 else (2, m * n)
-        found[kind] += rows * cols / block
-    return found[0], found[1], found[2]
-
-
 def estimated(plan: Plan, problem: Problem) -> Work:
-    """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds."""
+    """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds.
+
+    Levels that know no such footprint are counted exactly instead.
+    """
+    footprints = _footprints(plan, problem)
+    if footprints is None:
+        steps = lower(plan, *problem.size)
+        direct = steps.in_place if steps and len(plan.levels) == 1 else 0.0
+        return Work(*_counts(plan, problem), **_rows_of_products(plan, problem, direct))
     traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
-    vectors, lined, worded = (_rows(problem, unit) for unit in (ACCESS, ALIGN, WORD))
-    unaligned, odd = float(not all(vectors)), float(not all(worded))
-    direct = 1.0
-    beside = False  # below an overlapped level
-    count, sides = 1.0, [float(side) for side in problem.size]
-    for step in plan.levels:
-        if isinstance(step, Balanced):
-            count *= _halved(step, sides)
-            continue
-        if step.fused:
-            sides = _block_sides(step, sides)
-            count *= step.products
-            continue
-        f = footprint(step)
-        direct = f.direct[_padded(step, sides)] if len(plan.levels) == 1 else 0.0
-        sides = _block_sides(step, sides)
-        each = [count * x for x in f.each(f.moved, *sides)]
+    direct, beside, count = 1.0, False, 1.0  # beside: below an overlapped level
+    for step, f in zip(plan.levels, footprints, strict=True):
+        each = [count * x for x in f.moved]
         moved = sum(each)
+        if f.passes:
+            direct = f.in_place if len(plan.levels) == 1 else 0.0
         traffic += moved
-        sequential += moved if step.traversal == "sequential" else 0.0
+        sequential += moved if f.sequential else 0.0
         if count == 1:
-            ragged += _astray(each, lined)
+            ragged += _astray(each, _rows(problem, ALIGN))
             scalar += _astray(each, _rows(problem, access(f.products, problem.itemsize)))
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or step.lanes > 1
         passes += count * f.passes
         count *= f.products
+    sides = footprints[-1].sides if footprints else problem.size
     whole = traffic or 1.0
-    leaves = ((sides[0], sides[1], sides[2], count, _together(plan)),)
-    direct = 0.0 if _batched(plan) else direct
+    leaves = ((float(sides[0]), float(sides[1]), float(sides[2]), count, _together(plan)),)
     return Work(
         leaves,
         traffic,
@@ -221,15 +171,41 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         overlapped / whole,
         scalar / whole,
         deep / whole,
-        direct * (unaligned - odd),
-        direct * odd,
-        (1 - direct) * unaligned,
-        vectors[1] and not vectors[0],
-        _tiles(plan, problem.dtype),
+        **_rows_of_products(plan, problem, direct),
     )
 
 
-def access(products: int, itemsize: int) -> int:
+def _footprints(plan: Plan, problem: Problem) -> list[Footprint] | None:
+    """Of the levels from the outermost inwards; None if one of them has none."""
+    found: list[Footprint] = []
+    m, k, n = problem.size
+    sides: Sides = (float(m), float(k), float(n))
+    for step in plan.levels:
+        if (footprint := step.footprint(VENDOR, sides)) is None:
+            return None
+        found.append(footprint)
+        sides = footprint.sides
+    return found
+
+
+def _rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
+    """How the rows begin that leaf products read and write, of which a share is in A, B or C themselves.
+
+    A batch reads temporaries alone, whose rows are aligned.
+    """
+    vectors, worded = _rows(problem, ACCESS), _rows(problem, WORD)
+    unaligned, odd = float(not all(vectors)), float(not all(worded))
+    direct = 0.0 if any(level.batched for level in plan.levels) else direct
+    return {
+        "unaligned": direct * (unaligned - odd),
+        "odd": direct * odd,
+        "copied": (1 - direct) * unaligned,
+        "alone": vectors[1] and not vectors[0],
+        "tiles": _tiles(plan, problem.dtype),
+    }
+
+
+def access(products: float, itemsize: int) -> int:
     """Bytes that a GPU's sums of a level with so many products move at a time, where rows begin at multiples of them.
 
     A thread of three levels in one pass has registers for two numbers at most.
@@ -248,43 +224,13 @@ def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
     return sum(x for x, begins in zip(moved, begin, strict=True) if not begins)
 
 
-def _batched(plan: Plan) -> bool:
-    """A batch reads temporaries alone, whose rows are aligned."""
-    return any(isinstance(s, Level) and s.traversal == "batched" for s in plan.levels)
-
-
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
     """Bytes of temporaries, rows not rounded up: enough to tell most plans that fit from those that do not."""
-    held, lanes, sides = 0.0, 1, [float(side) for side in problem.size]
-    for step in plan.levels:
-        if isinstance(step, Balanced):
-            _halved(step, sides)
-            continue
-        if step.fused:  # the last one: it holds nothing
-            break
-        f = footprint(step)
-        sides = _block_sides(step, sides)
-        held += lanes * sum(f.each(f.held, *sides))
+    footprints = _footprints(plan, problem)
+    if footprints is None:
+        return float(workspace(plan, *problem.size, problem.itemsize))
+    held, lanes = 0.0, 1
+    for step, f in zip(plan.levels, footprints, strict=True):
+        held += lanes * sum(f.held)
         lanes = max(lanes, step.lanes)
     return held * problem.itemsize
-
-
-def _padded(step: Level, sides: Iterable[float]) -> bool:
-    if step.fringe == "unequal":
-        return False
-    return any(x % (parts * step.unit) for x, parts in zip(sides, step.size, strict=True))
-
-
-def _block_sides(step: Level, sides: list[float]) -> list[float]:
-    if step.fringe.startswith("pad"):
-        return [float(side(ceil(x), parts, step.unit)) for x, parts in zip(sides, step.size, strict=True)]
-    return [x / parts for x, parts in zip(sides, step.size, strict=True)]
-
-
-def _halved(step: Balanced, sides: list[float]) -> float:
-    """Halve the sides in place as Table 1 does; returns the number of pieces."""
-    pieces = 1.0
-    while (long := step.side(*(int(x) for x in sides))) is not None:
-        sides["mkn".index(long)] /= 2
-        pieces *= 2
-    return pieces

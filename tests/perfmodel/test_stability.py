@@ -12,13 +12,13 @@ import pytest
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError, parse
-from fmm.kernels.algorithms.step_table import step_table, step_table_names
+from fmm.kernels.algorithms.step_table import step_table, step_table_names, table_scheme
 from fmm.kernels.cpu.arena import Arena, block
 from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes, table_scheme
+from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
 from tests.oracles import dalberto
 from tests.oracles.error_bounds import (
     bound_growth,

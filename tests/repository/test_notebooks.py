@@ -24,7 +24,7 @@ nbclient, nbformat = map(import_module, NEEDED[2:])
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MOST_LINES = 22  # of a code cell: it stays on a screen
-MOST_BYTES = 1_000_000
+MOST_BYTES = 500_000
 SECONDS = 300  # of a cell, on a slow machine that builds matplotlib's font cache first
 
 # Where Jupyter looks first, and where else it and IPython would read or write.

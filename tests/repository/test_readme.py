@@ -1,22 +1,172 @@
-"""The README's numbers are those of results/, and its first screen is what it should be."""
+"""README and docs/: numbers are those of results/, links lead somewhere, examples run."""
 
 from __future__ import annotations
 
-from benchmarks.readme import filled
+import ast
+import doctest
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.readme import MARK, SECTIONS, filled, pages
+from fmm.kernels import Plan
+from fmm.tuner import cli
 from tests.support import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+# Every page for people: what is written about the code and about what was measured.
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted((ROOT / "results").rglob("*.md"))]
+MOST_BYTES = 6 * 1024  # of the README
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+VARIABLE = re.compile(r"FMM_[A-Z_]+")
 
 
-def test_the_numbers_are_written_from_results() -> None:
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def prose(path: Path) -> str:
+    """A page without its blocks of code."""
+    return FENCE.sub("", read(path))
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize("path", pages(), ids=named)
+def test_the_numbers_are_written_from_results(path: Path) -> None:
     """If this fails, run python -m benchmarks.readme."""
-    assert filled(README, ROOT / "results") == README
+    assert filled(read(path), ROOT / "results") == read(path)
+
+
+def test_every_measured_table_stands_on_a_page() -> None:
+    assert {README, ROOT / "docs" / "benchmarks.md"} <= set(pages())
+    shown = [mark[2] for path in pages() for mark in MARK.finditer(read(path))]
+    assert sorted(shown) == sorted(SECTIONS)
+
+
+# ---- the README
 
 
 def test_the_first_screen_has_the_example_two_timings_and_the_two_commands() -> None:
-    first = README[: README.index("## What it does")]
+    text = read(README)
+    first = text[: text.index("## What it does")]
     assert "fmm.matmul(a, b)" in first
     assert "NumPy" in first.partition("<!-- results: example -->")[2].partition("<!-- end -->")[0]
     assert "make tune" in first
     assert "make test" in first
+    assert first.index("pip install") < first.index("make tune")
     assert len(first.splitlines()) < 30
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_bytes()) <= MOST_BYTES
+
+
+# ---- links
+
+
+def anchors(path: Path) -> set[str]:
+    """What a page's headings are called in links, by GitHub's rule."""
+    titles = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def dead_links(path: Path) -> Iterator[str]:
+    for link in LINK.findall(prose(path)):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        place = (path.parent / target).resolve() if target else path
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            yield link
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_every_relative_link_leads_somewhere(path: Path) -> None:
+    assert not list(dead_links(path))
+
+
+def test_dead_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One title, two\n[a](#one-title-two) [b](page.md#none) [c](gone.md) [d](https://a.b)", "utf-8")
+    assert list(dead_links(page)) == ["page.md#none", "gone.md"]
+
+
+def test_every_page_of_docs_is_linked_from_the_readme() -> None:
+    assert {f"docs/{path.name}" for path in DOCS} <= set(LINK.findall(read(README)))
+
+
+# ---- examples
+
+
+def plan_texts(path: Path) -> set[str]:
+    """Every plan of at least one level that stands in a page's prose."""
+    return {code for code in CODE.findall(prose(path)) if " > " in code}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_every_plan_in_the_prose_can_be_read(path: Path) -> None:
+    for text in plan_texts(path):
+        Plan.parse(text)
+
+
+def test_the_page_on_plans_has_examples() -> None:
+    assert len(plan_texts(ROOT / "docs" / "plans.md")) >= 10
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [text for name, text in FENCE.findall(read(path)) if name == language]
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=named)
+def test_python_in_a_page_gives_what_stands_there(path: Path) -> None:
+    """Blocks with prompts are run, one after the other in one session; the others can at least be read."""
+    runner, session = doctest.DocTestRunner(verbose=False), {"__name__": "__main__"}
+    for i, block in enumerate(blocks(path, "python")):
+        if ">>>" not in block:
+            ast.parse(block)
+            continue
+        test = doctest.DocTestParser().get_doctest(block, session, f"{named(path)}, block {i + 1}", None, None)
+        runner.run(test, clear_globs=False)
+        session = test.globs
+    assert not runner.summarize(verbose=False).failed
+
+
+def test_pages_with_a_session_are_run() -> None:
+    assert {"plans.md", "tuning.md"} <= {path.name for path in DOCS if ">>>" in "".join(blocks(path, "python"))}
+
+
+# ---- what the pages are to tell
+
+
+def test_tuning_tells_of_every_command() -> None:
+    text = read(ROOT / "docs" / "tuning.md")
+    (commands,) = (a.choices for a in cli._parser()._actions if a.dest == "COMMAND" or a.metavar == "COMMAND")
+    assert commands
+    assert not [name for name in commands if f"`fmm-tune {name}" not in text]
+
+
+def test_tuning_tells_of_every_environment_variable() -> None:
+    used = {name for path in (ROOT / "fmm").rglob("*.py") for name in re.findall(r'"(FMM_[A-Z_]+)"', read(path))}
+    assert {"FMM_CONFIG", "FMM_DISABLE"} <= used
+    assert used <= set(VARIABLE.findall(read(ROOT / "docs" / "tuning.md")))
+
+
+def test_every_noun_of_the_glossary_has_one_owner() -> None:
+    rows = [line for line in read(ROOT / "docs" / "glossary.md").splitlines() if line.startswith("| ")]
+    nouns = [row.split("|") for row in rows if not row.startswith("| noun ")]
+    assert len(nouns) > 50
+    assert not [cells[1] for cells in nouns if len(cells) != 5 or len(LINK.findall(cells[3])) != 1]
+    names = [name.strip() for cells in nouns for name in cells[1].split(",")]
+    assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""Products by the copy engine compiled for the host, where threads are threads and the copy engine is a loop."""
+"""Products by the copy engine compiled for the host, where that engine is a loop."""
 
 from __future__ import annotations
 

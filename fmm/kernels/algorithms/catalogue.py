@@ -1,15 +1,46 @@
-"""fmm/kernels/algorithms/catalogue.py."""
+"""The catalogue of schemes: which there are, by which names, and their compositions.
+
+A scheme is a file in schemes/, or a text that was registered. Either gives all six orders of its sizes a name, if its
+own name ends in them; compositions are spelt `strassen^2` and `strassen*hk223`. A scheme is proved when it is read.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import resources
 from math import prod
+from typing import Final, NamedTuple
 
+from fmm.kernels.algorithms.consider import considered_forms
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, parse, rotated, transposed
+from fmm.kernels.registry import Registry, depends_on_rows
 
 LARGEST = 2500  # products of a composition: strassen^4 has 2401, and takes seconds to compose
+
+
+class SchemeText(NamedTuple):
+    """A scheme that is in no file of the folder's."""
+
+    name: str
+    text: str
+
+
+ADDED: Final[Registry[SchemeText]] = Registry("scheme")
+
+
+def register_scheme(text: str) -> Scheme:
+    """From now on, plans may name the scheme of this text; SchemeError if it is no matrix multiplication."""
+    found = parse(text)
+    if found.name in _catalogue():
+        raise SchemeError(f"there is a scheme {found.name!r} already")
+    ADDED.add(SchemeText(found.name, text))
+    return found
+
+
+def unregister_scheme(name: str) -> None:
+    ADDED.remove(name)
 
 
 def scheme_names() -> tuple[str, ...]:
@@ -17,10 +48,20 @@ def scheme_names() -> tuple[str, ...]:
     return tuple(sorted(_catalogue()))
 
 
+def considered_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names, and in which forms they are worth considering; files whose line cannot be read are left out."""
+    for name, (file, _) in sorted(_catalogue().items()):
+        try:
+            yield name, considered_forms(_text(file))
+        except ValueError:
+            continue
+
+
+@depends_on_rows
 @lru_cache(maxsize=1)
 def _catalogue() -> dict[str, tuple[str, str]]:
     """name -> (file, permutation letters). A file whose name ends in its sizes, as hk223, gives all six orders."""
-    files = sorted(f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt"))
+    files = sorted([*(f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt")), *(x.name for x in ADDED)])
     names = {name: (name, "mkn") for name in files}
     for file in files:
         digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
@@ -31,10 +72,15 @@ def _catalogue() -> dict[str, tuple[str, str]]:
     return names
 
 
+def _text(file: str) -> str:
+    return ADDED[file].text if file in ADDED else (_folder() / f"{file}.txt").read_text(encoding="utf-8")
+
+
 def _folder() -> resources.abc.Traversable:
     return resources.files("fmm.kernels.algorithms") / "schemes"
 
 
+@depends_on_rows
 @lru_cache(maxsize=256)
 def scheme(expression: str) -> Scheme:
     """A scheme by name: `strassen`, `strassen^2`, `strassen*hk223`; the leftmost factor is the outermost level."""
@@ -64,12 +110,13 @@ def canonical(expression: str) -> str:
     return "*".join(name if times == 1 else f"{name}^{times}" for name, times in names)
 
 
+@depends_on_rows
 @lru_cache(maxsize=256)
 def _named(name: str) -> Scheme:
     if name not in _catalogue():
         raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
     file, order = _catalogue()[name]
-    base = parse((_folder() / f"{file}.txt").read_text(encoding="utf-8"), f"{file}.txt")
+    base = parse(_text(file), f"{file}.txt")
     if base.name != file:
         raise SchemeError(f"{file}.txt: its name line says {base.name!r}; it must be {file!r}")
     return _permutation(base, order, name)

@@ -18,6 +18,7 @@ import numpy as np
 
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import Matrix, Program, Rational
+from fmm.kernels.algorithms.consider import considered_forms
 
 
 class SchemeError(ValueError):
@@ -168,6 +169,7 @@ def parse(text: str, origin: str = "scheme") -> Scheme:
     """A scheme from its text form, proved; SchemeError names the file and what is wrong."""
     try:
         scheme = _read(text)
+        considered_forms(text)
         if (defect := scheme.defect()) is not None:
             raise SchemeError(f"not a matrix multiplication: {defect}")
     except (KeyError, ValueError) as error:
@@ -222,7 +224,7 @@ def _sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
     return head, equations
 
 
-HEAD = ("name", "source", "size")
+HEAD = ("name", "source", "size", "consider")
 
 
 def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:

@@ -1,72 +1,31 @@
 """Step tables: the papers' own orders of operations, as data.
 
 A table names kernels in call form, `mulIncInc(C12, C21, C11, C22)`, over the blocks A11.., B11.., C11.. and its
-declared temporaries. What a kernel means stands once, in step_tables/kernels.txt. A table is read by the lowering
-(which sizes its blocks), and through it by the executor, the counters and the symbolic proof.
+declared temporaries. What a kernel means stands once, in step_tables/kernels.txt. Two more lines may say what was found
+of the table: `fringe unequal` (it stays right where blocks differ by a row or a column; without the line they are
+padded) and `consider`. A table by name is proved to compute AB on equal blocks; that it bears unequal ones is proved
+where a plan relies on it. It is read by the lowering (which sizes its blocks), and through that by the walker, the
+counters and the symbolic proof.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from importlib import resources
+from itertools import product
+from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.additions import Coefficient, Program, whole
+from fmm.kernels.algorithms.consider import considered_forms
+from fmm.kernels.algorithms.scheme import Scheme
+from fmm.kernels.algorithms.table_kernel import CALL, Kernel, kernel_table
+from fmm.kernels.algorithms.table_kernel import StepError as StepError
+from fmm.kernels.registry import Registry, depends_on_rows
 
-PRODUCT = "*"  # the pseudo-source of a kernel's one product in its assignments
-Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
-
-
-class StepError(ValueError):
-    """A step table or kernel that is unknown, malformed or wrong."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel: an optional product of two formals, and assignments done in order, element by element."""
-
-    name: str
-    formals: tuple[str, ...]
-    product: tuple[str, str] | None
-    assignments: tuple[Assignment, ...]
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(target for target, _ in self.assignments))
-
-    @cached_property
-    def reads(self) -> tuple[str, ...]:
-        """Formals whose old value is used (the product's operands not counted)."""
-        written: set[str] = set()
-        seen: dict[str, None] = {}
-        for target, terms in self.assignments:
-            seen.update(dict.fromkeys(s for _, s in terms if s != PRODUCT and s not in written))
-            written.add(target)
-        return tuple(seen)
-
-    @cached_property
-    def program(self) -> Program:
-        """The assignments as a program over `sources`; its outputs are the `writes`."""
-        values = {name: i for i, name in enumerate(self.sources)}
-        lines: list[tuple[tuple[Coefficient, int], ...]] = []
-        for target, terms in self.assignments:
-            if len(terms) == 1 and terms[0][0] == 1:
-                values[target] = values[terms[0][1]]
-                continue
-            lines.append(tuple((c, values[s]) for c, s in terms))
-            values[target] = len(self.sources) + len(lines) - 1
-        return Program(len(self.sources), tuple(lines), tuple(values[w] for w in self.writes))
-
-    @cached_property
-    def dependencies(self) -> tuple[tuple[int, ...], ...]:
-        """For each write, the numbers of the sources that it depends on."""
-        return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.program.matrix())
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return ((PRODUCT,) if self.product else ()) + self.reads
+FRINGES = ("unequal", "pad")
 
 
 @dataclass(frozen=True)
@@ -102,11 +61,12 @@ class StepTable:
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
     steps: tuple[Step, ...]
+    fringe: str = "pad"  # what it is said to bear
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
 
-    @property
+    @cached_property
     def products(self) -> int:
         return sum(1 for step in self.steps if step.kernel.product)
 
@@ -120,51 +80,14 @@ class StepTable:
 
     def text(self) -> str:
         head = [f"name    {self.name}", f"source  {self.source}", f"size    {' '.join(map(str, self.size))}"]
-        return "\n".join([*head, f"temps   {' '.join(self.temporaries)}", "", *map(str, self.steps)]) + "\n"
+        head += [f"temps   {' '.join(self.temporaries)}", f"fringe  {self.fringe}", ""]
+        return "\n".join([*head, *map(str, self.steps)]) + "\n"
 
 
 # ---- reading
 
 
-_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
-_CALL = re.compile(r"(\w+)\(([^()]*)\)")
-
-
-def parse_kernel(line: str) -> Kernel:
-    """`mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X` as a kernel; the product is computed once."""
-    head, _, body = line.partition(":")
-    call = _CALL.fullmatch(head.strip())
-    if call is None:
-        raise StepError(f"cannot read the kernel {line!r}")
-    formals = tuple(f.strip() for f in call[2].split(","))
-    if len(set(formals)) < len(formals):
-        raise StepError(f"kernel {call[1]} names a formal twice: {', '.join(formals)}")
-    products: set[tuple[str, str]] = set()
-    assignments = tuple(_assignment(part, formals, products) for part in body.split(";"))
-    if len(products) > 1:
-        raise StepError(f"kernel {call[1]} has more than one product")
-    return Kernel(call[1], formals, next(iter(products), None), assignments)
-
-
-def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> Assignment:
-    target, equals, sum_ = (part.strip() for part in text.partition("="))
-    terms: list[tuple[Coefficient, str]] = []
-    position = 0
-    while equals and position < len(sum_):
-        match = _TERM.match(sum_, position)
-        if match is None or {match[3], match[4] or match[3]} - set(formals) or (terms and not match[1]):
-            raise StepError(f"cannot read the assignment {text.strip()!r}")
-        position = match.end()
-        if match[4]:
-            products.add((match[3], match[4]))
-        sign = -1 if match[1] == "-" else 1
-        terms.append((whole(sign * Fraction(match[2] or 1)), PRODUCT if match[4] else match[3]))
-    if target not in formals or not terms:
-        raise StepError(f"cannot read the assignment {text.strip()!r}")
-    return target, tuple(terms)
-
-
-HEAD = ("name", "source", "size", "temps")
+HEAD, FOUND = ("name", "source", "size", "temps"), ("fringe", "consider")
 
 
 def parse(text: str, origin: str = "step table") -> StepTable:
@@ -173,18 +96,31 @@ def parse(text: str, origin: str = "step table") -> StepTable:
     steps: list[Step] = []
     for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
         word, _, rest = line.partition(" ")
-        if call := _CALL.fullmatch(line):
+        if call := CALL.fullmatch(line):
             steps.append(_step(call, f"{origin}, line {number}"))
-        elif word in HEAD and word not in head:
+        elif word in HEAD + FOUND and word not in head:
             head[word] = rest.strip()
         elif line:
             raise StepError(f"{origin}, line {number}: cannot read {line!r}")
     missing = [word for word in HEAD if word not in head]
     if missing or not steps:
         raise StepError(f"{origin}: {', '.join(missing) or 'steps'} missing")
-    table = StepTable(head["name"], head["source"], _size(head, origin), tuple(head["temps"].split()), tuple(steps))
+    temporaries, fringe = tuple(head["temps"].split()), _found(head, text, origin)
+    table = StepTable(head["name"], head["source"], _size(head, origin), temporaries, tuple(steps), fringe)
     _check_places(table, origin)
     return table
+
+
+def _found(head: Mapping[str, str], text: str, origin: str) -> str:
+    """The fringe; StepError if what is said of it, or of what to consider, cannot be read."""
+    fringe = head.get("fringe", "pad")
+    if fringe not in FRINGES:
+        raise StepError(f"{origin}: unknown fringe {fringe!r}; valid: {', '.join(FRINGES)}")
+    try:
+        considered_forms(text)
+    except ValueError as error:
+        raise StepError(f"{origin}: {error}") from None
+    return fringe
 
 
 def _size(head: dict[str, str], origin: str) -> tuple[int, int, int]:
@@ -237,30 +173,107 @@ def _check_step(step: Step, known: set[str], inputs: set[str], written: set[str]
         raise StepError(f"{where}: overwrites its operand {', '.join(sorted(overlap))} during the product")
 
 
-# ---- the folder of step tables
+# ---- which bilinear algorithm a step table is
 
-
-@lru_cache(maxsize=1)
-def step_table_names() -> tuple[str, ...]:
-    """Every step table that can be named: the files but for the kernels'."""
-    names = (f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt"))
-    return tuple(sorted(name for name in names if name != "kernels"))
+Combination = Mapping[str, Fraction]  # of blocks of A, of blocks of B or of products, by name
 
 
 @lru_cache(maxsize=64)
-def step_table(name: str) -> StepTable:
-    if name not in step_table_names():
-        raise StepError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
-    table = parse((_folder() / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
-    if table.name != name:
-        raise StepError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
+def table_scheme(table: StepTable) -> Scheme:
+    """The coefficients of a step table's products and results, found by running it on formal sums."""
+    m, k, n = table.size
+    a, b, c = (_names(x, *grid) for x, grid in (("A", (m, k)), ("B", (k, n)), ("C", (m, n))))
+    held: dict[str, Combination] = {name: {name: Fraction(1)} for name in (*a, *b)}
+    products: list[tuple[Combination, Combination]] = []
+    for step in table.steps:
+        sources = [held[step.bound[f]] for f in step.kernel.reads]
+        if step.kernel.product:
+            left, right = (held[step.bound[f]] for f in step.kernel.product)
+            products.append((left, right))
+            sources.insert(0, {f"M{len(products)}": Fraction(1)})
+        rows = step.kernel.program.matrix()
+        held |= {place: _combined(zip(row, sources, strict=True)) for place, row in zip(step.writes, rows, strict=True)}
+    u, v = (tuple(tuple(p[i].get(x, Fraction(0)) for p in products) for x in names) for i, names in enumerate((a, b)))
+    numbers = [f"M{p}" for p in range(1, len(products) + 1)]
+    w = tuple(tuple(held[x].get(p, Fraction(0)) for p in numbers) for x in c)
+    return Scheme(table.name, table.source, m, k, n, u, v, w)
+
+
+def _names(letter: str, rows: int, columns: int) -> list[str]:
+    return [f"{letter}{i + 1}{j + 1}" for i, j in product(range(rows), range(columns))]
+
+
+def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
+    found: dict[str, Fraction] = {}
+    for coefficient, terms in parts:
+        for name, c in terms.items():
+            found[name] = found.get(name, Fraction(0)) + Fraction(str(coefficient)) * c
+    return {name: c for name, c in found.items() if c}
+
+
+# ---- the folder of step tables, and users' own
+
+
+class TableText(NamedTuple):
+    """A step table that is in no file of the folder's."""
+
+    name: str
+    text: str
+
+
+ADDED: Final[Registry[TableText]] = Registry("step table")
+
+
+def register_step_table(text: str) -> StepTable:
+    """From now on, plans may name the table of this text; StepError if it computes something else than AB."""
+    table = _proved(parse(text), "step table")
+    if table.name in step_table_names():
+        raise StepError(f"there is a step table {table.name!r} already")
+    ADDED.add(TableText(table.name, text))
     return table
 
 
+def unregister_step_table(name: str) -> None:
+    ADDED.remove(name)
+
+
+@depends_on_rows
 @lru_cache(maxsize=1)
-def kernel_table() -> dict[str, Kernel]:
-    lines = (line.split("#")[0].strip() for line in (_folder() / "kernels.txt").read_text("utf-8").splitlines())
-    return {kernel.name: kernel for kernel in map(parse_kernel, filter(None, lines))}
+def step_table_names() -> tuple[str, ...]:
+    """Every step table that can be named: the files but for the kernels', and what was registered."""
+    names = (f.name[:-4] for f in _folder().iterdir() if f.name.endswith(".txt"))
+    return tuple(sorted([*(name for name in names if name != "kernels"), *(row.name for row in ADDED)]))
+
+
+@depends_on_rows
+@lru_cache(maxsize=64)
+def step_table(name: str) -> StepTable:
+    """A step table by name, proved to compute AB on equal blocks."""
+    if name not in step_table_names():
+        raise StepError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
+    table = parse(_text(name), f"{name}.txt")
+    if table.name != name:
+        raise StepError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
+    return _proved(table, f"{name}.txt")
+
+
+def _proved(table: StepTable, origin: str) -> StepTable:
+    if (defect := table_scheme(table).defect()) is not None:
+        raise StepError(f"{origin}: the step table {table.name} does not compute AB: {defect}")
+    return table
+
+
+def considered_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names, and in which forms they are worth considering; files whose line cannot be read are left out."""
+    for name in step_table_names():
+        try:
+            yield name, considered_forms(_text(name))
+        except ValueError:
+            continue
+
+
+def _text(name: str) -> str:
+    return ADDED[name].text if name in ADDED else (_folder() / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def _folder() -> resources.abc.Traversable:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fmm.kernels.plans import fused_order, variants
-from fmm.kernels.plans.level_steps import Recipe, Sum, Updating
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.memory_layout import temporary_bytes
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import leaf_products, workspace
 
 
@@ -28,37 +26,10 @@ def rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
     while (recipe := lower(plan, m, k, n)) is not None:
         products = list(recipe.products)
         taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in recipe.temporaries)
-        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", _does(plan, recipe), len(products), taken)
+        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", plan.levels[0].does(recipe), len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n) = largest.plan, largest.size
     yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call, 1, 0)
-
-
-def _does(plan: Plan, recipe: Recipe) -> str:
-    first, steps = plan.levels[0], recipe.steps
-    sums = sum(isinstance(step, Sum) for step in steps)
-    updates = sum(isinstance(step, Updating) and len(step.apart) > 1 for step in steps)
-    if not isinstance(first, Level):
-        return "halves the longest side" if len(steps) > 1 else "almost square: passed on"
-    if first.fringe == "peel" and not sums:
-        if len(steps) == 1:
-            same = len(next(recipe.products).plan.levels) == len(plan.levels)
-            return "nothing to peel" if same else "too small: left out"
-        return f"core, then {len(steps) - 1} strip{'s' * (len(steps) > 2)}"
-    grid = "x".join(map(str, first.size))
-    inside = f", {updates} more inside the products" if updates else ""
-    return f"{grid} blocks, " + ("sums inside the products" if plan.fused else f"{sums} passes of sums{inside}")
-
-
-def _launched(level: Level) -> str:
-    """Which products a fused level launches, and how; those in turn may be one launch, if the device can."""
-    assert level.scheme is not None
-    found = fused_order.stages(level.scheme, level.tasks)
-    calls, lanes = fused_order.launches(level.scheme, level.tasks), fused_order.lanes(level.scheme, level.tasks)
-    how = f"on {lanes} streams in {len(found)} stages" if len(found) > 1 else f"on {lanes} streams"
-    kernels = variants.listed(variants.operands(level.scheme, p) for p in range(level.products))
-    what = "launches" if level.tasks else "products"
-    return f"{level}: {calls} {what} {how if lanes > 1 else 'one after the other'} ({kernels})"
 
 
 def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
@@ -69,7 +40,7 @@ def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     leaves = leaf_products(plan, m, k, n)
-    text += [_launched(level) for level in plan.levels if isinstance(level, Level) and level.traversal == "fused"]
+    text += filter(None, (level.launched for level in plan.levels))
     work = sum(count * size[0] * size[1] * size[2] for size, count in leaves.items())
     share = f"{work / (m * k * n):.1%} of the classical multiplications, " if m * k * n else ""
     total = spelled_bytes(workspace(plan, m, k, n, itemsize))

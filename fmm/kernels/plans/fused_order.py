@@ -1,4 +1,4 @@
-"""Tasks: which products of a fused level are one launch, and which launches run side by side.
+"""The order of a fused level: which products are one launch, which launches run side by side, which kernels it takes.
 
 Huang, Yu, van de Geijn 2020, section 3.3: products in any order, as long as no two write a block at the same time. What
 a product writes follows from the scheme's W; nothing here knows any scheme.
@@ -6,11 +6,12 @@ a product writes follows from the scheme's W; nothing here knows any scheme.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Final
 
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.variants import operands
 
 TASKS = ("streams", "atomic", "variants")  # what a plan may say of a fused level
 LANES = 7  # streams, for one level's products
@@ -76,3 +77,45 @@ def _two_streams(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iterator[S
 def _fits(lanes: Sequence[Sequence[int]], blocks: Sequence[Blocks], lane: int, written: Blocks) -> bool:
     """Is the lane not the longer one, and does the other write nothing of this?"""
     return len(lanes[lane]) <= len(lanes[1 - lane]) and not written & blocks[1 - lane]
+
+
+# ---- variants: products that touch equally many blocks of A, B and C; one compiled kernel each
+
+Operands = tuple[int, int, int]  # W_A, W_B, W_C: blocks of A, B and C that a product touches
+
+# Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
+FIGURE_6: Final[tuple[tuple[int, int, Operands, int], ...]] = (
+    (0, 0, (1, 1, 1), 1),
+    (1, 0, (2, 2, 2), 1),
+    (1, 1, (2, 2, 1), 2),
+    (1, 2, (1, 2, 2), 2),
+    (1, 3, (2, 1, 2), 2),
+    (2, 0, (4, 4, 4), 1),
+    (2, 1, (1, 4, 4), 4),
+    (2, 2, (2, 4, 4), 4),
+    (2, 3, (4, 1, 4), 4),
+    (2, 4, (4, 2, 4), 4),
+    (2, 5, (4, 4, 1), 4),
+    (2, 6, (4, 4, 2), 4),
+    (2, 7, (2, 2, 4), 8),
+    (2, 8, (2, 4, 2), 8),
+    (2, 9, (4, 2, 2), 8),
+)
+_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, number, w, _ in FIGURE_6}
+
+
+def operands(scheme: Scheme, product: int) -> Operands:
+    """How many blocks of A, B and C a product touches."""
+    a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
+    return a, b, c
+
+
+def name(w: Operands) -> str:
+    """The variant as Figure 6 numbers it (its levels share no operand counts); others by their counts."""
+    return _NAMES.get(w, "W({},{},{})".format(*w))
+
+
+def listed(found: Iterable[Operands]) -> str:
+    """The variants among products, and how many are of each: `Var#0, 2 Var#3`."""
+    counts = Counter(map(name, found))
+    return ", ".join(f"{count} {variant}" if count > 1 else variant for variant, count in counts.items())

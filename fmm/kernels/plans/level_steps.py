@@ -7,14 +7,18 @@ and a sum of unequal blocks is as if the smaller were padded with zeros. `loweri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import Program
-from fmm.kernels.plans.plan import Plan
+
+if TYPE_CHECKING:  # a plan is made of levels, and their steps hold plans
+    from fmm.kernels.plans.plan import Plan
 
 OPERANDS = ("A", "B", "C")
+COPY = Program(1, (), (0,))  # its one output is its input
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,12 @@ class Recipe:
     def products(self) -> Iterator[Product]:
         return (step for step in self.flat if isinstance(step, Product))
 
+    @property
+    def in_place(self) -> float:
+        """The share of its products that read a block of A or B in place, or write one of C."""
+        products = list(self.products)
+        return sum(any(place.name in OPERANDS for place in (p.left, p.right, p.dest)) for p in products) / len(products)
+
     @cached_property
     def layouts(self) -> dict[str, str]:
         """Whose memory order each temporary should follow: the operand that it is first formed from.
@@ -148,3 +158,15 @@ class Recipe:
 
 def whole(name: str, rows: int, cols: int) -> Place:
     return Place(name, 0, 0, rows, cols)
+
+
+def temporaries(steps: Sequence[Sum | Product | Updating]) -> tuple[tuple[str, int, int], ...]:
+    """Each temporary large enough for every rectangle that it holds."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for step in steps:
+        update = step.update if isinstance(step, Updating) else step
+        for place in update.writes if isinstance(update, Sum) else (update.dest,):
+            if place.name not in OPERANDS:
+                rows, cols = sizes.get(place.name, (0, 0))
+                sizes[place.name] = max(rows, place.row + place.rows), max(cols, place.col + place.cols)
+    return tuple((name, *size) for name, size in sizes.items())

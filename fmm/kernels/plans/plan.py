@@ -27,147 +27,35 @@ memory, for all leaves.)
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Literal
 
-from fmm.kernels.algorithms.catalogue import canonical, scheme, scheme_names
-from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.step_table import StepTable, step_table, step_table_names
-from fmm.kernels.plans.fused_order import TASKS
-from fmm.kernels.plans.leaf import LEAVES as LEAF_ROWS
 from fmm.kernels.plans.leaf import LeafUse, fusing_leaves, leaf_use, leaf_uses, valid_leaves
+from fmm.kernels.plans.level import PlanLevel, parse_level
+from fmm.kernels.plans.levels.balanced import Balanced as Balanced
+from fmm.kernels.plans.levels.scheme_level import Level as Level
+from fmm.kernels.plans.levels.scheme_level import level as level
+from fmm.kernels.plans.levels.scheme_options import FRINGES as FRINGES
+from fmm.kernels.plans.levels.scheme_options import UNITS as UNITS
 from fmm.kernels.plans.plan_error import PlanError as PlanError
-
-Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
-FRINGES = ("unequal", "pad", "peel")
-UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
-TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
-
-
-def _choice(what: str, value: object, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise PlanError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
-
-
-@dataclass(frozen=True)
-class Level:
-    """One level of a fast algorithm: which, in which order, and what happens at the fringe."""
-
-    algorithm: str
-    traversal: Traversal = "stacked"
-    fringe: str = "unequal"
-    tasks: tuple[str, ...] = ()  # of a fused level: how its products share launches and the device
-
-    def __post_init__(self) -> None:
-        for option in self.tasks:
-            _choice("option", option, TASKS)
-        object.__setattr__(self, "tasks", tuple(option for option in TASKS if option in self.tasks))
-        _choice("fringe", self.fringe, FRINGES + UNITS)
-        _choice("traversal", self.traversal, TRAVERSALS)
-        if self.algorithm not in step_table_names():
-            object.__setattr__(self, "algorithm", _scheme_name(self.algorithm))
-        elif self.traversal != "sequential":
-            raise PlanError(f"the step table {self.algorithm} is sequential, not {self.traversal}")
-        if self.tasks and self.traversal != "fused":
-            raise PlanError(f"{self.algorithm}: only a fused level can have {' and '.join(self.tasks)}")
-        if {"streams", "atomic"} <= set(self.tasks):
-            raise PlanError(f"{self.algorithm}: what is added atomically needs no streams that wait for each other")
-        if self.traversal == "batched" and not self.fringe.startswith("pad"):
-            raise PlanError(f"{self.algorithm}: a batch needs equal blocks, so pad, not {self.fringe}")
-
-    @cached_property
-    def table(self) -> StepTable | None:
-        return step_table(self.algorithm) if self.algorithm in step_table_names() else None
-
-    @cached_property
-    def scheme(self) -> Scheme | None:
-        return None if self.table else scheme(self.algorithm)
-
-    @cached_property
-    def size(self) -> tuple[int, int, int]:
-        """The grid of blocks, (m, k, n)."""
-        return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
-
-    @property
-    def unit(self) -> int:
-        """Blocks' sides are multiples of this."""
-        return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
-
-    @property
-    def products(self) -> int:
-        return self.table.products if self.table else self.scheme.rank  # type: ignore[union-attr]
-
-    @property
-    def fused(self) -> bool:
-        """Are its sums done inside its products? (A peeled level has strips besides: it is a sequential one.)"""
-        return self.traversal == "fused" and self.fringe != "peel"
-
-    @property
-    def sums_inside(self) -> bool:
-        """Are sums done inside its products, if the leaf can?"""
-        return self.fused or self.table is not None
-
-    @property
-    def lanes(self) -> int:
-        """How many of its products may run at a time, of whole blocks (a peeled level has strips besides)."""
-        return 2 if self.traversal == "overlapped" and self.products > 1 else 1
-
-    @property
-    def side_by_side(self) -> bool:
-        """Does it need lanes beside the caller's?"""
-        return self.traversal == "overlapped" or "streams" in self.tasks or "atomic" in self.tasks
-
-    def __str__(self) -> str:
-        usual = _usual_traversal(self.algorithm)
-        options = [] if self.traversal == usual else [str(self.traversal)]
-        options += self.tasks
-        if self.fringe != _usual_fringe(self.algorithm, self.traversal):
-            options.append(self.fringe)
-        return ".".join([self.algorithm, *options])
-
-
-@dataclass(frozen=True)
-class Balanced:
-    """D'Alberto and Nicolau's Table 1: halve the longest side while it is at least gamma times the others."""
-
-    gamma: float = 2
-
-    def __post_init__(self) -> None:
-        if not self.gamma >= 1.5:
-            raise PlanError(f"balanced({self.gamma:g}): gamma must be at least 1.5, so that halving makes sides alike")
-
-    def side(self, m: int, k: int, n: int) -> str | None:
-        """Which side to halve, tested in the table's order: m (tall A), n (long B), k (inner); None: almost square."""
-        if m >= self.gamma * max(k, n) and m > 1:
-            return "m"
-        if n >= self.gamma * max(m, k) and n > 1:
-            return "n"
-        if k >= self.gamma * max(m, n) and k > 1:
-            return "k"
-        return None
-
-    def __str__(self) -> str:
-        short = f"{self.gamma:g}"
-        return f"balanced({short if float(short) == self.gamma else repr(self.gamma)})"
+from fmm.kernels.registry import depends_on_rows
 
 
 @dataclass(frozen=True)
 class Plan:
     """Levels from the outermost inwards, then the leaf."""
 
-    levels: tuple[Level | Balanced, ...] = ()
+    levels: tuple[PlanLevel, ...] = ()
     leaf: str = "vendor"
     leaf_use: LeafUse = field(init=False, repr=False, compare=False)  # what that text says
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "leaf_use", leaf_use(self.leaf))
-        lanes = [level for level in self.levels if isinstance(level, Level) and level.side_by_side]
+        lanes = [level for level in self.levels if level.side_by_side]
         if len(lanes) > 1:
-            what = "overlapped" if lanes[1].traversal == "overlapped" else "side by side"
+            what = "side by side" if lanes[1].needs_fusing_leaf else "overlapped"
             raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be {what}")
-        fused = [level for level in self.levels if isinstance(level, Level) and level.traversal == "fused"]
+        fused = [level for level in self.levels if level.needs_fusing_leaf]
         if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses):
             raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves()}")
 
@@ -179,29 +67,31 @@ class Plan:
     @property
     def fused(self) -> bool:
         """Are the sums of the first level done inside its products?"""
-        first = self.levels[0] if self.levels else None
-        return isinstance(first, Level) and first.fused
+        return bool(self.levels) and self.levels[0].fused
 
     @property
     def timed_by_tiles(self) -> bool:
         """Is the time of its leaf products told by the tiles in which they are computed?"""
         return self.leaf_use.leaf.time_formula == "tiles"
 
-    @property
+    @cached_property
     def types(self) -> tuple[str, ...]:
         """That the leaf multiplies, with sums inside its products if the last level wants them there."""
-        last = self.levels[-1] if self.levels else None
-        return self.leaf_use.types(isinstance(last, Level) and last.sums_inside)
+        return self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
 
     def considered_for(self, dtype: str) -> bool:
         """Is it compared for this type without anybody's asking for it?"""
+        return dtype in self._considered
+
+    @cached_property
+    def _considered(self) -> frozenset[str]:
         considered = self.leaf_use.leaf.considered
-        return dtype in self.types and (considered is None or dtype in considered)
+        return frozenset(t for t in self.types if considered is None or t in considered)
 
     @property
     def depth(self) -> int:
         """Levels of recursion, a composition of f factors counted as f."""
-        return sum(_factors(level) for level in self.levels)
+        return sum(level.depth for level in self.levels)
 
     def __str__(self) -> str:
         return " > ".join([*map(str, self.levels), self.leaf])
@@ -222,48 +112,7 @@ def _rest(plan: Plan) -> Plan:
     return replace(plan, levels=plan.levels[1:])
 
 
-def _factors(level: Level | Balanced) -> int:
-    if isinstance(level, Balanced):
-        return 0
-    return max(len(level.scheme.factors), 1) if level.scheme else 1
-
-
-def level(algorithm: str, *options: str) -> Level:
-    """A level with the defaults of its algorithm where `options` say nothing."""
-    traversals = [option for option in options if option in TRAVERSALS]
-    fringes = [option for option in options if option in FRINGES + UNITS]
-    tasks = tuple(option for option in options if option in TASKS)
-    for found in (traversals, fringes):
-        if len(found) > 1:
-            raise PlanError(f"{algorithm} cannot be both {' and '.join(found)}")
-    for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
-        valid = ", ".join(TRAVERSALS + FRINGES + UNITS + TASKS)
-        raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
-    traversal = traversals[0] if traversals else _usual_traversal(algorithm)
-    fringe = fringes[0] if fringes else _usual_fringe(algorithm, traversal)
-    return Level(algorithm, traversal, fringe, tasks)
-
-
-def _usual_traversal(algorithm: str) -> Traversal:
-    return "sequential" if algorithm in step_table_names() else "stacked"
-
-
-@lru_cache(maxsize=256)
-def _usual_fringe(algorithm: str, traversal: Traversal) -> str:
-    """Unequal blocks wherever they are possible: they multiply no zeros."""
-    if algorithm in step_table_names():
-        from fmm.kernels.cpu.symbolic_proof import (
-            proved_fringe,  # the proof runs plans: it cannot be imported before them
-        )
-
-        return proved_fringe(algorithm)
-    return "pad" if traversal == "batched" else "unequal"
-
-
-_BALANCED = re.compile(r"balanced(?:\(([^()]*)\))?")
-
-
-@LEAF_ROWS.forgets
+@depends_on_rows
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Plan:
     *levels, leaf = (part.strip() for part in text.split(">"))
@@ -276,25 +125,8 @@ def _parse(text: str) -> Plan:
         raise PlanError(f"{text!r}: {error}") from None
 
 
-def _parse_level(part: str, text: str) -> Level | Balanced:
-    if match := _BALANCED.fullmatch(part):
-        try:
-            return Balanced(float(match[1])) if match[1] else Balanced()
-        except ValueError as error:
-            raise PlanError(f"{text!r}: {error}") from None
-    name, *options = part.split(".")
+def _parse_level(part: str, text: str) -> PlanLevel:
     try:
-        return level(name, *options)
+        return parse_level(part)
     except ValueError as error:
         raise PlanError(f"{text!r}: {error}") from None
-
-
-def _scheme_name(name: str) -> str:
-    names = [part.partition("^")[0] for part in name.replace(" ", "").split("*")]
-    for table in (n for n in names if n in step_table_names()):
-        raise PlanError(f"{table} is a step table, and cannot be composed; in {name!r} only schemes can")
-    for unknown in (n for n in names if n not in scheme_names()):
-        valid = ", ".join((*scheme_names(), *step_table_names(), "balanced"))
-        raise PlanError(f"unknown algorithm {unknown!r}; valid: {valid}")
-    scheme(name)
-    return canonical(name)

@@ -6,14 +6,15 @@ from functools import lru_cache
 from math import prod
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.leaves import LT_SCRATCH as LT_SCRATCH  # for kernels/cuda, until it asks the leaf
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.memory_layout import temporary_bytes
-from fmm.kernels.plans.plan import Level, Plan, PlanError
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.registry import depends_on_rows
 
 GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
 
 
+@depends_on_rows
 @lru_cache(maxsize=65536)
 def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> int:
     """Peak bytes of temporaries, all levels: this level's, plus the hungriest of its products' (they take turns).
@@ -33,6 +34,7 @@ def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, in
     return dict(_leaves(plan, m, k, n, 0))
 
 
+@depends_on_rows
 @lru_cache(maxsize=65536)
 def _leaves(plan: Plan, m: int, k: int, n: int, beta: int) -> tuple[tuple[tuple[int, int, int], int], ...]:
     recipe = lower(plan, m, k, n, 1, beta)
@@ -51,7 +53,7 @@ FEW = 4096  # products that any plan may make
 def check_depth(plan: Plan, m: int, k: int, n: int) -> None:
     """PlanError for a plan so deep that it makes more products than there are numbers to multiply: each level makes at
     least seven times as many, and what is below one number is nothing but time."""
-    count = prod(level.products for level in plan.levels if isinstance(level, Level))
+    count = prod(level.products for level in plan.levels)
     if count > max(m * k * n, FEW):
         raise PlanError(f"{plan} makes {count} products of a {m} x {k} x {n} one; take fewer levels")
 

@@ -16,8 +16,7 @@ from fmm.hardware.occupancy import register_counts
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, Strategy, strategy
-from fmm.kernels.plans.fused_order import stages
-from fmm.kernels.plans.variants import FIGURE_6
+from fmm.kernels.plans.fused_order import FIGURE_6, stages
 from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands
 from fmm.perfmodel.papers import huang_blocks

@@ -13,7 +13,8 @@ from itertools import product
 from typing import Final, Literal
 
 from fmm.kernels.algorithms.catalogue import scheme as named_scheme
-from fmm.kernels.algorithms.step_table import StepTable, kernel_table, step_table
+from fmm.kernels.algorithms.step_table import StepTable, step_table
+from fmm.kernels.algorithms.table_kernel import kernel_table
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Plan, level
 from fmm.perfmodel.papers import li_counts, li_thresholds

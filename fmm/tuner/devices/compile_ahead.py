@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.plan import Plan
 
 MOST = 16  # processes
 # One of each kind: sides that every level divides, sides that are aligned to vectors but must be padded, odd sides.
@@ -59,7 +59,7 @@ def places(plan: Plan) -> frozenset[Place]:
 
 def weight(plan: Plan) -> int:
     """As the compiler's time: the statements of the largest kernel."""
-    return max(step.products if isinstance(step, Level) else 0 for step in plan.levels)
+    return max(step.products for step in plan.levels)
 
 
 def _makes(job: Job) -> list[tuple[str, Place]]:

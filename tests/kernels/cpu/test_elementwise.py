@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import Coefficient, Program, Terms, plain, updating
-from fmm.kernels.algorithms.step_table import kernel_table
+from fmm.kernels.algorithms.table_kernel import kernel_table
 from fmm.kernels.cpu.elementwise import Call, schedule
 from fmm.kernels.cpu.elementwise import number as scalar
 from fmm.kernels.cpu.numpy_backend import NumpyBackend

@@ -15,6 +15,7 @@ from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.launch_list import LaunchList, Turn
 from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.sums.sum_source import ENTRY, source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -104,6 +105,7 @@ def _check(
     scalars: tuple[complex, complex] = (1, 0),
     shift: int = 0,
 ) -> None:
+
     rng = np.random.default_rng(11)
     m, k, n = size
     alpha, beta = scalars
@@ -276,6 +278,7 @@ def test_multiply_takes_any_strides(cupy: Any, backend: Any) -> None:
 
 
 def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
+
     n = 96
     a, b = (cupy.asarray(_numbers(np.random.default_rng(i), (n, n), "float32")) for i in (1, 2))
     c = cupy.empty_like(a)
@@ -300,6 +303,7 @@ def _own(tape: LaunchList) -> LaunchList:
 
 
 def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
+
     n = 64
     a = cupy.full((n, n), 100, np.float16)
     c = cupy.empty_like(a)
@@ -313,6 +317,7 @@ def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
 
 
 def test_streams_and_threads_do_not_disturb_each_other(cupy: Any, backend: Any) -> None:
+
     n, failures = 160, []
     tape = recorded(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float64"))
 
@@ -375,8 +380,6 @@ def test_subnormal_numbers_count(cupy: Any, backend: Any, plan: str, dtype: str)
 def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
     """What this device's compiler made. That of test_sum_source.py has nothing in local memory; other versions
     miss that by a few bytes here and there, which cost nothing."""
-    from fmm.kernels.cuda.sums.sum_source import ENTRY, source
-
     for text, dtype in product(
         ("winograd.batched.pad16", "strassen^2.batched.pad16"), ("float32", "float64", "bfloat16")
     ):

@@ -5,7 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from fmm.kernels.algorithms.step_table import kernel_table, step_table
+from fmm.kernels.algorithms.step_table import step_table
+from fmm.kernels.algorithms.table_kernel import kernel_table
 from fmm.perfmodel.papers import li, li_counts
 from fmm.perfmodel.papers.li import CLOSED_FORMS, METHODS, PERCENTAGES, SIZES
 from fmm.perfmodel.papers.li_counts import (

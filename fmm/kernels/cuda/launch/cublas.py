@@ -19,7 +19,6 @@ from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.views import Factor
-from fmm.kernels.leaves import LT_SCRATCH
 
 Math = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
@@ -47,6 +46,12 @@ def gemm(op: GemmOp, dtype: str, divides: Mapping[str, int]) -> Gemm:
         return _Gemm(op, DTYPES[kind.stored])
     alignments = [alignment(x, kind.itemsize, divides[x.base]) for x in op.pieces]
     return _LtGemm(op, kind, number, alignments)
+
+
+def _scalars(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
+    """alpha and beta as the library reads them."""
+    pair = np.array([op.alpha, op.beta], np.complex128)
+    return (pair if np.dtype(dtype).kind == "c" else pair.real).astype(dtype)
 
 
 def alignment(x: Factor, itemsize: int, grain: int) -> int:
@@ -155,7 +160,7 @@ class _Gemm:
         call = _FUNCTIONS[type_.name]
         name = call.plain if op.count == 1 else call.batched
         self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
-        self.scalars = np.array([op.alpha, op.beta]).astype(type_.scalar)  # the host's copies, read at the call
+        self.scalars = _scalars(op, type_.scalar)  # the host's copies, read at the call
         alpha = self.scalars.ctypes.data
         kind = (type_.cuda_type,) if call.any_type else ()
         factors = (op.left, op.right, op.dest)
@@ -218,9 +223,9 @@ class _LtGemm:
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
-        self.types, self.scratch = types, op.scratch
+        self.types, self.scratch, self.room = types, op.scratch, op.use.leaf.scratch
         self.library, self.handle = _lt()
-        self.scalars = np.array([op.alpha, op.beta]).astype(types.scalar)
+        self.scalars = _scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)
         self.layouts = [self._layout(*shape, x, op.count) for shape, x in zip(shapes, factors, strict=True)]
@@ -236,7 +241,7 @@ class _LtGemm:
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul
         operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
-        scratch = bases[3] + self.scratch, LT_SCRATCH
+        scratch = bases[3] + self.scratch, self.room
         _checked(call(self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream), "cuBLASLt")
 
     def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
@@ -263,7 +268,7 @@ class _LtGemm:
     def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
         preference, found, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
         _checked(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
-        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(LT_SCRATCH))
+        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.room))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts

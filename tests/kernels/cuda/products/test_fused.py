@@ -22,9 +22,8 @@ from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.fused_order import LANES, launches, stages
+from fmm.kernels.plans.fused_order import FIGURE_6, LANES, Operands, launches, listed, name, operands, stages
 from fmm.kernels.plans.plan import Level, Plan
-from fmm.kernels.plans.variants import FIGURE_6, Operands, listed, name, operands
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7

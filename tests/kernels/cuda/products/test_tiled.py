@@ -19,8 +19,8 @@ from fmm.kernels.cuda.products.tiled import Several, TileOp, fitted, fused_op, p
 from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, added, source
 from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.views import Lines, Piece, View
+from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.variants import FIGURE_6
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_time import GEMM, registers, resident
 from fmm.perfmodel.cost import cost

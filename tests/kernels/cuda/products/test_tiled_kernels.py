@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.step_table import PRODUCT, Kernel, kernel_table
+from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import GPU8, PRESETS, Strategy, strategy
 from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointers, strategy_of, updating_op

@@ -26,7 +26,7 @@ from fmm.problem import Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
 from tests.support.nvrtc import in_parallel, nvrtc, report
-from tests.support.tiled_on_host import FLAGS
+from tests.support.tiled_on_host import DRIVER, FLAGS, scheduler
 from tests.support.tiles import tiled_product
 from tests.support.tma_on_host import SMALL, SMS, check, described, for_the_host, launch_of
 
@@ -50,43 +50,24 @@ def test_no_number_leaves_the_registers(plan: str, s: Strategy) -> None:
     assert made.shared <= SHARED
 
 
-# ---- on the host: the threads of a block are threads, and the copy engine is a loop
+# ---- on the host: the threads of a block take turns, and the copy engine is a loop
 
-SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/barriers.h
-DRIVER = r"""
-extern "C" int launch(const void* parameters, int blocks) {{
-    std::barrier<> all({threads});
-    everyone = &all;
-    warps.clear();
-    for (int w = 0; w < {threads} / 32; ++w) warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < {threads}; ++t)
-        threads.emplace_back([=] {{
-            threadIdx = {{t, 0, 0}};
-            for (unsigned i = 0; i < blocks; ++i) {{
-                if (t == 0) blockIdx = {{i, 0, 0}};
-                __syncthreads();
-                {entry}(*static_cast<const Launch*>(parameters));
-                __syncthreads();
-            }}
-        }});
-    for (auto& t : threads) t.join();
-    return sizeof(Launch);
-}}
-"""
+SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_turns.h
+
+
+@cache
+def compiled(kernel: BulkKernel) -> Any:
+    assert kernel.shared <= SHARED_BYTES
+    scheduler()
+    driver = DRIVER.format(told="Launch", threads=kernel.strategy.threads, entry=ENTRY)
+    text = for_the_host(kernel, header("tma_turns.h"), header("tma_gates.h")) + driver
+    return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 
 
 @pytest.fixture(scope="module")
 def host() -> Any:
     """Runs a launch on the host."""
     required_compiler()
-
-    @cache
-    def compiled(kernel: BulkKernel) -> Any:
-        assert kernel.shared <= SHARED_BYTES
-        driver = DRIVER.format(threads=kernel.strategy.threads, entry=ENTRY)
-        text = for_the_host(kernel, header("barriers.h"), header("gates.h")) + driver
-        return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 
     def launch(op: BulkOp, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], int]:
         """The counts and the flag after it."""
@@ -101,7 +82,7 @@ def host() -> Any:
         for word, piece in zip(op.dest_words, op.dest, strict=True):
             words[word] = starts[piece.base] + piece.offset
         words[op.turns_word], words[op.flag_word] = counts.ctypes.data, flag.ctypes.data
-        size = compiled(op.kernel).launch(words.ctypes.data_as(ctypes.c_void_p), op.grid[0])
+        size = compiled(op.kernel).launch(words.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1)
         assert size == words.nbytes
         return counts, int(flag[0])
 

@@ -1,0 +1,43 @@
+"""Blocks: how the sides of a matrix are cut, and the rectangles that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fmm.kernels.plans.level_steps import Place
+
+
+class Cut(NamedTuple):
+    """How a level cuts m, k and n, where that alone decides its steps."""
+
+    parts: tuple[int, int, int]
+    unit: int | None  # blocks' sides are multiples of it, but at the edge; None: they differ by at most one
+    ordered: bool = False  # do its steps depend on which of the blocks' sides are the larger ones?
+
+    def even(self, sides: Iterable[int]) -> bool:
+        """Are all blocks whole?"""
+        return all(side % (parts * (self.unit or 1)) == 0 for side, parts in zip(sides, self.parts, strict=True))
+
+
+def cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
+    """(start, size) of each part: sizes differing by at most one (no unit), or all but the last ones equal."""
+    if unit is None:
+        small, larger = divmod(length, parts)
+        sizes = [small + (i < larger) for i in range(parts)]
+    else:
+        full = side(length, parts, unit)
+        sizes = [min(full, max(length - i * full, 0)) for i in range(parts)]
+    starts = [min(sum(sizes[:i]), length) for i in range(parts)]
+    return list(zip(starts, sizes, strict=True))
+
+
+def side(length: int, parts: int, unit: int) -> int:
+    """The side of equal blocks: enough for all, and a multiple of the unit."""
+    return -(-length // (parts * unit)) * unit
+
+
+def blocks(name: str, rows: int, cols: int, parts: tuple[int, int], unit: int | None) -> list[Place]:
+    """The blocks of an operand, in row-major order."""
+    across = cuts(cols, parts[1], unit)
+    return [Place(name, r, c, h, w) for r, h in cuts(rows, parts[0], unit) for c, w in across]

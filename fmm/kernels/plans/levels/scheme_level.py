@@ -1,0 +1,291 @@
+"""The level that most plans are made of: a scheme, schemes composed into one pass, or a paper's step table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.algorithms.catalogue import considered_schemes, scheme, scheme_names
+from fmm.kernels.algorithms.scheme import Scheme
+from fmm.kernels.algorithms.step_table import (
+    StepTable,
+    considered_step_tables,
+    step_table,
+    step_table_names,
+    table_scheme,
+)
+from fmm.kernels.plans import fused_order
+from fmm.kernels.plans.blocks import Cut
+from fmm.kernels.plans.fused_order import TASKS
+from fmm.kernels.plans.level import (
+    CandidateLevel,
+    Footprint,
+    FusedProducts,
+    LevelKind,
+    PlanLevel,
+    Sides,
+    register_level,
+)
+from fmm.kernels.plans.level_steps import Recipe, Sum, Updating
+from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides
+from fmm.kernels.plans.levels.scheme_options import (
+    FRINGES,
+    TRAVERSALS,
+    UNITS,
+    Traversal,
+    choice,
+    factor_names,
+    scheme_name,
+    usual_fringe,
+    usual_traversal,
+)
+from fmm.kernels.plans.levels.scheme_steps import peeled, sequential, stacked
+from fmm.kernels.plans.levels.table_steps import table_steps
+from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.registry import depends_on_rows
+from fmm.problem import Shape
+
+if TYPE_CHECKING:
+    from fmm.kernels.plans.plan import Plan
+
+
+@dataclass(frozen=True)
+class Level(PlanLevel):
+    """One level of a fast algorithm: which, in which order, and what happens at the fringe."""
+
+    algorithm: str
+    traversal: Traversal = "stacked"
+    fringe: str = "unequal"
+    tasks: tuple[str, ...] = ()  # of a fused level: how its products share launches and the device
+
+    def __post_init__(self) -> None:
+        for option in self.tasks:
+            choice("option", option, TASKS)
+        object.__setattr__(self, "tasks", tuple(option for option in TASKS if option in self.tasks))
+        choice("fringe", self.fringe, FRINGES + UNITS)
+        choice("traversal", self.traversal, TRAVERSALS)
+        if self.algorithm not in step_table_names():
+            object.__setattr__(self, "algorithm", scheme_name(self.algorithm))
+        elif self.traversal != "sequential":
+            raise PlanError(f"the step table {self.algorithm} is sequential, not {self.traversal}")
+        if self.tasks and self.traversal != "fused":
+            raise PlanError(f"{self.algorithm}: only a fused level can have {' and '.join(self.tasks)}")
+        if {"streams", "atomic"} <= set(self.tasks):
+            raise PlanError(f"{self.algorithm}: what is added atomically needs no streams that wait for each other")
+        if self.traversal == "batched" and not self.fringe.startswith("pad"):
+            raise PlanError(f"{self.algorithm}: a batch needs equal blocks, so pad, not {self.fringe}")
+
+    def __str__(self) -> str:
+        usual = usual_traversal(self.algorithm)
+        options = [] if self.traversal == usual else [str(self.traversal)]
+        options += self.tasks
+        if self.fringe != usual_fringe(self.algorithm, self.traversal):
+            options.append(self.fringe)
+        return ".".join([self.algorithm, *options])
+
+    # ---- the algorithm
+
+    @cached_property
+    def table(self) -> StepTable | None:
+        return step_table(self.algorithm) if self.algorithm in step_table_names() else None
+
+    @cached_property
+    def scheme(self) -> Scheme | None:
+        return None if self.table else scheme(self.algorithm)
+
+    @property
+    def bilinear(self) -> Scheme:
+        return table_scheme(self.table) if self.table else self.scheme  # type: ignore[return-value]
+
+    @cached_property
+    def size(self) -> Shape:
+        """The grid of blocks, (m, k, n)."""
+        return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
+
+    @cached_property
+    def products(self) -> int:
+        return self.table.products if self.table else self.scheme.rank  # type: ignore[union-attr]
+
+    @property
+    def depth(self) -> int:
+        """A composition of f factors counted as f."""
+        return max(len(self.scheme.factors), 1) if self.scheme else 1
+
+    @property
+    def splits(self) -> bool:
+        return max(self.size) > 1
+
+    @property
+    def saves_products(self) -> bool:
+        return self.products < prod(self.size)
+
+    # ---- its blocks and its steps
+
+    @cached_property
+    def unit(self) -> int:
+        """Blocks' sides are multiples of this."""
+        return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
+
+    @property
+    def block_unit(self) -> int | None:
+        """The same; None where blocks differ by one row or column instead of being padded."""
+        return None if self.fringe == "unequal" else self.unit
+
+    @property
+    def cut(self) -> Cut | None:
+        """A table may compare blocks of A, B and C that stand in one place. What is peeled depends on the sides."""
+        return None if self.fringe == "peel" else Cut(self.size, self.block_unit, ordered=self.table is not None)
+
+    @property
+    def takes_alpha_beta(self) -> bool:
+        return self.traversal not in ("sequential", "fused") and self.fringe != "peel"
+
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+        if self.fringe == "peel":
+            core = replace(plan, levels=(replace(self, fringe="pad"), *plan.levels[1:]))
+            return peeled(core, self.size, (m, k, n))
+        return self.steps(plan.rest, self.block_unit, (m, k, n), alpha, beta)
+
+    def steps(
+        self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
+    ) -> Recipe:
+        """With blocks that are multiples of the unit, their products by the plan `inner`."""
+        if self.table:
+            return table_steps(self.table, unit, inner, sides)
+        assert self.scheme is not None
+        if self.traversal in ("sequential", "fused"):
+            return sequential(self.scheme, unit, inner, sides)
+        found = stacked(self.scheme, unit, inner, sides, alpha, beta, self.batched)
+        return replace(found, lanes=self.lanes)
+
+    # ---- how its products and sums are run
+
+    @property
+    def lanes(self) -> int:
+        """Of whole blocks (a peeled level has strips besides)."""
+        return 2 if self.traversal == "overlapped" and self.products > 1 else 1
+
+    @property
+    def side_by_side(self) -> bool:
+        return self.traversal == "overlapped" or "streams" in self.tasks or "atomic" in self.tasks
+
+    @property
+    def batched(self) -> bool:
+        return self.traversal == "batched"
+
+    @property
+    def independent(self) -> bool:
+        return self.takes_alpha_beta
+
+    @property
+    def needs_fusing_leaf(self) -> bool:
+        return self.traversal == "fused"
+
+    @property
+    def sums_inside(self) -> bool:
+        return self.fused or self.table is not None
+
+    @cached_property
+    def fused_products(self) -> FusedProducts | None:
+        """A peeled level has strips besides: it is a sequential one."""
+        if self.traversal != "fused" or self.fringe == "peel" or self.scheme is None:
+            return None
+        return FusedProducts(self.scheme, self.block_unit, self.tasks)
+
+    @property
+    def atomic(self) -> bool:
+        return "atomic" in self.tasks
+
+    @property
+    def launches(self) -> int:
+        return fused_order.launches(self.scheme, self.tasks) if self.scheme else self.products
+
+    # ---- what is known and said of it
+
+    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
+        blocks, whole = block_sides(self.size, self.fringe, self.unit, sides)
+        if self.needs_fusing_leaf:
+            return Footprint(self.products, blocks)
+        counts, one_by_one = _counts(self, inner), self.traversal == "sequential"
+        moved, held = counts.elements(counts.moved, blocks), counts.elements(counts.held, blocks)
+        return Footprint(self.products, blocks, counts.passes, moved, held, counts.in_place[not whole], one_by_one)
+
+    def does(self, steps: Recipe) -> str:
+        sums = sum(isinstance(step, Sum) for step in steps.steps)
+        updates = sum(isinstance(step, Updating) and len(step.apart) > 1 for step in steps.steps)
+        if self.fringe == "peel" and not sums:
+            return self._strips(steps)
+        inside = f", {updates} more inside the products" if updates else ""
+        done = "sums inside the products" if self.fused else f"{sums} passes of sums{inside}"
+        return f"{'x'.join(map(str, self.size))} blocks, {done}"
+
+    def _strips(self, steps: Recipe) -> str:
+        count = len(steps.steps)
+        if count == 1:
+            return "nothing to peel" if next(steps.products).plan.levels else "too small: left out"
+        return f"core, then {count - 1} strip{'s' * (count > 2)}"
+
+    @property
+    def launched(self) -> str:
+        """Which products a fused level launches, and how; those in turn may be one launch, if the device can."""
+        if not self.needs_fusing_leaf or self.scheme is None:
+            return ""
+        stages, lanes = fused_order.stages(self.scheme, self.tasks), fused_order.lanes(self.scheme, self.tasks)
+        how = f"on {lanes} streams in {len(stages)} stages" if len(stages) > 1 else f"on {lanes} streams"
+        kernels = fused_order.listed(fused_order.operands(self.scheme, p) for p in range(self.products))
+        what = "launches" if self.tasks else "products"
+        return f"{self}: {self.launches} {what} {how if lanes > 1 else 'one after the other'} ({kernels})"
+
+
+@depends_on_rows
+@lru_cache(maxsize=1024)
+def _counts(level: Level, inner: Plan) -> BlockCounts:
+    usual = None if level.traversal in ("stacked", "overlapped") else 1
+    return block_counts(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual)
+
+
+# ---- the text form
+
+
+def level(algorithm: str, *options: str) -> Level:
+    """A level with the defaults of its algorithm where `options` say nothing."""
+    traversals = [option for option in options if option in TRAVERSALS]
+    fringes = [option for option in options if option in FRINGES + UNITS]
+    tasks = tuple(option for option in options if option in TASKS)
+    for found in (traversals, fringes):
+        if len(found) > 1:
+            raise PlanError(f"{algorithm} cannot be both {' and '.join(found)}")
+    for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
+        valid = ", ".join(TRAVERSALS + FRINGES + UNITS + TASKS)
+        raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
+    traversal = traversals[0] if traversals else usual_traversal(algorithm)
+    fringe = fringes[0] if fringes else usual_fringe(algorithm, traversal)
+    return Level(algorithm, traversal, fringe, tasks)
+
+
+def _words() -> tuple[str, ...]:
+    return (*scheme_names(), *step_table_names())
+
+
+def _parse(text: str) -> Level | None:
+    name, *options = text.split(".")
+    return level(name, *options) if set(factor_names(name)) & set(_words()) else None
+
+
+def _considered() -> Iterator[CandidateLevel]:
+    """Schemes, the fewest additions first; then the papers' tables, which need the least workspace."""
+    found: list[tuple[int, CandidateLevel]] = []
+    for name, forms in considered_schemes():
+        try:
+            found += [(scheme(name).additions, CandidateLevel(name, forms))] if forms else []
+        except ValueError:  # it is wrong, and whoever names it is told so
+            continue
+    yield from (candidate for _, candidate in sorted(found))
+    yield from (CandidateLevel(name, forms, lean=True) for name, forms in considered_step_tables() if forms)
+
+
+register_level(LevelKind("scheme", _parse, _words, _considered))
