@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
-
-
-def numpy_product(left: Any, right: Any, dest: Any) -> None:
-    np.matmul(left, right, out=dest)
 
 
 ALL = tuple(DTYPES)
@@ -30,6 +23,7 @@ VENDOR = Leaf(
     ("cpu", "cuda"),
     ALL,
     call="one BLAS call",
+    forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
     multiply=numpy_product,
 )
 LT = Leaf(
@@ -40,6 +34,7 @@ LT = Leaf(
     call="one BLAS call",
     scratch=LT_SCRATCH,
     numbers=32,
+    forms=("peer",),
 )
 TILE = Leaf(
     "tile",
@@ -52,6 +47,7 @@ TILE = Leaf(
     considered=("float32", "float16", "bfloat16"),
     alignment=16,  # bytes that it reads at a time; of other rows it reads single numbers
     options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS),
+    forms=("inside",),
     time_formula="tiles",
 )
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fmm.kernels.plans.candidates import candidates as registered
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import Prediction, plans, seconds, vendor
+from fmm.perfmodel.predict import Prediction, seconds, vendor
 from fmm.perfmodel.stability import expected_growth
 from fmm.perfmodel.work import aligned, estimated, estimated_workspace
 from fmm.problem import Problem
@@ -75,38 +77,12 @@ class Choice:
     considered: tuple[Candidate, ...]
 
 
-@lru_cache(maxsize=2)
 def candidates(batches: bool) -> tuple[Plan, ...]:
     """What is compared on a device that starts batches together (a GPU), and on one that does not (a CPU)."""
-    return plans(["", *(_batched() if batches else _stacked())]) + (_inside() if batches else ())
+    return registered("cuda" if batches else "cpu")
 
 
-def _stacked() -> list[str]:
-    """Level by level, least traffic first; then the papers' tables, which need the least workspace."""
-    return [" > ".join([name] * depth) for name in ("winograd", "strassen", "li-fig23") for depth in (1, 2, 3)]
-
-
-def _batched() -> list[str]:
-    """One to three levels in one pass with a batch of leaf products; those below one or two levels with two products at
-    a time; such levels alone; and no level at all, but aligned.
-
-    In one pass every sum is formed by itself, so Winograd's sharing saves no traffic there and costs registers: its
-    sums are never faster than Strassen's, of three levels half as fast (H200). Alone, its levels leave more of A and B
-    in place.
-    """
-    one = [f"strassen{power}.batched.pad16" for power in ("", "^2", "^3")]
-    outer = ["strassen.overlapped.pad16", "strassen^2.overlapped.pad16"]
-    two = [f"{o} > {i}" for o in outer for i in one[1:]]
-    alone = [f"winograd{power}.{how}pad16" for power in ("", "^2") for how in ("overlapped.", "")]
-    return [*one, *two, *alone, "aligned.batched.pad16"]
-
-
-def _inside() -> tuple[Plan, ...]:
-    """With the sums inside our own kernel: a level that needs no workspace, and one below another with a seventh."""
-    fused = "strassen.fused.pad4 > tile"
-    return Plan.parse(fused), Plan.parse(f"strassen.pad4 > {fused}")
-
-
+@depends_on_rows
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""

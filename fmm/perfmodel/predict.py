@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
@@ -62,8 +61,9 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
 
     products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
               m and n in whole tiles; the first of the two takes `unaligned`, `odd`, `copied` or `batch` times as long
-              where it is (of what the first two add, `alone` times as much where only A's rows are so); by the tiled
-              kernel flops / rate * tiled (1 + waves / tiles + pipe / k + inside * numbers added a multiply-add)
+              where it is (of what the first two add, `alone` times as much where only A's rows are so), and by a leaf
+              that is not the vendor's `relative_time` times as long; by the tiled kernel
+              flops / rate * tiled (1 + waves / tiles + pipe / k + inside * numbers added a multiply-add)
     sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes), and what `host` takes longer for the starts than the device for all its work
@@ -78,10 +78,11 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     tiles = work.tiles
     aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     aside += 1 + work.copied * (rate.copied - 1)
+    own = aside * plan.leaf_use.leaf.relative_time
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
-            slowdown = tiles.slowdown(rate, m, k, n, together) if tiles else aside * _vendors(rate, m, k, n, together)
+            slowdown = tiles.slowdown(rate, m, k, n, together) if tiles else own * _vendors(rate, m, k, n, together)
             compute = problem.type.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * item / (rate.memory or calibration.stream)
@@ -126,8 +127,3 @@ def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
 def vendor(problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of the vendor's product."""
     return seconds(VENDOR, problem, estimated(VENDOR, problem), calibration)
-
-
-def plans(texts: Iterable[str]) -> tuple[Plan, ...]:
-    """Plans from the texts of their levels, above the vendor's product."""
-    return tuple(Plan.parse(f"{text} > vendor" if text else "vendor") for text in texts)

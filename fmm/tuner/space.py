@@ -1,4 +1,7 @@
-"""fmm/tuner/space.py."""
+"""The space that a search walks: choices by name, of which a plan is made, of the levels and leaves that there are.
+
+Not all choices go together; what does not is said where `built` refuses it.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,35 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 
+from fmm.kernels.plans.candidates import considered_levels, leaves_on, searched_levels
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.registry import depends_on_rows
 
-# Choices from which `built` makes a plan: the innermost level, how many levels, how they are run.
-CPU_SPACE: Mapping[str, Sequence[str]] = {
-    "scheme": ("winograd", "strassen", "dps", "li-fig23", "hasa"),
-    "depth": ("1", "2", "3"),
-    "composed": ("no", "yes"),
-    "traversal": ("", "stacked", "sequential"),
-    "fringe": ("", "unequal", "pad", "peel"),
-    "balanced": ("", "balanced(2)"),
-}
-GPU_SPACE: Mapping[str, Sequence[str]] = {
-    "scheme": ("strassen", "winograd", "aligned"),
-    "outer": ("", "1", "2"),
-    "inner": ("1", "2", "3"),
-    "traversal": ("batched", "", "overlapped", "fused"),
-    "fringe": ("pad16", "pad64", "pad4"),
-    "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile"),
-}
+Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
+
+
+def search_space(device: str) -> Space:
+    """The choices for such a device: `cpu` or `cuda`."""
+    schemes = tuple(level.text for level in searched_levels(device))
+    leaves = tuple(name for leaf in leaves_on(device) for name in leaf.tried_names)
+    if device == "cuda":
+        return {
+            "scheme": schemes,
+            "outer": ("", "1", "2"),  # levels of it above the innermost pass
+            "inner": ("1", "2", "3"),  # and in that pass
+            "traversal": ("batched", "", "overlapped", "fused"),
+            "fringe": ("pad16", "pad64", "pad4"),
+            "leaf": leaves,
+        }
+    space = {
+        "scheme": schemes,
+        "depth": ("1", "2", "3"),
+        "composed": ("no", "yes"),  # into one pass
+        "traversal": ("", "stacked", "sequential"),
+        "fringe": ("", "unequal", "pad", "peel"),
+        "balanced": ("", "balanced(2)"),
+    }
+    return {**space, "leaf": leaves} if len(leaves) > 1 else space
 
 
 def built(choices: Mapping[str, str]) -> Plan:
@@ -33,20 +46,31 @@ def built(choices: Mapping[str, str]) -> Plan:
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
     if "inner" in choices:
-        if choices["inner"] == "3" and (choices["traversal"], scheme) != ("batched", "strassen"):
-            raise PlanError("three levels in one pass take long to compile, and gain by batches of Strassen's alone")
-        if scheme == "aligned" and (choices["outer"], choices["inner"], choices["traversal"]) != ("", "1", "batched"):
-            raise PlanError("one copy of the operands is aligned, and its product has nothing to run beside")
-        if choices["traversal"] == "fused" and choices["inner"] != "1":
-            raise PlanError("each product of a fused level is a kernel of its own: two levels are 49 to compile")
-        if (choices["traversal"] == "fused") != (choices["fringe"] == "pad4"):
-            raise PlanError("a fused level reads no more than 4 numbers at a time, others read and write more")
+        _check_passes(choices, _forms(scheme))
         outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
         return Plan.parse(" > ".join([*outer, _level(_power(scheme, choices["inner"]), options), leaf]))
     depth = int(choices["depth"])
     levels = [_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
     first = [choices["balanced"]] if choices.get("balanced") else []
     return Plan.parse(" > ".join([*first, *(_level(x, options) for x in levels), leaf]))
+
+
+def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
+    """PlanError for a GPU's choices that are not worth their compilation."""
+    outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
+    if inner == "3" and (traversal != "batched" or "one pass" not in forms):
+        raise PlanError("three levels in one pass take long to compile, and gain by batches alone, of some schemes")
+    if "copied" in forms and (outer, inner, traversal) != ("", "1", "batched"):
+        raise PlanError("one copy of the operands is aligned, and its product has nothing to run beside")
+    if traversal == "fused" and inner != "1":
+        raise PlanError("each product of a fused level is a kernel of its own: two levels are 49 to compile")
+    if (traversal == "fused") != (choices["fringe"] == "pad4"):
+        raise PlanError("a fused level reads no more than 4 numbers at a time, others read and write more")
+
+
+def _forms(text: str) -> tuple[str, ...]:
+    """In which forms a level is worth considering."""
+    return next((level.forms for level in considered_levels() if level.text == text), ())
 
 
 def _power(scheme: str, exponent: str) -> str:
@@ -57,6 +81,7 @@ def _level(name: str, options: Sequence[str]) -> str:
     return ".".join([name, *filter(None, options)])
 
 
+@depends_on_rows
 @lru_cache(maxsize=4)
 def inverse(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
     """Every plan that choices can make, with the first choices that do."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cuda.launch.graph_cache import REPEATS  # noqa: TID253 - needs no CuPy
+from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace

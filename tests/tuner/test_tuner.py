@@ -35,7 +35,7 @@ from fmm.tuner.effort import EFFORTS
 from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
 from fmm.tuner.search import fits
 from fmm.tuner.shapes import ShapesError
-from fmm.tuner.space import CPU_SPACE, GPU_SPACE, built, inverse
+from fmm.tuner.space import built, inverse, search_space
 from fmm.tuner.stages import Outcome, scattered, tune
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from tests.support.configs import SMALL
@@ -516,6 +516,9 @@ def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
 
 
 # ---- the search's space
+
+
+CPU_SPACE, GPU_SPACE = search_space("cpu"), search_space("cuda")
 
 
 @pytest.mark.parametrize(("space", "least"), [(CPU_SPACE, 100), (GPU_SPACE, 20)], ids=["cpu", "gpu"])

@@ -47,6 +47,10 @@ class Leaf:
     numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
     options: tuple[tuple[LeafOption, ...], ...] = ()  # groups in their order, of each of which at most one may be named
     multiply: Multiply | None = None  # on the host
+    # In which forms it may end a plan (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but only
+    # to see whether a plan beats it too.
+    forms: tuple[str, ...] = ("alone", "nested", "one pass")
+    tried: int = 4  # of a numbered leaf: so many numbers are considered
     relative_error: float = 1.0  # its error as a multiple of the vendor's
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.
@@ -61,6 +65,12 @@ class Leaf:
     def spelled(self) -> str:
         """The names it goes by, without options: `lt0 to lt31`."""
         return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
+
+    @property
+    def tried_names(self) -> tuple[str, ...]:
+        """As candidates name it."""
+        numbers = range(min(self.tried, self.numbers))
+        return tuple(f"{self.name}{number}" for number in numbers) if self.numbers else (self.name,)
 
     @property
     def uses(self) -> Iterator[LeafUse]:

@@ -31,7 +31,7 @@ from fmm.runtime import host_memory
 from fmm.runtime.overflow import may_overflow
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import EFFORTS, Effort
-from fmm.tuner.space import CPU_SPACE
+from fmm.tuner.space import search_space
 from fmm.tuner.trials import Run
 
 LEAST = 2e-3  # seconds of a sample: shorter calls are repeated
@@ -80,7 +80,7 @@ class CpuDevice:
         return EFFORTS
 
     def space(self) -> Mapping[str, Sequence[str]]:
-        return CPU_SPACE
+        return search_space("cpu")
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[CpuSession]:

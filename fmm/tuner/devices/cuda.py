@@ -17,6 +17,7 @@ import numpy as np
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
+from fmm.kernels.plans.candidates import peers
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
@@ -28,14 +29,13 @@ from fmm.tuner.devices.compile_ahead import Ahead, ahead
 from fmm.tuner.devices.cuda_operands import Operands
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import GPU_EFFORTS, Effort
-from fmm.tuner.space import GPU_SPACE
+from fmm.tuner.space import search_space
 from fmm.tuner.trials import Run
 
 LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
 # A device that was idle runs faster, for a while, than its power allows for long: before a sample after so many seconds
 # of idleness it is kept busy for so many milliseconds. (On an H200 the first products are 5 to 10 % faster.)
 IDLE, HEAT = 0.004, 40.0
-LT = ("lt0", "lt1", "lt2", "lt3")  # of cuBLASLt's candidates for a whole product, as many as are tried
 ROWS = 16  # rows of a result that are checked
 PARTS: Mapping[str, Work] = {"sums": "sums", "products": "product"}
 
@@ -83,14 +83,14 @@ class CudaDevice:
         return candidates(True)
 
     def peers(self) -> Sequence[Plan]:
-        return [Plan.parse(leaf) for leaf in LT]
+        return peers("cuda")
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
         return GPU_EFFORTS
 
     def space(self) -> Mapping[str, Sequence[str]]:
-        return GPU_SPACE
+        return search_space("cuda")
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[CudaSession]:

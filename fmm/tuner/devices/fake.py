@@ -20,7 +20,7 @@ from fmm.problem import Problem
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import EFFORTS, GPU_EFFORTS, Effort
 from fmm.tuner.fit import predicted
-from fmm.tuner.space import CPU_SPACE, GPU_SPACE
+from fmm.tuner.space import search_space
 from fmm.tuner.trials import Run
 
 TRUTH = Calibration(
@@ -69,7 +69,7 @@ class FakeDevice:
         return GPU_EFFORTS if self.gpu else EFFORTS
 
     def space(self) -> Mapping[str, Sequence[str]]:
-        return GPU_SPACE if self.gpu else CPU_SPACE
+        return search_space("cuda" if self.gpu else "cpu")
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fmm.kernels import registry
 from fmm.kernels.algorithms.step_table import (
     StepError,
     StepTable,
@@ -18,7 +19,7 @@ from fmm.kernels.algorithms.step_table import (
     step_table_names,
 )
 from fmm.kernels.algorithms.table_kernel import kernel_table, parse_kernel
-from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, symbols, unequal_blocks
+from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, proved_fringe, symbols, unequal_blocks
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Level, Plan, PlanError
 from tests.oracles import li
@@ -91,6 +92,7 @@ UNEQUAL = {
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_which_tables_bear_unequal_blocks(name: str) -> None:
     assert unequal_blocks(name) is UNEQUAL[name]
+    assert proved_fringe(name) == step_table(name).fringe
     # The proof looks at sides of 2 and 3; its claim is for every size.
     if UNEQUAL[name]:
         plan = Plan((Level(name, "sequential", "unequal"),))
@@ -513,12 +515,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of step tables of our own, with the package's kernels; what was found before is forgotten."""
     for name in ("kernels", "hasa"):
         (tmp_path / f"{name}.txt").write_text(text_of(name), encoding="utf-8")
-    planning = importlib.import_module("fmm.kernels.plans.plan")
 
     def forget() -> None:
-        for function in (*vars(MODULE).values(), *vars(planning).values(), unequal_blocks):
-            if hasattr(function, "cache_clear"):
-                function.cache_clear()
+        registry.forget()
+        unequal_blocks.cache_clear()
 
     monkeypatch.setattr(MODULE, "_folder", lambda: tmp_path)
     forget()
@@ -541,6 +541,30 @@ def test_a_wrong_table_dropped_into_the_folder_is_refused(folder: Path) -> None:
     (folder / "wrong.txt").write_text(wrong, encoding="utf-8")
     with pytest.raises(ValueError, match="wrong"):
         Plan.parse("wrong > vendor")
+
+
+def test_a_table_that_says_nothing_of_its_fringe_is_padded(folder: Path) -> None:
+    mine = re.sub(r"^(fringe|consider).*\n", "", FIG3.replace("name    li-fig3", "name    mine"), flags=re.MULTILINE)
+    (folder / "mine.txt").write_text(mine, encoding="utf-8")
+    assert Plan.parse("mine > vendor") == Plan.parse("mine.pad > vendor")
+
+
+def test_a_table_that_says_too_much_of_its_fringe_is_refused(folder: Path) -> None:
+    """Right on equal blocks, and wrong on others: it must not run on them without anybody's asking for it."""
+    (folder / "naive.txt").write_text(f"{NAIVE}\nfringe  unequal\n", encoding="utf-8")
+    with pytest.raises(PlanError, match="the step table naive says that it bears unequal blocks, but it does not"):
+        Plan.parse("naive > vendor")
+    assert defect(Plan.parse("naive.pad > vendor"), 3, 5, 3) is None
+
+
+WORDS = [("fringe  peel", "unknown fringe 'peel'; valid: unequal, pad"), ("consider  all", "cannot consider it 'all'")]
+
+
+@pytest.mark.parametrize(("line", "message"), WORDS)
+def test_what_is_said_of_a_table_must_be_readable(line: str, message: str) -> None:
+    word = line.split()[0]
+    with pytest.raises(StepError, match=f"bad.txt: {message}"):
+        parse(re.sub(rf"^{word}.*$", line, FIG3, flags=re.MULTILINE), "bad.txt")
 
 
 def test_unknown_names_say_what_is_valid(folder: Path) -> None:

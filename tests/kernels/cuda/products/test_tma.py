@@ -14,7 +14,6 @@ import pytest
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import BULK, SUMMING_BULK, Strategy
 from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Several, TileOp
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
 from fmm.kernels.cuda.products.tma import SHARED, BulkOp, bulk_op, makespan, parts_of, rows_are_aligned
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
@@ -29,6 +28,7 @@ from tests.support.host_compiler import header, required_compiler, shared_librar
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import nvrtc, report
 from tests.support.tiled_on_host import DRIVER, FLAGS, scheduler
+from tests.support.tiles import tiled_product
 from tests.support.tma_on_host import SMALL, SMS, check, described, for_the_host, launch_of
 
 DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
@@ -149,7 +149,7 @@ def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem(70, 640, 36, "float32")
     (gemm,) = (op for op in operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
-    tiled = tile_op(gemm, H200, "float32")
+    tiled = tiled_product(gemm, "float32")
     sizes = (70, 640), (640, 36), (70, 36)
     lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
     op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
@@ -199,7 +199,7 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
         (found,) = operations(Plan.parse(plan), Problem(size, size, size + offset, "float32")).ops
         assert isinstance(found, Several | GemmOp)
-        return tile_op(found, H200, "float32") if isinstance(found, GemmOp) else found
+        return tiled_product(found, "float32") if isinstance(found, GemmOp) else found
 
     assert not rows_are_aligned(op("tile", 257))
     assert not rows_are_aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
@@ -213,7 +213,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     """Both times are in seconds: at 1536 two thirds of the last round would be idle."""
     (op,) = (x for x in operations(Plan.parse("tile"), Problem(side, side, side, "float32")).ops)
     assert isinstance(op, GemmOp)
-    tiled = tile_op(op, H200, "float32")
+    tiled = tiled_product(op, "float32")
     time, s = best_bulk(tiled, H200)
     assert s in BULK and tiled.open
     assert (time < seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster

@@ -1,0 +1,136 @@
+"""Candidates: which plans are worth a comparison, made from the levels and leaves that are registered.
+
+A form says how a level and a leaf become plans. Each level says in which forms it is worth considering (an algorithm's
+file, in its line `consider`), and each leaf in which it may end a plan: so what is added is considered, without anybody
+else's having to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Final
+
+from fmm.kernels.algorithms.consider import SEARCHED
+from fmm.kernels.plans.leaf import LEAVES, Leaf
+from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.registry import depends_on_rows
+
+
+@dataclass(frozen=True)
+class CandidateForm:
+    """Plans of one form: `{a}` in a pattern is the level, and the leaf follows. What cannot be parsed is left out."""
+
+    name: str
+    device: str  # cpu or cuda
+    patterns: tuple[str, ...]
+    most_products: int  # that a plan of the form may make
+    reason: str
+
+
+# From the fastest down to those that need the least workspace.
+FORMS: Final = (
+    CandidateForm(
+        "nested",
+        "cpu",
+        ("{a}", "{a} > {a}", "{a} > {a} > {a}"),
+        7**3,
+        "level by level: a CPU's caches hold the sums of one level, and not of several at once",
+    ),
+    CandidateForm(
+        "one pass",
+        "cuda",
+        ("{a}.batched.pad16", "{a}^2.batched.pad16", "{a}^3.batched.pad16"),
+        7**3,
+        # In one pass every sum is formed by itself, so Winograd's sharing saves no traffic there and costs registers:
+        # its sums are never faster than Strassen's, of three levels half as fast (H200).
+        "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
+    ),
+    CandidateForm(
+        "outer",
+        "cuda",
+        (
+            "{a}.overlapped.pad16 > {a}^2.batched.pad16",
+            "{a}.overlapped.pad16 > {a}^3.batched.pad16",
+            "{a}^2.overlapped.pad16 > {a}^2.batched.pad16",
+            "{a}^2.overlapped.pad16 > {a}^3.batched.pad16",
+        ),
+        7**5,
+        "such batches below one or two levels with two products at a time: sums of one run beside the other's products",
+    ),
+    CandidateForm(
+        "in place",
+        "cuda",
+        ("{a}.overlapped.pad16", "{a}.pad16", "{a}^2.overlapped.pad16", "{a}^2.pad16"),
+        7**2,
+        # Alone, Winograd's levels leave more of A and B in place than Strassen's.
+        "one or two levels that read blocks of A and B where they are: less is copied, and less workspace needed",
+    ),
+    CandidateForm(
+        "copied", "cuda", ("{a}.batched.pad16",), 1, "no level at all, but aligned: the vendor's slow products are fast"
+    ),
+    CandidateForm(
+        "inside",
+        "cuda",
+        ("{a}.fused.pad4", "{a}.pad4 > {a}.fused.pad4"),
+        7**2,
+        "the sums inside our own kernel: a level that needs no workspace, and one below another that needs a seventh",
+    ),
+)
+
+
+@depends_on_rows
+@lru_cache(maxsize=4)
+def candidates(device: str) -> tuple[Plan, ...]:
+    """What is compared on such a device (`cpu` or `cuda`): the vendor's product first, other leaves alone last."""
+    found = [VENDOR]
+    for form in FORMS:
+        if form.device == device:
+            found += _plans(form)
+    found += [Plan(leaf=name) for leaf in leaves_on(device) if "alone" in leaf.forms for name in leaf.tried_names]
+    return tuple(dict.fromkeys(found))
+
+
+def _plans(form: CandidateForm) -> Iterator[Plan]:
+    """Those of one form, for each leaf that may end it."""
+    leaves = [name for leaf in leaves_on(form.device) if form.name in leaf.forms for name in leaf.tried_names]
+    for leaf in leaves:
+        for level in considered_levels():
+            for pattern in form.patterns if form.name in level.forms else ():
+                with suppress(PlanError):
+                    plan = Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
+                    if prod(x.products for x in plan.levels) <= form.most_products:
+                        yield plan
+
+
+def leaves_on(device: str) -> list[Leaf]:
+    """The leaves that such a device has and that are considered at all."""
+    return [leaf for leaf in LEAVES if device in leaf.devices and leaf.forms]
+
+
+def peers(device: str) -> tuple[Plan, ...]:
+    """What else the vendor has for a product: a plan must beat these too."""
+    return tuple(Plan(leaf=name) for leaf in leaves_on(device) if "peer" in leaf.forms for name in leaf.tried_names)
+
+
+@depends_on_rows
+@lru_cache(maxsize=1)
+def considered_levels() -> tuple[CandidateLevel, ...]:
+    """Of all kinds; those that need less workspace behind the others."""
+    found = [level for kind in LEVEL_KINDS for level in kind.considered()]
+    return tuple(sorted(found, key=lambda level: level.lean))
+
+
+def searched_levels(device: str) -> tuple[CandidateLevel, ...]:
+    """What a search looks at on such a device: of schemes and of tables, what is compared anyway comes first."""
+    forms = [form.name for form in FORMS if form.device == device] + ([SEARCHED] if device == "cpu" else [])
+
+    def first_form(level: CandidateLevel) -> int:
+        return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
+
+    found = [level for level in considered_levels() if first_form(level) < len(forms)]
+    return tuple(sorted(found, key=lambda level: (level.lean, first_form(level))))

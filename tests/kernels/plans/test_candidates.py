@@ -1,0 +1,96 @@
+"""Candidates: exactly which plans are compared and searched today, and that what is added is among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fmm.kernels.algorithms.consider import FORMS as NAMED
+from fmm.kernels.algorithms.consider import SEARCHED, considered_forms
+from fmm.kernels.plans.candidates import FORMS, candidates, considered_levels, peers
+from fmm.perfmodel.choose import candidates as compared
+from fmm.tuner.space import search_space
+
+CPU = [
+    "vendor",
+    "winograd > vendor",
+    "winograd > winograd > vendor",
+    "winograd > winograd > winograd > vendor",
+    "strassen > vendor",
+    "strassen > strassen > vendor",
+    "strassen > strassen > strassen > vendor",
+    "li-fig23 > vendor",
+    "li-fig23 > li-fig23 > vendor",
+    "li-fig23 > li-fig23 > li-fig23 > vendor",
+]
+GPU = [
+    "vendor",
+    "strassen.batched.pad16 > vendor",
+    "strassen^2.batched.pad16 > vendor",
+    "strassen^3.batched.pad16 > vendor",
+    "strassen.overlapped.pad16 > strassen^2.batched.pad16 > vendor",
+    "strassen.overlapped.pad16 > strassen^3.batched.pad16 > vendor",
+    "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > vendor",
+    "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > vendor",
+    "winograd.overlapped.pad16 > vendor",
+    "winograd.pad16 > vendor",
+    "winograd^2.overlapped.pad16 > vendor",
+    "winograd^2.pad16 > vendor",
+    "aligned.batched.pad16 > vendor",
+    "strassen.fused.pad4 > tile",
+    "strassen.pad4 > strassen.fused.pad4 > tile",
+]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", CPU), ("cuda", GPU)])
+def test_what_is_compared(device: str, expected: list[str]) -> None:
+    """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
+    assert [str(plan) for plan in candidates(device)] == expected
+    assert compared(device == "cuda") == candidates(device)
+
+
+def test_what_else_the_vendor_has() -> None:
+    assert [str(plan) for plan in peers("cuda")] == ["lt0", "lt1", "lt2", "lt3"]
+    assert peers("cpu") == ()
+
+
+def test_what_is_searched() -> None:
+    assert search_space("cpu") == {
+        "scheme": ("winograd", "strassen", "dps", "li-fig23", "hasa"),
+        "depth": ("1", "2", "3"),
+        "composed": ("no", "yes"),
+        "traversal": ("", "stacked", "sequential"),
+        "fringe": ("", "unequal", "pad", "peel"),
+        "balanced": ("", "balanced(2)"),
+    }
+    assert search_space("cuda") == {
+        "scheme": ("strassen", "winograd", "aligned"),
+        "outer": ("", "1", "2"),
+        "inner": ("1", "2", "3"),
+        "traversal": ("batched", "", "overlapped", "fused"),
+        "fringe": ("pad16", "pad64", "pad4"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile"),
+    }
+
+
+def test_every_form_that_a_file_may_name_is_one() -> None:
+    assert {*(form.name for form in FORMS), SEARCHED} == set(NAMED)
+    assert all(set(level.forms) <= set(NAMED) for level in considered_levels())
+
+
+LINES = [
+    # (the text of a file, in which forms it is considered)
+    ("name  x\n", ("nested", "one pass")),  # nothing said: the usual ones
+    ("name  x\nconsider  nothing\n", ()),
+    ("consider nothing   # it never pays\nname  x\n", ()),
+    ("name  x\nconsider  outer, in place  # and not alone\n", ("outer", "in place")),
+]
+
+
+@pytest.mark.parametrize(("text", "forms"), LINES)
+def test_the_line_consider(text: str, forms: tuple[str, ...]) -> None:
+    assert considered_forms(text) == forms
+
+
+def test_a_form_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot consider it 'sideways'; valid: nothing, or some of nested, one pass"):
+        considered_forms("consider  nested, sideways\n")
