@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from fmm.kernels.cuda.device_code.read import expanded
+from fmm.kernels.cuda.device_code.read import with_headers
 from tests.support.nvrtc import ARCHITECTURES, CPP17, compile_cuda
 
 # Those that need more than the oldest architecture: what a copy engine and warpgroups that multiply are asked.
@@ -24,14 +24,14 @@ HEADERS = sorted(x.name for x in resources.files("fmm.kernels.cuda.device_code")
 )
 def test_a_header_compiles_alone(name: str, architecture: str) -> None:
     """It includes all that it uses, so an editor can parse it, and whoever includes it need include nothing before."""
-    log, _ = compile_cuda(expanded(f'#include "{name}"\n'), architecture, *CPP17, NOBODY_USES_IT)
+    log, _ = compile_cuda(with_headers(f'#include "{name}"\n'), architecture, *CPP17, NOBODY_USES_IT)
     assert not log
 
 
 def test_a_header_is_put_in_place_once() -> None:
     """However many ways lead to it."""
-    text = expanded("".join(f'#include "{name}"\n' for name in HEADERS))
+    text = with_headers("".join(f'#include "{name}"\n' for name in HEADERS))
     assert "#include" not in text and "#pragma once" not in text
     for name in HEADERS:
-        first = expanded(f'#include "{name}"\n').splitlines()[0]
+        first = with_headers(f'#include "{name}"\n').splitlines()[0]
         assert text.count(first) == 1, name

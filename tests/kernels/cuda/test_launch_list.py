@@ -11,9 +11,9 @@ import pytest
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.device_code.read import header
+from fmm.kernels.cuda.device_code.read import header_text
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LEAVES, LeafUse, leaf_names
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -41,7 +41,7 @@ class Case:
 
     def recorded(self) -> LaunchList:
         problem = Problem(2048, 2048, 2048, self.dtype, **dict(self.given))
-        return record(Plan.parse(self.plan), problem, target_on(self.on, self.alignment, self.flagged))
+        return record_launches(Plan.parse(self.plan), problem, target_on(self.on, self.alignment, self.flagged))
 
 
 CASES = (
@@ -133,7 +133,7 @@ def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
             for side in (512, 301):
                 try:
                     plan = Plan.parse(f"{level} > {use}" if level else str(use))
-                    yield record(plan, Problem(side, side, side, dtype), target_on(on, flagged=True))
+                    yield record_launches(plan, Problem(side, side, side, dtype), target_on(on, flagged=True))
                 except PlanError:
                     continue
 
@@ -153,6 +153,6 @@ def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
             else:
                 name = step.label.replace(",", " ").replace(":", " ").split()[0]
                 warps = name == "gemm_simt" and step.kernel.spec.deep  # of a chip that has no such instructions
-                begins = header("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
+                begins = header_text("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
                 assert step.kernel.source.startswith(begins), step.label
                 assert not warps or not on.has_warp_float64
