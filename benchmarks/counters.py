@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+import numpy as np
+
 from benchmarks import ncu
 from fmm.kernels.algorithms.table_kernel import Kernel, kernel_table
 from fmm.kernels.cuda.products.tile_sizes import GPU8, Strategy, strategy
@@ -206,7 +208,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def run(size: int) -> None:
     """Every plan once, what is compiled being so before: the profiler counts between start and stop."""
     import cupy
-    import numpy as np
 
     from fmm.runtime.device_backend import DeviceBackend
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
-
-
-def numpy_product(left: Any, right: Any, dest: Any) -> None:
-    np.matmul(left, right, out=dest)
 
 
 ALL = tuple(DTYPES)

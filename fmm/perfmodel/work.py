@@ -117,7 +117,8 @@ def _tiles(plan: Plan, dtype: str) -> Tiles | None:
     leaf = plan.leaf_use.leaf
     if not plan.timed_by_tiles or dtype in set(leaf.types) - set(leaf.types_inside):
         return None
-    found = plan.levels[-1].fused_scheme if plan.levels else None
+    products = plan.levels[-1].fused_products if plan.levels else None
+    found = products.scheme if products else None
     usual = DOUBLE[0] if dtype == "float64" else SUMMING["float32"] if found else TUNED[0]
     chosen = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
     if found is None:

@@ -17,7 +17,7 @@ from fmm.arrays.library import Operand, Setting
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import operations, record
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth
 from fmm.perfmodel.choose import Limits
@@ -26,7 +26,7 @@ from fmm.problem import Layout, Problem
 from fmm.runtime.decide import Decision
 from fmm.runtime.decide_gpu import Gpu, decide_on, gpu
 
-RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # launches, multiply-adds
+RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds
 Span = tuple[int, int]  # bytes from an array's first element to its lowest byte and beyond its highest one
 
 
@@ -111,13 +111,10 @@ def answer(asked: Question) -> Call:
 
 
 def _recurs(tape: LaunchList, work: Work) -> bool:
-    """Would a graph start noticeably earlier than its launches? Few of them, of about 3 milliseconds at most."""
-    count = len(work.offsets)
-    return (
-        tape.lanes_used == 1
-        and len(tape.launches) * count <= RECURRING_OPS
-        and prod(work.size) * count <= RECURRING_WORK
-    )
+    """Would a graph start noticeably earlier than its launches? Few of them, the vendor's calls among them, of about 3
+    milliseconds at most."""
+    count, ops = len(work.offsets), operations(tape.plan, tape.problem).ops
+    return tape.lanes_used == 1 and len(ops) * count <= RECURRING_OPS and prod(work.size) * count <= RECURRING_WORK
 
 
 def scratch(tape: LaunchList) -> int:

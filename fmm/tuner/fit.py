@@ -14,6 +14,7 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.predict import seconds
 from fmm.perfmodel.work import Work, counted
 from fmm.problem import Problem
@@ -328,8 +329,6 @@ def thresholds(calibration: Calibration, dtype: str, measured: Sequence[tuple[Si
     which Equation 2 agrees with most of them, found by search, as in the paper's installation. tau2 is the side from
     which one level pays (Li, Ranka and Sahni's figures 16 and 23), tau1 half of it, below which nothing is split.
     """
-    from fmm.perfmodel.papers import recursion_points
-
     large = ratio(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
 
     def at(m: int, k: int, n: int) -> float:

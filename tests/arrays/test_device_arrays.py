@@ -26,6 +26,7 @@ from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import device_call as device_multiply
+from fmm.runtime import plan_gpu as device_plan
 from fmm.runtime import prepare as device_call
 from fmm.runtime.decide_gpu import Gpu, calibration_of_device, decide_on, leaner_on
 from fmm.runtime.plan_gpu import device_index, type_name
@@ -421,8 +422,6 @@ def test_types_by_any_name(dtype: Any, name: str) -> None:
 
 
 def test_plans_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fmm.runtime import plan_gpu as device_plan
-
     monkeypatch.setattr(device_plan, "gpu", lambda index: H200)
     decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
     assert decision.problem is not None and decision.problem.dtype == "tf32"

@@ -16,6 +16,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
+from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.runtime import device_call as device_multiply
@@ -374,7 +375,7 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     """And comes back to them: the host learns of the rescue without waiting for it."""
     import cupy
 
-    from fmm.kernels.cuda.recompute import flags, trust
+    from fmm.kernels.cuda.recompute import flags
 
     x = draw((256, 256))
     good = library.array(x, "float32")

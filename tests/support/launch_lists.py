@@ -77,12 +77,12 @@ def _strided(memory: Matrix, start: int, shape: tuple[int, int], strides: tuple[
 
 
 def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
+    alpha, beta = (kind.type(x if kind.kind == "c" else complex(x).real) for x in (op.alpha, op.beta))
     for i in range(op.count):
         left = _factor(op.left, i, (op.m, op.k), memory, kind)
         right = _factor(op.right, i, (op.k, op.n), memory, kind)
         dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
-        old = np.asarray(op.beta).astype(kind) * dest if op.beta else 0
-        dest[...] = np.asarray(op.alpha).astype(kind) * (left @ right) + old
+        dest[...] = alpha * (left @ right) + (beta * dest if beta else 0)
 
 
 def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:

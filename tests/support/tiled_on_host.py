@@ -25,14 +25,14 @@ Memory = dict[str, np.ndarray[Any, Any]]  # base -> its numbers, from a multiple
 
 
 @cache
-def _scheduler() -> Any:
-    """What runs a block's threads: compiled once, and loaded before any kernel, which calls it."""
+def scheduler() -> Any:
+    """What runs a block's threads, which take turns: loaded before any kernel, which calls it."""
     return shared_library(header("turns.cpp"), FLAGS, ctypes.RTLD_GLOBAL)
 
 
 def tiled_library(text: str) -> Any:
     """Kernels with their drivers, without the headers."""
-    _scheduler()
+    scheduler()
     return shared_library(header("turns.h") + text.replace("#pragma once", ""), FLAGS)
 
 

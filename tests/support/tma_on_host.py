@@ -1,4 +1,4 @@
-"""Products by the copy engine compiled for the host, where threads are threads and the copy engine is a loop."""
+"""Products by the copy engine compiled for the host, where that engine is a loop."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from fmm.kernels.cuda.device_code.read import header as device_code
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import Strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tma import BulkOp, bulk_op, rows_are_aligned
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
 from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
-from tests.support.chips import H200
 from tests.support.host_compiler import header
+from tests.support.tiles import tiled_product
 
 SMS = 132
 SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp_n=4, stages=6, blocks=1)
@@ -27,7 +27,7 @@ def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = S
     tape = operations(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
-    tiled = tile_op(op, H200, "float32") if isinstance(op, GemmOp) else op
+    tiled = tiled_product(op, "float32") if isinstance(op, GemmOp) else op
     assert isinstance(tiled, TileOp | Several)
     assert rows_are_aligned(tiled)
     made = bulk_op(tiled, s, multiprocessors)
@@ -36,12 +36,10 @@ def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = S
 
 
 def for_the_host(kernel: BulkKernel, host: str, gates: str) -> str:
-    """The kernel's source, with functions in the place of what a GPU has."""
-    files, stub = source(kernel).split("using Task =", 1)
-    head, _, engine_and_body = files.partition("// What Hopper's copy engine")
-    body = engine_and_body[engine_and_body.index("// Products with sums in them") :]
-    text = header("language.h") + host + head + header("copies.h") + gates + body + "using Task =" + stub
-    return text.replace("#pragma once", "")
+    """The kernel's source, with functions in the place of what only a GPU has: of all that is in ptx_tma.cuh."""
+    text, engine = source(kernel), device_code("ptx_tma.cuh").replace("#pragma once\n", "", 1)
+    assert text.count(engine) == 1
+    return header("language.h") + host + text.replace(engine, header("copies.h") + gates)
 
 
 def described(x: TensorMap, start: int) -> list[int]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from fmm.config import files, locate, store
 from fmm.config.identity import Identity
 from fmm.tuner.cli import main
+from fmm.tuner.commands import measure
 from fmm.tuner.commands import tune as commands_tune
 from fmm.tuner.devices import choose
 from fmm.tuner.devices.fake import FAKE, FakeDevice
@@ -482,8 +484,6 @@ def test_a_package_that_is_missing_is_named_before_anything_is_measured(
 def test_a_canary_that_has_nothing_to_measure_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fmm.tuner.commands import measure
-
     monkeypatch.setattr(measure, "chosen", lambda name: [FakeDevice()])
     path = tmp_path / "config.json"
     assert main(["canary", "--output", str(path)]) == 1
@@ -513,10 +513,6 @@ def test_a_canary_restores_trust_or_takes_it(
     slower: float, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After an update of the library, by measuring one entry again."""
-    from dataclasses import replace
-
-    from fmm.tuner.commands import measure
-
     device = FakeDevice()
     monkeypatch.setattr(commands_tune, "chosen", lambda name: [device])
     monkeypatch.setattr(measure, "chosen", lambda name: [device])

@@ -11,6 +11,7 @@ from fmm.config import files
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
+from fmm.runtime.decide_gpu import decide_on, gpu
 from fmm.tuner.cli import main
 from fmm.tuner.journal import Journal, Pace
 from fmm.tuner.trials import Run
@@ -48,8 +49,6 @@ def test_what_does_not_fit_is_a_row() -> None:
 def test_a_short_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fmm.runtime.decide_gpu import decide_on, gpu
-
     arguments = ["--device", "0", "--effort", "quick", "--dtype", "float32", "--time-limit", "15", "--json"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)

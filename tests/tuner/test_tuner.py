@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose, ranked
+from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner import fit as fitting
@@ -483,8 +485,6 @@ def test_outliers_do_not_carry_the_fit_away() -> None:
 
 @pytest.mark.timed
 def test_a_fit_takes_part_of_a_second() -> None:
-    import time
-
     seen = observed(TRUTH)
     start = time.perf_counter()
     fitting.fit(FakeDevice().untuned(), "float64", seen)
@@ -501,8 +501,6 @@ def test_errors_are_those_of_the_predictions() -> None:
 
 
 def test_thresholds_are_equation_2s() -> None:
-    from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
-
     found = fitting.thresholds(TRUTH, "float64")
     assert found["tau2"] == pytest.approx(recursion_point(found["ratio"], WINOGRAD))
     assert found["tau1"] == found["tau2"] / 2 and found["epsilon"] == 0

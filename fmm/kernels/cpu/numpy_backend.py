@@ -13,7 +13,6 @@ import numpy as np
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.elementwise import Call, Schedule, schedule
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.leaves import numpy_product
 from fmm.kernels.plans.leaf import Multiply, leaf_use
 from fmm.kernels.plans.level_steps import Sum
 
@@ -57,6 +56,10 @@ class NumpyBackend:
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             tasks += [partial(_panel, plan, slots, panel) for panel in _panels(window, plan, slots)]
         self.threads.run(tasks)
+
+
+def numpy_product(left: Array, right: Array, dest: Array) -> None:
+    np.matmul(left, right, out=dest)
 
 
 def host_product(leaf: str) -> Multiply:

@@ -42,11 +42,10 @@ class Task:
     work: Callable[[], object]
     flops: int = 0  # of a product; a sum has none that count
     after: set[Task] = field(default_factory=set)
+    multiply: Multiply | None = None  # of a product that may be cut: by what
 
     def __post_init__(self) -> None:
         self.read, self.written = [_span(x) for x in self.reads], [_span(x) for x in self.writes]
-
-    multiply: Multiply | None = None  # of a product: by what
 
     @staticmethod
     def multiplying(multiply: Multiply, left: Array, right: Array, dest: Array) -> Task:
@@ -57,11 +56,12 @@ class Task:
         return _meet(self.written, other.written) or _meet(self.written, other.read) or _meet(self.read, other.written)
 
     def halves(self) -> list[Task]:
-        """Two products of about half the rows each; none if those would be too few."""
+        """Two products of about half the rows each; none if those would be too few, or nobody knows how to cut it."""
+        if self.multiply is None:
+            return []
         (left, right), (dest,) = self.reads, self.writes
         middle = round(len(left) / 2 / WHOLE) * WHOLE
         parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= ROWS else ()
-        assert self.multiply is not None
         return [Task.multiplying(self.multiply, left[part], right, dest[part]) for part in parts]
 
 

@@ -21,11 +21,11 @@ from fmm.kernels.cuda.recompute.recompute import recompute_launches
 from fmm.kernels.cuda.select import Target, select
 from fmm.kernels.cuda.sums.sum_launch import sum_op
 from fmm.kernels.cuda.views import View, constant_distance, operand_views
+from fmm.kernels.plans.blocks import blocks
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum, Updating
-from fmm.kernels.plans.lower import grid
 from fmm.kernels.plans.memory_layout import leading, temporary_bytes
-from fmm.kernels.plans.plan import Level, Plan, PlanError
+from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.walk import Operands, Triple, walk
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
@@ -135,12 +135,13 @@ class Recorder:
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         """A scheme's products, each with its sums inside: the steps of a sequential level, without temporaries."""
-        level = plan.levels[0]
-        assert isinstance(level, Level)
-        (m, k, n), strategy = level.size, strategy_of(plan.leaf_use)
+        level, strategy = plan.levels[0].fused_products, strategy_of(plan.leaf_use)
+        if level is None:
+            return False
+        m, k, n = level.scheme.size
         parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
-        places = [grid(x, operands[x].rows, operands[x].cols, p, level) for x, p in parts]
-        views = [[self.part(operands[p.name], p) for p in blocks] for blocks in places]
+        places = [blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
+        views = [[self.part(operands[p.name], p) for p in found] for found in places]
         fused = Fused(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
             self._scale(operands["C"], beta)

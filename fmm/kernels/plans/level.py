@@ -37,6 +37,14 @@ class Footprint(NamedTuple):
     sequential: bool = False  # are its sums small passes between the products?
 
 
+class FusedProducts(NamedTuple):
+    """Of a level whose sums are all done inside its products: whose sums, and how its launches are made of them."""
+
+    scheme: Scheme
+    unit: int | None  # blocks' sides are multiples of it; None: they differ by at most one
+    tasks: tuple[str, ...] = ()  # how products share launches and the device
+
+
 class PlanLevel(ABC):
     """One level of a plan. Frozen, hashable, and equal to another that has the same text."""
 
@@ -125,7 +133,7 @@ class PlanLevel(ABC):
     @property
     def fused(self) -> bool:
         """Are all its sums done inside its products?"""
-        return False
+        return self.fused_products is not None
 
     @property
     def sums_inside(self) -> bool:
@@ -143,8 +151,8 @@ class PlanLevel(ABC):
         return self.products
 
     @property
-    def fused_scheme(self) -> Scheme | None:
-        """Of a fused level: whose sums are inside."""
+    def fused_products(self) -> FusedProducts | None:
+        """What a machine needs that does its sums inside its products; None where none can."""
         return None
 
     # ---- what the model may know of it without counting its steps

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fmm.kernels.algorithms.additions import Coefficient, updating
-from fmm.kernels.plans.blocks import blocks
 from fmm.kernels.plans.level_steps import COPY, Place, Product, Recipe, Sum, temporaries, whole
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.registry import depends_on_rows
 
 PANEL = 1 << 20  # elements: an updating leaf computes this much of A B at a time, so that its scratch stays small
@@ -23,11 +22,6 @@ def lower(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coef
     if (alpha, beta) != (1, 0) and not first.takes_alpha_beta:
         return _updated(plan, m, k, n, alpha, beta)
     return first.lower(plan, m, k, n, alpha, beta)
-
-
-def grid(name: str, rows: int, cols: int, parts: tuple[int, int], level: Level) -> list[Place]:
-    """For kernels/cuda, until it asks fmm.kernels.plans.blocks."""
-    return blocks(name, rows, cols, parts, level.block_unit)
 
 
 def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:

@@ -6,7 +6,6 @@ from functools import lru_cache
 from math import prod
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.leaves import LT_SCRATCH as LT_SCRATCH  # for kernels/cuda, until it asks the leaf
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError

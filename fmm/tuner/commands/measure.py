@@ -18,6 +18,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.problem import Problem
 from fmm.runtime.decide import answer
+from fmm.tuner.commands import suites
 from fmm.tuner.commands.config import guarded, sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
@@ -176,15 +177,13 @@ def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, st
 
 
 def _suites(options: argparse.Namespace) -> int:
-    from fmm.tuner.commands.suites import EFFORTS, SUITES  # NumPy's random generators and threads, only when measuring
-
     where = environment(command())
     if not options.json:
         print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")
-    for name in options.suite or SUITES:
-        suite = SUITES[name]
+    for name in options.suite or suites.SUITES:
+        suite = suites.SUITES[name]
         rows: list[dict[str, Any]] = []
-        for row in suite(EFFORTS[options.effort]):
+        for row in suite(suites.EFFORTS[options.effort]):
             rows.append(row)
             print(json.dumps({"suite": name, **row}) if options.json else _line(name, row), flush=True)
         if options.output:

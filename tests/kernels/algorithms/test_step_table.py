@@ -20,6 +20,7 @@ from fmm.kernels.algorithms.step_table import (
 )
 from fmm.kernels.algorithms.table_kernel import kernel_table, parse_kernel
 from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, proved_fringe, symbols, unequal_blocks
+from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Level, Plan, PlanError
 from tests.oracles import li
 
@@ -161,8 +162,6 @@ def test_a_sum_that_does_not_fit_says_where_and_what_to_use(name: str) -> None:
 
 
 def run_on_symbols(plan: Plan, m: int, k: int, n: int) -> None:
-    from fmm.kernels.plans.lower import lower
-
     lower(plan, m, k, n)
 
 

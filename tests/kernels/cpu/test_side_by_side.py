@@ -15,11 +15,10 @@ import pytest
 
 import fmm
 from fmm.kernels.cpu import openblas, side_by_side
-from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.numpy_backend import NumpyBackend, numpy_product
 from fmm.kernels.cpu.side_by_side import Flow, SideBySide, Task
 from fmm.kernels.cpu.step_timer import spent
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads, processors
-from fmm.kernels.leaves import numpy_product
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime import probe

@@ -12,11 +12,16 @@ import pytest
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.cuda.launch_list import LaunchList, Turn
 from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.cuda.sums.sum_source import ENTRY, source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
-from fmm.runtime.device_backend import recorded
+
+pytest.importorskip("cupy")
+
+from fmm.runtime.device_backend import DeviceBackend, recorded
 
 pytestmark = pytest.mark.gpu
 
@@ -33,8 +38,6 @@ def cupy() -> Any:
 
 @pytest.fixture(scope="module")
 def backend(cupy: Any) -> Any:
-    from fmm.runtime.device_backend import DeviceBackend
-
     return DeviceBackend()
 
 
@@ -102,6 +105,7 @@ def _check(
     scalars: tuple[complex, complex] = (1, 0),
     shift: int = 0,
 ) -> None:
+
     rng = np.random.default_rng(11)
     m, k, n = size
     alpha, beta = scalars
@@ -274,6 +278,7 @@ def test_multiply_takes_any_strides(cupy: Any, backend: Any) -> None:
 
 
 def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
+
     n = 96
     a, b = (cupy.asarray(_numbers(np.random.default_rng(i), (n, n), "float32")) for i in (1, 2))
     c = cupy.empty_like(a)
@@ -289,17 +294,20 @@ def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
         np.testing.assert_array_equal(c.get(), (a @ b).get())
 
 
+def _own(tape: LaunchList) -> LaunchList:
+    """The plan's own steps, without those that would compute C again and lower the flag."""
+    pairs = zip(tape.steps, tape.lanes, strict=True)
+    kept = [(step, lane) for step, lane in pairs if isinstance(step, Turn) or step.does != "recompute"]
+    steps, lanes = zip(*kept, strict=True)
+    return replace(tape, steps=steps, lanes=lanes)
+
+
 def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
+
     n = 64
     a = cupy.full((n, n), 100, np.float16)
     c = cupy.empty_like(a)
-    whole = recorded(Plan.parse("winograd.batched.pad16 > vendor"), Problem(n, n, n, "float16"), flagged=True)
-    # What computes the product again lowers the flag at its end: left out, the flag is seen as the sums left it.
-    steps = [
-        (x, lane) for x, lane in zip(whole.steps, whole.lanes, strict=True) if getattr(x, "does", "") != "recompute"
-    ]
-    assert len(steps) < len(whole.steps)
-    tape = replace(whole, steps=tuple(x for x, _ in steps), lanes=tuple(lane for _, lane in steps))
+    tape = _own(recorded(Plan.parse("winograd.batched.pad16 > vendor"), Problem(n, n, n, "float16"), flagged=True))
     workspace = cupy.empty(tape.workspace, np.uint8)
     for scale, raised in ((1, 1), (0.01, 0)):
         x = (a * np.float16(scale)).astype(np.float16)  # 64 * 100 * 100 is beyond 65504
@@ -309,6 +317,7 @@ def test_the_flag_says_that_a_sum_overflowed(cupy: Any, backend: Any) -> None:
 
 
 def test_streams_and_threads_do_not_disturb_each_other(cupy: Any, backend: Any) -> None:
+
     n, failures = 160, []
     tape = recorded(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float64"))
 
@@ -334,8 +343,6 @@ def test_streams_and_threads_do_not_disturb_each_other(cupy: Any, backend: Any) 
 
 def test_the_math_mode_is_given_back(cupy: Any) -> None:
     from cupy_backends.cuda.libs import cublas
-
-    from fmm.runtime.device_backend import DeviceBackend
 
     handle, n = cupy.cuda.device.get_cublas_handle(), 512
     a = cupy.random.standard_normal((n, n), dtype=np.float32)
@@ -373,8 +380,6 @@ def test_subnormal_numbers_count(cupy: Any, backend: Any, plan: str, dtype: str)
 def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
     """What this device's compiler made. That of test_sum_source.py has nothing in local memory; other versions
     miss that by a few bytes here and there, which cost nothing."""
-    from fmm.kernels.cuda.sums.sum_source import ENTRY, source
-
     for text, dtype in product(
         ("winograd.batched.pad16", "strassen^2.batched.pad16"), ("float32", "float64", "bfloat16")
     ):

@@ -329,7 +329,7 @@ def test_a_leaf_says_along_what_its_operands_lie(
     tape = operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
     sums = [op for op in tape.ops if isinstance(op, SumOp)]
     (gemm,) = (op for op in tape.ops if isinstance(op, GemmOp))
-    assert gemm.leaf == leaf.partition(".")[0]
+    assert gemm.use.product == leaf.partition(".")[0]
     assert (gemm.left.transposed, gemm.right.transposed) == transposed
     other = {"split A": "split B", "split B": "split A"}
     assert [op.label for op in sums if op.kernel.tall] == (tall if order == "C" else [other[label] for label in tall])

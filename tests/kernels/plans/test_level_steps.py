@@ -17,9 +17,9 @@ from fmm.kernels.cpu.elementwise import schedule
 from fmm.kernels.cpu.execute import execute
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.blocks import cuts, side
+from fmm.kernels.plans.blocks import blocks, cuts, side
 from fmm.kernels.plans.level_steps import Batch, Place, Recipe, Sum, whole
-from fmm.kernels.plans.lower import PANEL, grid, lower
+from fmm.kernels.plans.lower import PANEL, lower
 from fmm.kernels.plans.memory_layout import ALIGN, leading, temporary_bytes
 from fmm.kernels.plans.plan import Level, Plan
 from fmm.kernels.plans.workspace import flops, leaf_products, workspace
@@ -70,16 +70,14 @@ def test_cuts_tile_the_side(length: int, parts: int, unit: int | None) -> None:
     assert sizes == [min(full, max(length - i * full, 0)) for i in range(parts)]
 
 
-def test_grid_is_row_major() -> None:
-    level = Level("strassen")
-    assert grid("A", 3, 5, (2, 2), level) == [
+def test_blocks_are_row_major() -> None:
+    assert blocks("A", 3, 5, (2, 2), None) == [
         Place("A", 0, 0, 2, 3),
         Place("A", 0, 3, 2, 2),
         Place("A", 2, 0, 1, 3),
         Place("A", 2, 3, 1, 2),
     ]
-    padded = Level("strassen", "stacked", "pad4")
-    assert [(p.rows, p.cols) for p in grid("A", 3, 5, (2, 2), padded)] == [(3, 4), (3, 1), (0, 4), (0, 1)]
+    assert [(p.rows, p.cols) for p in blocks("A", 3, 5, (2, 2), 4)] == [(3, 4), (3, 1), (0, 4), (0, 1)]
 
 
 def test_cropping_never_enlarges() -> None:

@@ -1,13 +1,6 @@
-#include <atomic>
-#include <barrier>
+#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
-#include <thread>
-#include <vector>
-#include <algorithm>
 using std::abs;
 using std::max;
 using std::min;
@@ -19,5 +12,4 @@ using std::min;
 #define __shared__
 #define __align__(x)
 struct Dim { unsigned x, y, z; };
-static thread_local Dim threadIdx;
 static unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }

@@ -1,4 +1,5 @@
 #include <setjmp.h>
+#include <stdlib.h>
 #include <ucontext.h>
 struct Dim { unsigned x, y, z; };
 Dim blockIdx, gridDim, threadIdx;
@@ -14,13 +15,15 @@ struct Thread {
 };
 static Thread threads[MOST];
 static jmp_buf next_turn;
+extern "C" void let_others() {
+    if (!_setjmp(threads[threadIdx.x].here)) _longjmp(next_turn, 1);
+}
 struct Barrier {
     unsigned size = 32, arrived = 0, times = 0;
     void wait() {
         const unsigned before = times;
         if (++arrived == size) arrived = 0, ++times;
-        while (times == before)
-            if (!_setjmp(threads[threadIdx.x].here)) _longjmp(next_turn, 1);
+        while (times == before) let_others();
     }
 };
 static Barrier everyone, warps[MOST / 32];
@@ -59,7 +62,7 @@ static void run_block(unsigned count) {
     everyone = {count};
     for (Thread* t = threads; t < threads + count; ++t) {
         Thread& x = *t;
-        x.stack = x.stack ? x.stack : new char[STACK];
+        x.stack = x.stack ? x.stack : static_cast<char*>(malloc(STACK));
         x.begun = x.done = false;
         getcontext(&x.start);
         x.start.uc_stack.ss_sp = x.stack, x.start.uc_stack.ss_size = STACK;

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <climits>
 #include <cstdint>
 #include <cstdio>
@@ -6,7 +7,11 @@
 #include <linux/futex.h>
 #include <new>
 #include <sys/syscall.h>
+#include <thread>
 #include <unistd.h>
+#include <vector>
+
+static thread_local Dim threadIdx;
 
 // A wait that orders nothing: ThreadSanitizer knows what libraries do, not this.
 static void wait_while(std::atomic<unsigned>& word, unsigned value) {

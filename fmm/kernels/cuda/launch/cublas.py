@@ -19,7 +19,6 @@ from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.views import Factor
-from fmm.kernels.leaves import LT_SCRATCH
 
 Math = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
@@ -224,7 +223,7 @@ class _LtGemm:
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
-        self.types, self.scratch = types, op.scratch
+        self.types, self.scratch, self.room = types, op.scratch, op.use.leaf.scratch
         self.library, self.handle = _lt()
         self.scalars = _scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
@@ -242,7 +241,7 @@ class _LtGemm:
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul
         operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
-        scratch = bases[3] + self.scratch, LT_SCRATCH
+        scratch = bases[3] + self.scratch, self.room
         _checked(call(self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream), "cuBLASLt")
 
     def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
@@ -269,7 +268,7 @@ class _LtGemm:
     def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
         preference, found, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
         _checked(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
-        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(LT_SCRATCH))
+        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.room))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts

@@ -12,7 +12,7 @@ from fmm.kernels.cuda.products.tiled import Several, TileOp, fused_op
 from fmm.kernels.cuda.products.tiled_source import Update
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.fused_order import Lane, stages
-from fmm.kernels.plans.plan import Level
+from fmm.kernels.plans.level import FusedProducts
 
 
 class Blocks(NamedTuple):
@@ -27,10 +27,9 @@ class Fused:
     """A fused level at work. `begun`: the blocks of C that the launches made so far have written."""
 
     def __init__(
-        self, level: Level, strategy: Strategy | None, dtype: str, blocks: Blocks, alpha: float, beta: float
+        self, level: FusedProducts, strategy: Strategy | None, dtype: str, blocks: Blocks, alpha: float, beta: float
     ) -> None:
         """Without a strategy, or with one that wants the copy engine, one launch is to do all, if the device can."""
-        assert level.scheme is not None
         self.together = strategy is None or engine_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or SUMMING[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.hardware.chip import Chip
@@ -25,7 +24,7 @@ from fmm.kernels.cuda.products.tile_sizes import strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileOp, pointers
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.views import operand_views
-from fmm.kernels.plans.plan import Level, Plan
+from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
 THREADS = 256  # of a thread block, as in recompute_simple.cuh
@@ -37,8 +36,7 @@ TILED_AGAIN = {"float32": strategy("Square")}
 
 def may_differ(plan: Plan) -> bool:
     """Can a plan put an inf or NaN where the classical product has none? Not one whose levels save no product."""
-    levels = [level for level in plan.levels if isinstance(level, Level)]
-    return any(level.products < prod(level.size) for level in levels)
+    return any(level.saves_products for level in plan.levels)
 
 
 def recompute_launches(problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int]) -> tuple[Launch, ...]:

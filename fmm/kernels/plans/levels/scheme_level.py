@@ -25,6 +25,7 @@ from fmm.kernels.plans.fused_order import TASKS
 from fmm.kernels.plans.level import (
     CandidateLevel,
     Footprint,
+    FusedProducts,
     LevelKind,
     PlanLevel,
     Sides,
@@ -186,17 +187,15 @@ class Level(PlanLevel):
         return self.traversal == "fused"
 
     @property
-    def fused(self) -> bool:
-        """Are its sums done inside its products? (A peeled level has strips besides: it is a sequential one.)"""
-        return self.traversal == "fused" and self.fringe != "peel"
-
-    @property
     def sums_inside(self) -> bool:
         return self.fused or self.table is not None
 
-    @property
-    def fused_scheme(self) -> Scheme | None:
-        return self.scheme if self.fused else None
+    @cached_property
+    def fused_products(self) -> FusedProducts | None:
+        """A peeled level has strips besides: it is a sequential one."""
+        if self.traversal != "fused" or self.fringe == "peel" or self.scheme is None:
+            return None
+        return FusedProducts(self.scheme, self.block_unit, self.tasks)
 
     @property
     def atomic(self) -> bool:

@@ -15,9 +15,16 @@ from fmm.kernels.cuda.products.tile_sizes import PRESETS
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import li_thresholds
 from fmm.perfmodel.tile_choice import best_for
+from fmm.problem import Problem
+
+pytest.importorskip("cupy")
+
+import cupy
+
+from fmm.kernels.cuda.launch.device_facts import chip
+from fmm.runtime.device_backend import DeviceBackend, recorded
 
 pytestmark = pytest.mark.gpu
-cupy = pytest.importorskip("cupy")
 LEAVES = (
     *((f"tile.{s.name.lower()}", dtype) for s in PRESETS for dtype in s.types),
     *product(("tile.plain", "tile.gpu8.texture", "tile.medium.texture"), ("float32", "float64")),
@@ -38,8 +45,6 @@ def matrix(rng: Any, rows: int, cols: int, order: str, gap: int, dtype: Any) -> 
 def check(
     plan: str, size: tuple[int, int, int], orders: str, gap: int, alpha: float, beta: float, dtype: Any = np.float32
 ) -> None:
-    from fmm.runtime.device_backend import DeviceBackend
-
     rng, (m, k, n) = cupy.random.default_rng(3), size
     shapes = (m, k), (k, n), (m, n)
     a, b, c = (matrix(rng, *shape, order, gap, dtype) for shape, order in zip(shapes, orders, strict=True))
@@ -66,8 +71,6 @@ def test_products_of_any_size(leaf: str, dtype: str) -> None:
 
 def test_the_driver_says_what_the_model_wants() -> None:
     """Rates within what datasheets and drivers differ by, of a device that the tables have."""
-    from fmm.kernels.cuda.launch.device_facts import chip
-
     found = chip(0)
     same = found.limits.capability, found.multiprocessors
     known = [x for x in map(device, device_names()) if (x.capability, x.sms) == same]
@@ -117,8 +120,6 @@ def test_the_recursive_codes_of_li_ranka_sahni(scheme: str, leaf: str) -> None:
 @pytest.mark.parametrize("size", [(1536, 1536, 1536), (2050, 700, 1030)])
 def test_overlapping_launches_add_in_order(size: tuple[int, int, int], dtype: Any) -> None:
     """Run to run the same bits: launches that overlap write one after the other."""
-    from fmm.runtime.device_backend import DeviceBackend
-
     rng, (m, k, n) = cupy.random.default_rng(4), size
     a, b = rng.standard_normal((m, k), dtype), rng.standard_normal((k, n), dtype)
     found = [DeviceBackend().multiply("strassen.fused > tile", a, b) for _ in range(5)]
@@ -152,8 +153,6 @@ def test_products_side_by_side(plan: str, sizes: int) -> None:
 
 @pytest.mark.parametrize("tasks", [x for x in TASKS if "atomic" not in x])
 def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None:
-    from fmm.runtime.device_backend import DeviceBackend
-
     rng = cupy.random.default_rng(4)
     a, b = rng.standard_normal((1030, 700), np.float32), rng.standard_normal((700, 1100), np.float32)
     found = [DeviceBackend().multiply(f"strassen-huang.fused{tasks} > tile.medium", a, b) for _ in range(8)]
@@ -163,9 +162,6 @@ def test_all_but_atomic_updates_are_the_same_bits_every_time(tasks: str) -> None
 @pytest.mark.parametrize("tasks", TASKS)
 def test_lanes_in_a_graph(tasks: str) -> None:
     """Captured with its forks and joins, and replayed on a result that holds something else by then."""
-    from fmm.problem import Problem
-    from fmm.runtime.device_backend import DeviceBackend, recorded
-
     rng = cupy.random.default_rng(5)
     a, b = rng.standard_normal((514, 300), np.float32), rng.standard_normal((300, 258), np.float32)
     c = cupy.full((514, 258), cupy.nan, np.float32)

@@ -10,10 +10,14 @@ import pytest
 
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
-from fmm.runtime.device_backend import recorded
 
-cupy = pytest.importorskip("cupy")
-np = pytest.importorskip("numpy")
+pytest.importorskip("cupy")
+
+import cupy
+
+from fmm.kernels.cuda.launch.device_facts import chip
+from fmm.runtime.device_backend import DeviceBackend, recorded
+
 pytestmark = pytest.mark.gpu
 
 FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, whatever the size
@@ -21,8 +25,6 @@ FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, 
 
 @pytest.fixture(autouse=True)
 def _engine() -> None:
-    from fmm.kernels.cuda.launch.device_facts import chip
-
     if not chip(cupy.cuda.runtime.getDevice()).has_copy_engine:
         pytest.skip("this device's copy engine brings no tiles: compute capability 9.0 is the first that does")
 
@@ -36,8 +38,6 @@ def made(shape: tuple[int, int], order: str, rng: Any) -> Any:
 
 
 def check(plan: str, size: tuple[int, int, int], orders: str, alpha: float, beta: float) -> None:
-    from fmm.runtime.device_backend import DeviceBackend
-
     m, k, n = size
     rng = cupy.random.default_rng(m * k + n)
     a, b, c = (made(shape, order, rng) for shape, order in zip(((m, k), (k, n), (m, n)), orders, strict=True))
@@ -64,8 +64,6 @@ def test_products_of_any_size(plan: str, orders: str) -> None:
 
 
 def test_the_engine_is_used() -> None:
-    from fmm.runtime.device_backend import recorded
-
     plan, problem = Plan.parse(FUSED), Problem(1536, 1536, 1536, "float32")
     (launch,) = recorded(plan, problem).launches
     assert "gemm_tma" in launch.label and "7 products in one launch" in launch.label
@@ -74,8 +72,6 @@ def test_the_engine_is_used() -> None:
 
 @pytest.mark.parametrize("size", [(1536, 1536, 1536), (2560, 2560, 2560), (520, 8192, 300)])
 def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
-    from fmm.runtime.device_backend import DeviceBackend
-
     rng, (m, k, n) = cupy.random.default_rng(4), size
     a, b = rng.standard_normal((m, k), cupy.float32), rng.standard_normal((k, n), cupy.float32)
     found = [DeviceBackend().multiply(FUSED, a, b) for _ in range(8)]
@@ -84,8 +80,6 @@ def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
 
 def test_streams_and_graphs_do_not_disturb_each_other() -> None:
     """Each stream and each graph has counts of its own, zero again after every launch."""
-    from fmm.runtime.device_backend import DeviceBackend
-
     n, rng, backend = 1024, cupy.random.default_rng(2), DeviceBackend()
     tape = recorded(Plan.parse(FUSED), Problem(n, n, n, "float32"))
     a, b = (rng.standard_normal((n, n), cupy.float32) for _ in "AB")
@@ -110,8 +104,6 @@ def test_streams_and_graphs_do_not_disturb_each_other() -> None:
 
 def test_layouts_of_one_problem_agree() -> None:
     """However operands lie, within rounding."""
-    from fmm.runtime.device_backend import DeviceBackend
-
     rng = cupy.random.default_rng(9)
     a, b = rng.standard_normal((640, 512), cupy.float32), rng.standard_normal((512, 768), cupy.float32)
     expected = a.astype(cupy.float64) @ b.astype(cupy.float64)
@@ -121,8 +113,6 @@ def test_layouts_of_one_problem_agree() -> None:
 
 
 def test_a_problem_that_is_not_aligned_is_done_by_the_other_kernel() -> None:
-    from fmm.runtime.device_backend import DeviceBackend
-
     layouts = Layout("C", 257), Layout("C", 301), Layout("C", 301)
     assert recorded(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0
     rng = cupy.random.default_rng(9)

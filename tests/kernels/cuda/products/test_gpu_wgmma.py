@@ -6,16 +6,21 @@ import random
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import Launch, Turn
 from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
-from fmm.runtime.device_backend import recorded
 
-cupy = pytest.importorskip("cupy")
-np = pytest.importorskip("numpy")
+pytest.importorskip("cupy")
+
+import cupy
+
+from fmm.kernels.cuda.launch.device_facts import chip
+from fmm.runtime.device_backend import DeviceBackend, recorded
+
 pytestmark = pytest.mark.gpu
 
 # What a result is off by, relative to the product of absolute values: what is stored is rounded, TF32 before.
@@ -25,8 +30,6 @@ POISON = 0xFF
 
 @pytest.fixture(autouse=True)
 def _groups() -> None:
-    from fmm.kernels.cuda.launch.device_facts import chip
-
     if not chip(cupy.cuda.runtime.getDevice()).has_warpgroups:
         pytest.skip("only compute capability 9.0 has warpgroups that multiply")
 
@@ -68,8 +71,6 @@ class Operand:
 def check(
     plan: str, size: tuple[int, int, int], dtype: str, orders: str, alpha: float = 1, beta: float = 0, odd: int = 0
 ) -> None:
-    from fmm.runtime.device_backend import DeviceBackend
-
     m, k, n = size
     rng = cupy.random.default_rng(m * k + n)
     shapes = (m, k), (k, n), (m, n)
@@ -97,8 +98,6 @@ def check(
 
 def used(plan: str, problem: Problem, alignment: Alignment = ALIGNED) -> list[bool]:
     """Does the kernel make the products, each of them?"""
-    from fmm.runtime.device_backend import recorded
-
     steps = recorded(Plan.parse(plan), problem, alignment=alignment).steps
     products = [step for step in steps if not isinstance(step, Turn) and step.does == "product"]
     assert products
@@ -156,8 +155,6 @@ def test_leaf_products_of_plans(dtype: str, level: str) -> None:
 
 
 def test_streams_and_graphs() -> None:
-    from fmm.runtime.device_backend import DeviceBackend
-
     n, backend, rng = 1024, DeviceBackend(), cupy.random.default_rng(3)
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")
     tape, expected = recorded(Plan.parse("tile"), Problem(n, n, n, "float16")), backend.multiply("tile", a, b)

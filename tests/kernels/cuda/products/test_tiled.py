@@ -16,7 +16,6 @@ from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
 from fmm.kernels.cuda.products.tiled import Several, TileOp, fitted, fused_op, pointers
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, added, source
 from fmm.kernels.cuda.record import operations
 from fmm.kernels.cuda.views import Lines, Piece, View
@@ -30,6 +29,7 @@ from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
 from tests.support.nvrtc import ARCHITECTURES, in_parallel, nvrtc, report
 from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats
+from tests.support.tiles import tiled_product
 
 FLOAT32 = (*STRATEGIES, *TUNED)
 MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coefficients, four steps of a line at once
@@ -173,7 +173,7 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | S
     tape = operations(Plan.parse(plan), problem)
     assert tape.workspace == 0
     wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
-    ops = [tile_op(op, H200, dtype) if isinstance(op, GemmOp) else op for op in wanted]
+    ops = [tiled_product(op, dtype) if isinstance(op, GemmOp) else op for op in wanted]
     starts = {name: x[GUARD + shift :] for name, x in memory.items()}
     for op in ops:
         host(op, starts, "scalar" if shift % wide else op.access)
@@ -232,14 +232,14 @@ def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
 def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
     problems = (Problem(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
     ops = [op for x in problems for op in operations(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
-    assert [tile_op(op, H200, "float32").access for op in ops] == ["vector", "scalar"]
+    assert [tiled_product(op, "float32").access for op in ops] == ["vector", "scalar"]
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
     """The seven products of a batched level, layer by layer of the workspace."""
     tape = operations(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
-    made, work = tile_op(op, H200, "float32"), floats(1 << 16)
+    made, work = tiled_product(op, "float32"), floats(1 << 16)
     assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
     work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
 
@@ -337,7 +337,7 @@ def test_each_type_has_its_strategies(dtype: str) -> None:
     """Chosen by size, and where sums are inside."""
     plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
     ops = [op for text in plans for op in operations(Plan.parse(text), Problem(512, 512, 512, dtype)).ops]
-    made = [tile_op(op, H200, dtype) for op in ops if isinstance(op, GemmOp)]
+    made = [tiled_product(op, dtype) for op in ops if isinstance(op, GemmOp)]
     made += [x for op in ops if isinstance(op, Several) for x in op.ops]
     assert len(made) == 1 + 1 + 7
     for op in made:

@@ -15,7 +15,6 @@ from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import GPU8, PRESETS, Strategy, strategy
 from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointers, strategy_of, updating_op
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, added, source
 from fmm.kernels.cuda.products.tiled_source import Path as Way
 from fmm.kernels.cuda.record import operations
@@ -29,6 +28,7 @@ from tests.support.host_compiler import required_compiler
 from tests.support.launch_lists import play
 from tests.support.nvrtc import ARCHITECTURES, compile_cuda, in_parallel, nvrtc, report
 from tests.support.tiled_on_host import DRIVER, Memory, floats, tiled_library
+from tests.support.tiles import tiled_product
 
 PRODUCTS = {name: kernel for name, kernel in kernel_table().items() if kernel.product}
 SMALL = Strategy("Warp", m_s=16, n_s=16, k_s=8, m_r=4, n_r=2, warp_m=4, warp_n=8)  # a warp: few threads to wait for
@@ -186,7 +186,7 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
     ):
         assert (strategy_of(leaf_use(leaf)), paths_of(leaf_use(leaf))) == (s, paths)
         (gemm,) = operations(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
-        assert isinstance(gemm, GemmOp) and tile_op(gemm, H200, "float32").kernel.paths == paths
+        assert isinstance(gemm, GemmOp) and tiled_product(gemm, "float32").kernel.paths == paths
         ops = operations(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops
         assert {op.kernel.paths for op in ops if isinstance(op, TileOp)} == {paths}
     with pytest.raises(PlanError, match=r"without \.plain or \.texture"):

@@ -14,7 +14,6 @@ import pytest
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import BULK, SUMMING_BULK, Strategy
 from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Several, TileOp
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
 from fmm.kernels.cuda.products.tma import SHARED, BulkOp, bulk_op, makespan, parts_of, rows_are_aligned
 from fmm.kernels.cuda.products.tma_source import BulkKernel, source
@@ -27,7 +26,8 @@ from fmm.problem import Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
 from tests.support.nvrtc import in_parallel, nvrtc, report
-from tests.support.tiled_on_host import FLAGS
+from tests.support.tiled_on_host import DRIVER, FLAGS, scheduler
+from tests.support.tiles import tiled_product
 from tests.support.tma_on_host import SMALL, SMS, check, described, for_the_host, launch_of
 
 DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
@@ -50,43 +50,24 @@ def test_no_number_leaves_the_registers(plan: str, s: Strategy) -> None:
     assert made.shared <= SHARED
 
 
-# ---- on the host: the threads of a block are threads, and the copy engine is a loop
+# ---- on the host: the threads of a block take turns, and the copy engine is a loop
 
-SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/barriers.h
-DRIVER = r"""
-extern "C" int launch(const void* parameters, int blocks) {{
-    std::barrier<> all({threads});
-    everyone = &all;
-    warps.clear();
-    for (int w = 0; w < {threads} / 32; ++w) warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < {threads}; ++t)
-        threads.emplace_back([=] {{
-            threadIdx = {{t, 0, 0}};
-            for (unsigned i = 0; i < blocks; ++i) {{
-                if (t == 0) blockIdx = {{i, 0, 0}};
-                __syncthreads();
-                {entry}(*static_cast<const Launch*>(parameters));
-                __syncthreads();
-            }}
-        }});
-    for (auto& t : threads) t.join();
-    return sizeof(Launch);
-}}
-"""
+SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_turns.h
+
+
+@cache
+def compiled(kernel: BulkKernel) -> Any:
+    assert kernel.shared <= SHARED_BYTES
+    scheduler()
+    driver = DRIVER.format(told="Launch", threads=kernel.strategy.threads, entry=ENTRY)
+    text = for_the_host(kernel, header("tma_turns.h"), header("tma_gates.h")) + driver
+    return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 
 
 @pytest.fixture(scope="module")
 def host() -> Any:
     """Runs a launch on the host."""
     required_compiler()
-
-    @cache
-    def compiled(kernel: BulkKernel) -> Any:
-        assert kernel.shared <= SHARED_BYTES
-        driver = DRIVER.format(threads=kernel.strategy.threads, entry=ENTRY)
-        text = for_the_host(kernel, header("barriers.h"), header("gates.h")) + driver
-        return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 
     def launch(op: BulkOp, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], int]:
         """The counts and the flag after it."""
@@ -101,7 +82,7 @@ def host() -> Any:
         for word, piece in zip(op.dest_words, op.dest, strict=True):
             words[word] = starts[piece.base] + piece.offset
         words[op.turns_word], words[op.flag_word] = counts.ctypes.data, flag.ctypes.data
-        size = compiled(op.kernel).launch(words.ctypes.data_as(ctypes.c_void_p), op.grid[0])
+        size = compiled(op.kernel).launch(words.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1)
         assert size == words.nbytes
         return counts, int(flag[0])
 
@@ -167,7 +148,7 @@ def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem(70, 640, 36, "float32")
     (gemm,) = (op for op in operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
-    tiled = tile_op(gemm, H200, "float32")
+    tiled = tiled_product(gemm, "float32")
     sizes = (70, 640), (640, 36), (70, 36)
     lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
     op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
@@ -217,7 +198,7 @@ def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
     def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
         (found,) = operations(Plan.parse(plan), Problem(size, size, size + offset, "float32")).ops
         assert isinstance(found, Several | GemmOp)
-        return tile_op(found, H200, "float32") if isinstance(found, GemmOp) else found
+        return tiled_product(found, "float32") if isinstance(found, GemmOp) else found
 
     assert not rows_are_aligned(op("tile", 257))
     assert not rows_are_aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
@@ -231,7 +212,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     """Both times are in seconds: at 1536 two thirds of the last round would be idle."""
     (op,) = (x for x in operations(Plan.parse("tile"), Problem(side, side, side, "float32")).ops)
     assert isinstance(op, GemmOp)
-    tiled = tile_op(op, H200, "float32")
+    tiled = tiled_product(op, "float32")
     time, s = best_bulk(tiled, H200)
     assert s in BULK and tiled.open
     assert (time < seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster

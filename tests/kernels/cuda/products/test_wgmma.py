@@ -36,7 +36,7 @@ KERNELS = [
 
 def gemm(problem: Problem, plan: str = "tile") -> GemmOp:
     op = next(op for op in operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
-    assert op.leaf == "tile"
+    assert op.use.leaf.name == "tile"
     return op
 
 
@@ -177,7 +177,7 @@ def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
 def test_where_the_leaf_does_these_types(dtype: str) -> None:
     problem = Problem(256, 256, 256, dtype)
     for plan in ("tile", "tile.inner", "strassen.batched.pad16 > tile", "li-fig23 > strassen > tile.outer"):
-        assert any(isinstance(op, GemmOp) and op.leaf == "tile" for op in operations(Plan.parse(plan), problem).ops)
+        assert gemm(problem, plan).use.leaf.name == "tile"
     for plan in ("tile.huge", "tile.deep", "strassen.fused > tile", "li-fig12 > tile", "tile.texture"):
         with pytest.raises(PlanError, match=f"not {dtype}"):
             operations(Plan.parse(plan), problem)

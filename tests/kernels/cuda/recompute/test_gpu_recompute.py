@@ -13,6 +13,8 @@ import fmm
 from fmm.config import files
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import Problem
+from fmm.runtime.decide_gpu import gpu
 from tests.support import configs as tuned
 from tests.support.device_arrays import CORRUPTIONS, CupyLibrary, Gate, close, draw, same_places
 
@@ -119,7 +121,6 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
     from benchmarks.clock import elapsed
     from benchmarks.guard import only_recomputing
-    from fmm.problem import Problem
     from fmm.runtime.device_backend import DeviceBackend, recorded
 
     side, backend = 4096, DeviceBackend()
@@ -140,8 +141,6 @@ def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
 
 def told(path: Path, **rate: float) -> None:
     """A config by which products are slow and nothing else takes time."""
-    from fmm.runtime.decide_gpu import gpu
-
     numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
     known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
     versions = dict(gpu(0).identity.versions)

@@ -1,0 +1,17 @@
+"""A vendor-style product as one launch of the tiled kernel, with the tile that the block model chooses."""
+
+from __future__ import annotations
+
+from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.products.tile_sizes import SUMMING
+from fmm.kernels.cuda.products.tiled import TileOp, strategy_of
+from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.perfmodel.tile_choice import BLOCK_MODEL
+from tests.support.chips import H200
+
+
+def tiled_product(op: GemmOp, dtype: str, chip: Chip = H200) -> TileOp:
+    """As `fmm.kernels.cuda.select` has it: the leaf's strategy, or, where it leaves that open, the fastest there."""
+    made = tile_op(op, dtype, strategy_of(op.use) or SUMMING[dtype])
+    return made.with_strategy(BLOCK_MODEL.fastest(made, chip)) if made.open else made
