@@ -12,7 +12,7 @@ from typing import Literal
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import Program
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TileSizes, named_strategy
 from fmm.kernels.cuda.products.tiled_source import (
@@ -31,7 +31,6 @@ from fmm.kernels.cuda.products.tiled_source import (
 from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.leaf import LeafUse
 
-PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
 GROUP = 8  # rows of tiles that are done together
 WIDE = 16  # bytes of an access of `vector`

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES
 from fmm.kernels.cuda.products.tile_sizes import TMA_SIZES, TMA_SUMMING, TileSizes
-from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, TileGroup, TileOp
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
 from fmm.kernels.cuda.products.tma import SHARED, TmaOp, makespan, parts_of, rows_are_aligned, tma_op
 from fmm.kernels.cuda.products.tma_source import TmaKernel, tma_source
