@@ -1,4 +1,4 @@
-"""fmm/hardware/records.py."""
+"""Tables of hardware facts: a CSV file read as a list of frozen records, a column for each field."""
 
 from __future__ import annotations
 

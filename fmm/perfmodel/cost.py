@@ -5,7 +5,8 @@ which every array is wholly there or wholly absent, and what is absent is neithe
 there is one region. A sum moves each block that it needs once (temporaries inside the sum stay in registers or cache),
 a leaf moves A and B in and C out once, whatever its own blocking does; sums done inside a product move what they read
 besides it, and what they write but for one block, which is the product's C. Left out: scalings by a coefficient, caches
-between steps, partly used transactions of rows that are not contiguous. What has no elements costs nothing.
+between steps, partly used transactions of rows that are not contiguous; where a level changes the type of numbers, its
+sums are counted as if all of them were of the type above. What has no elements costs nothing.
 """
 
 from __future__ import annotations
@@ -125,9 +126,10 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
     read, loads = units.traffic(level.read)
     written, stores = units.traffic(level.written)
     calls = level.launches - _saved(plan, level, units.batched)
-    own = sum(temporary_bytes(*size, units.itemsize) * times for size, times in level.temporaries.items())
+    inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
+    own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
     start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
-    inner = [(_tally(p, size, 1, int(acc), units), times) for (p, size, acc), times in level.calls.items()]
+    inner = [(_tally(p, size, 1, int(acc), inside), times) for (p, size, acc), times in level.calls.items()]
     return _total(start, inner, level.lanes)
 
 

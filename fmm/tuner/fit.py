@@ -174,7 +174,7 @@ SCREENED = 8  # steps after which their fits are compared
 def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
     tiled = [o for o in observed if o.run.plan.timed_by_tiles]
-    others = [o for o in observed if not o.run.plan.timed_by_tiles]
+    others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
     if start.batches:
         starts = [TILE.put(start, dtype, tile) for tile in TILES]

@@ -110,7 +110,9 @@ def _by_warpgroups(op: GemmOp, dtype: str, target: Target) -> Launch | str:
         return f"an operand does not begin at a multiple of {WIDE} bytes"
     found = wgmma_op(op, dtype, target.chip.multiprocessors)
     if found is None:
-        return f"its kernel cannot read these operands: rows of whole {WIDE} bytes, alpha real, beta 0 or 1"
+        wants = f"lines of whole {WIDE} bytes, alpha real, beta 0 or 1"
+        inner = ", both along the inner dimension" if dtype == "tf32" else ""
+        return f"its kernel cannot do this product: it wants {wants}{inner}"
     return wgmma_launch(found)
 
 

@@ -1,4 +1,4 @@
-"""fmm/kernels/plans/memory_layout.py."""
+"""How temporaries lie in memory: the distance of their rows, and the bytes that they take."""
 
 from __future__ import annotations
 

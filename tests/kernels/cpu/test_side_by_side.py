@@ -318,13 +318,13 @@ import atexit, sys, threading
 import numpy as np
 import fmm
 from fmm.kernels.cpu import openblas as blas, side_by_side
-side_by_side.LEAST = 0
-blas.openblas().limit(2)
+side_by_side.LEAST_FLOPS = 0
+blas.loaded_openblas().limit(2)
 a = np.arange(4096.0).reshape(64, 64)
 
 def last():
     assert (fmm.matmul(a, a, plan="winograd > vendor") == a @ a).all()
-    print("done", blas.openblas().count())
+    print("done", blas.loaded_openblas().count())
 
 threading._register_atexit(last) if "late" in sys.argv else atexit.register(last)
 """
@@ -343,7 +343,7 @@ AFTER_FORK = """
 import os, warnings
 warnings.simplefilter("ignore")
 from fmm.kernels.cpu import openblas as blas
-library = blas.openblas()
+library = blas.loaded_openblas()
 library.limit(2)
 with blas.one_thread_each(2):
     child = os.fork()

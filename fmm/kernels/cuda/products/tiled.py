@@ -12,7 +12,7 @@ from typing import Literal
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import Program
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TileSizes, named_strategy
 from fmm.kernels.cuda.products.tiled_source import (
@@ -31,7 +31,6 @@ from fmm.kernels.cuda.products.tiled_source import (
 from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.leaf import LeafUse
 
-PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
 GROUP = 8  # rows of tiles that are done together
 WIDE = 16  # bytes of an access of `vector`
@@ -214,7 +213,7 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     kernel = Kernel(tiled_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, OPTIONS)
     return Launch(
         "product",
-        tile_label(spec, access, op.largest.count),
+        tile_label(spec, access, op.largest.count, by_warps=spec.deep > 0 and chip.has_warp_float64),
         kernel,
         op.grid,
         op.parameters,
@@ -224,15 +223,15 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     )
 
 
-def tile_label(kernel: TileKernel, access: Access, count: int) -> str:
-    """Which kernel it is, its tile, and what it does besides multiplying."""
+def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
+    """Which kernel it is, its tile, and what it does besides multiplying. `by_warps`: does a warp's instruction
+    multiply? Where the chip has none, gemm_mma_f64.cuh is compiled to what gemm_simt.cuh does."""
     s, (left, right, dest) = kernel.strategy, kernel.operands
-    name = "gemm_mma_f64" if kernel.deep else "gemm_simt"
-    parts = [f"{name} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
-    if kernel.sums or dest > 1:
-        parts.append(f"adds up {left} and {right} blocks, writes {len(kernel.epilogue.writes)}")
-    if kernel.products > 1:
-        parts.append(f"{kernel.products} products in one launch")
+    written = len(kernel.epilogue.writes)
+    parts = [f"{'gemm_mma_f64' if by_warps else 'gemm_simt'} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
+    parts += [f"adds up {left} and {right} blocks"] if kernel.sums else []
+    parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
+    parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
     parts += [f"a batch of {count}"] if count > 1 else []
     return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])
 

@@ -16,10 +16,10 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import COUNTERS, FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, PARAMETER_BYTES, WIDE, TileGroup, TileOp
+from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, WIDE, TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import ASYNC, ENTRY, OPTIONS, adding_epilogue
 from fmm.kernels.cuda.products.tma_source import TmaKernel, tma_source
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap

@@ -1,4 +1,8 @@
-"""fmm/kernels/cuda/sums/sum_kernel.py."""
+"""A sum kernel as data: which numbers a thread loads, adds and stores, and in which order.
+
+One thread owns one position of every block. The order decides how many values it holds at a time (its registers) and
+how early its loads start; sum_source.py writes the order down as CUDA, sum_launch.py says where the blocks lie.
+"""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, Scalar, Spot, SumKernel
 from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, transposed_view

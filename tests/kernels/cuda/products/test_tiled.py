@@ -27,7 +27,7 @@ from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
-from tests.support.nvrtc import ARCHITECTURES, in_parallel, nvrtc, report
+from tests.support.nvrtc import ARCHITECTURES, EACH_ARCHITECTURE, in_parallel, nvrtc, report
 from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats
 from tests.support.tiles import tiled_product
 
@@ -50,25 +50,24 @@ def limits(architecture: str) -> Capability:
     return capability_limits(f"{digits[:-1]}.{digits[-1]}")
 
 
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 @pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
-def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any) -> None:
+def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """No local memory; registers as (16) says and not many more; about the thread blocks that the model expects.
 
     Of the kernels of one level the one with two blocks of each has the most: (16) grows with every block.
     """
     nvrtc()
     made = kernel(s, *operands)
-    needed, summed = registers(s, operands), operands[:2] != (1, 1)
-    jobs: list[tuple[Any, ...]] = [(f"{s.name} {a}", tiled_source(made, "vector"), a, OPTIONS) for a in ARCHITECTURES]
-    for r, (_, _, architecture, _) in zip(in_parallel(report, jobs), jobs, strict=True):
-        on = limits(architecture)
-        blocks = active_blocks(on, s.threads, r.registers, made.shared)
-        assert r.local == 0, r
-        assert needed <= r.registers <= needed + MOST_BESIDE, r
-        assert summed or abs(blocks - resident(s, GEMM, on)) <= 1 + blocks // 4, r
-        if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
-            assert blocks >= s.blocks, r
+    needed, summed, on = registers(s, operands), operands[:2] != (1, 1), limits(architecture)
+    r = report(f"{s.name} {architecture}", tiled_source(made, "vector"), architecture, OPTIONS)
+    blocks = active_blocks(on, s.threads, r.registers, made.shared)
+    assert r.local == 0, r
+    assert needed <= r.registers <= needed + MOST_BESIDE, r
+    assert summed or abs(blocks - resident(s, GEMM, on)) <= 1 + blocks // 4, r
+    if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
+        assert blocks >= s.blocks, r
 
 
 @pytest.mark.parametrize("s", TUNED, ids=lambda s: s.name)
@@ -83,24 +82,20 @@ def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 @pytest.mark.parametrize("s", [named_strategy("Huge"), *DOUBLE], ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
-def test_float64_stays_in_registers(s: TileSizes, operands: Any) -> None:
+def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """Two registers a number; where no instruction multiplies for a whole warp, small tiles."""
     nvrtc()
     left, right, dest = operands
     made = kernel(s, left, right, dest, dtype="float64")
-    architectures = ARCHITECTURES if s.name == "Solo" else ("sm_90",)
-    kernels = [fits(made, architecture) for architecture in architectures]
-    jobs: list[tuple[Any, ...]] = [
-        (f"{x.strategy.name} {a}", tiled_source(x, "vector"), a, OPTIONS)
-        for x, a in zip(kernels, architectures, strict=True)
-    ]
-    for r, x, architecture in zip(in_parallel(report, jobs), kernels, architectures, strict=True):
-        assert r.local == 0, r
-        assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
-        if architecture in ("sm_90", "sm_100"):
-            assert active_blocks(limits(architecture), s.threads, r.registers, made.shared) >= made.blocks, r
+    x = fits(made, architecture)
+    r = report(f"{x.strategy.name} {architecture}", tiled_source(x, "vector"), architecture, OPTIONS)
+    assert r.local == 0, r
+    assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
+    if architecture in ("sm_90", "sm_100"):
+        assert active_blocks(limits(architecture), s.threads, r.registers, made.shared) >= made.blocks, r
 
 
 def fits(made: TileKernel, architecture: str) -> TileKernel:

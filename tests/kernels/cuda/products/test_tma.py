@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES
 from fmm.kernels.cuda.products.tile_sizes import TMA_SIZES, TMA_SUMMING, TileSizes
-from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, TileGroup, TileOp
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
 from fmm.kernels.cuda.products.tma import SHARED, TmaOp, makespan, parts_of, rows_are_aligned, tma_op
 from fmm.kernels.cuda.products.tma_source import TmaKernel, tma_source
@@ -25,7 +26,8 @@ from fmm.perfmodel.tile_choice import best_bulk
 from fmm.problem import Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
-from tests.support.nvrtc import in_parallel, nvrtc, report
+from tests.support.marks import quick_and_slow
+from tests.support.nvrtc import nvrtc, report
 from tests.support.tiled_on_host import DRIVER, FLAGS, scheduler
 from tests.support.tiles import tiled_product
 from tests.support.tma_on_host import SMALL, SMS, check, described, for_the_host, launch_of
@@ -36,17 +38,17 @@ DEEPER = TileSizes("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, 
 # ---- NVRTC
 
 
+@pytest.mark.parametrize("architecture", quick_and_slow(["sm_90"], ["sm_100"]))
 @pytest.mark.parametrize(
     ("plan", "s"), [("strassen.fused > tile", TMA_SUMMING), ("tile", TMA_SIZES[1])], ids=["sums in it", "plain"]
 )
-def test_no_number_leaves_the_registers(plan: str, s: TileSizes) -> None:
+def test_no_number_leaves_the_registers(plan: str, s: TileSizes, architecture: str) -> None:
     """Where there is a copy engine; elsewhere gemm_simt.cuh does the same. Registers: Huang's Eq. 16 at least."""
     nvrtc()
     made = launch_of(plan, Problem(2560, 2560, 2560, "float32"), s).kernel
-    jobs = [(f"{plan} {a}", tma_source(made), a, OPTIONS) for a in ("sm_90", "sm_100")]
-    for r in in_parallel(report, jobs):
-        assert r.local == 0, r
-        assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
+    r = report(f"{plan} {architecture}", tma_source(made), architecture, OPTIONS)
+    assert r.local == 0, r
+    assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
     assert made.shared <= SHARED
 
 

@@ -13,7 +13,7 @@ import pytest
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch
 from fmm.kernels.cuda.products.tile_sizes import SUMMING
 from fmm.kernels.cuda.products.tiled import TileOp, pointer_words
-from fmm.kernels.cuda.products.tiled_source import OPTIONS, TileKernel, adding_epilogue, tiled_source
+from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
 from fmm.kernels.cuda.recompute.recompute import TILED_AGAIN, may_differ, product_again, recompute_launches
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan
@@ -21,7 +21,8 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
-from tests.support.nvrtc import ARCHITECTURES, compile_cuda, in_parallel, nvrtc, report
+from tests.support.marks import quick_and_slow
+from tests.support.nvrtc import EACH_ARCHITECTURE, compile_cuda, nvrtc, report
 from tests.support.tiled_on_host import compiled_for_the_host, floats
 
 M, K, N = 131, 21, 260  # two tiles by three
@@ -202,19 +203,24 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
 # ---- NVRTC
 
 
-def test_rescues_stay_in_registers() -> None:
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
+def test_rescues_stay_in_registers(architecture: str) -> None:
     nvrtc()
     rows, columns = (product_again(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
-    wanted = [(rows, "vector", a) for a in ARCHITECTURES] + [(rows, "scalar", "sm_90"), (columns, "vector", "sm_90")]
-    jobs = [(f"{access} {a}", tiled_source(kernel, access), a, OPTIONS) for kernel, access, a in wanted]
-    assert [r for r in in_parallel(report, jobs) if r.local] == []
+    wanted: list[tuple[TileKernel, Access]] = [(rows, "vector")]
+    if architecture == "sm_90":
+        wanted += [(rows, "scalar"), (columns, "vector")]
+    for kernel, access in wanted:
+        r = report(f"{access} {architecture}", tiled_source(kernel, access), architecture, OPTIONS)
+        assert r.local == 0, r
 
 
-def test_products_that_raise_the_flag_stay_in_registers() -> None:
+@pytest.mark.parametrize("architecture", quick_and_slow(["sm_90"], ["sm_80"]))
+def test_products_that_raise_the_flag_stay_in_registers(architecture: str) -> None:
     nvrtc()
     kernel = TileKernel(replace(SUMMING["float32"], stages=2), "float32", 2, 2, adding_epilogue(2), flag="raises")
-    jobs = [(a, tiled_source(kernel, "vector"), a, OPTIONS) for a in ("sm_80", "sm_90")]
-    assert [r for r in in_parallel(report, jobs) if r.local] == []
+    r = report(architecture, tiled_source(kernel, "vector"), architecture, OPTIONS)
+    assert r.local == 0, r
 
 
 @pytest.mark.parametrize("dtype", TILED_AGAIN)

@@ -21,7 +21,17 @@ from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from tests.support.nvrtc import ARCHITECTURES, CPP17, Report, compile_cuda, in_parallel, nvrtc, report
+from tests.support.marks import quick_and_slow
+from tests.support.nvrtc import (
+    ARCHITECTURES,
+    CPP17,
+    EACH_ARCHITECTURE,
+    Report,
+    compile_cuda,
+    in_parallel,
+    nvrtc,
+    report,
+)
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
@@ -114,6 +124,7 @@ class Case(NamedTuple):
     scalars: tuple[complex, complex] = (1, 0)
     flag: bool = False
     only: str = ""  # launches with this label
+    slow: bool = False  # for all architectures; else only those beside sm_90, if that is one of them
 
 
 def batched(*names: str) -> tuple[str, ...]:
@@ -132,8 +143,7 @@ TURNED = (
     "strassen^2.batched.pad16 > vendor.inner",
 )
 
-# One representative at least of every kind of kernel, in about a minute of one core: a kernel of three levels takes
-# seconds.
+# One representative at least of every kind of kernel; one of three levels takes seconds.
 USUAL = {
     "one level": Case(batched("winograd"), 5, ("float32", "bfloat16"), ARCHITECTURES),
     "one level, more types": Case(batched("strassen"), 5, ("float64", "float16", "complex64"), ("sm_90",)),
@@ -147,9 +157,9 @@ USUAL = {
     "two levels": Case(TWO, 3, ("float32",), ("sm_90",)),
     "sums that turn": Case(TURNED, 3, ("float32",), ("sm_90",)),
     "two levels, joins": Case(TWO[:1], 3, ("float32", "bfloat16"), ARCHITECTURES, only="join"),
-    "three levels, split": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="split A"),
+    "three levels, split": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="split A", slow=True),
     "three levels, join": Case(THREE[:1], 2, ("float64",), ("sm_80", "sm_90", "sm_100"), only="join"),
-    "three levels, join, flag": Case(THREE[1:], 2, ("float64",), ("sm_90",), flag=True, only="join"),
+    "three levels, join, flag": Case(THREE[1:], 2, ("float64",), ("sm_90",), flag=True, only="join", slow=True),
 }
 # FMM_ALL_KERNELS=1: every kernel of every shipped scheme and step table that the runtime or a user can ask for.
 ALL = {
@@ -174,9 +184,9 @@ ALL = {
 CASES = ALL if os.environ.get("FMM_ALL_KERNELS") == "1" else USUAL
 
 
-def sources(case: Case) -> Iterator[tuple[str, str, str]]:
-    """Names, texts and architectures of a case's kernels, each text once."""
-    for dtype, architecture in product(case.dtypes, case.architectures):
+def sources(case: Case, architecture: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of a case's kernels, each text once."""
+    for dtype in case.dtypes:
         seen: set[str] = set()
         for plan in case.plans:
             # A multiple of every grid and of 16 bytes below it, so that whole layers and wide accesses are met.
@@ -186,15 +196,23 @@ def sources(case: Case) -> Iterator[tuple[str, str, str]]:
                     text = sum_source(op.kernel, access, case.flag and op.writes_result)
                     if text not in seen:
                         seen.add(text)
-                        yield f"{plan} {dtype} {architecture} {access} {op.label}", text, architecture
+                        yield f"{plan} {dtype} {architecture} {access} {op.label}", text
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_kernel_compiles_and_stays_in_registers(name: str) -> None:
+def cases() -> Iterator[Any]:
+    """A case's name and an architecture; the slow ones are marked."""
+    for name, case in CASES.items():
+        for architecture in case.architectures:
+            slow = case.slow or (architecture != "sm_90" and "sm_90" in case.architectures)
+            yield pytest.param(name, architecture, marks=pytest.mark.slow if slow else ())
+
+
+@pytest.mark.parametrize(("name", "architecture"), cases())
+def test_every_kernel_compiles_and_stays_in_registers(name: str, architecture: str) -> None:
     """No local memory at all, and so few registers that enough thread blocks hide each other's waiting."""
     nvrtc()
     case = CASES[name]
-    jobs: list[tuple[Any, ...]] = list(sources(case))
+    jobs: list[tuple[Any, ...]] = [(*job, architecture) for job in sources(case, architecture)]
     assert jobs
     reports = in_parallel(report, jobs)
     if path := os.environ.get("FMM_REGISTER_TABLE"):
@@ -203,7 +221,7 @@ def test_every_kernel_compiles_and_stays_in_registers(name: str) -> None:
                 f"{r.name}: {r.registers} registers, {r.shared} bytes shared, {r.local} local\n" for r in reports
             )
     assert [r for r in reports if r.local] == []
-    for r, (_, _, architecture) in zip(reports, jobs, strict=True):
+    for r in reports:
         assert blocks(architecture, r) >= case.blocks, r
 
 
@@ -213,7 +231,7 @@ def blocks(architecture: str, kernel: Report) -> int:
     return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
 
 
-@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32", "complex64"))
+@pytest.mark.parametrize("dtype", quick_and_slow(("float16", "float32"), ("bfloat16", "complex64")))
 def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
@@ -224,7 +242,7 @@ def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
         assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha and beta themselves
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_parameters_are_as_large_as_what_a_launch_passes(architecture: str) -> None:
     """Where each of them lies, test_sum_host.py asks the host's compiler, which knows offsetof."""
     op = launches("strassen.batched.pad16", "float32", 256, 0.3, -7.0)[-1]
