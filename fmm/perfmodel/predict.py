@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.side_by_side import LEAST
+from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import Work, counted, estimated
@@ -133,7 +133,7 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
 def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
     """How many products of a plan run at a time, each on its share of the threads."""
     m, k, n = problem.size
-    return calibration.lanes if plan.levels and 2 * m * k * n >= LEAST else 1
+    return calibration.lanes if plan.levels and 2 * m * k * n >= LEAST_FLOPS else 1
 
 
 def vendor(problem: Problem, calibration: Calibration) -> Prediction:

@@ -23,7 +23,7 @@ from fmm.kernels.algorithms.step_table import (
     step_table_names,
     unregister_step_table,
 )
-from fmm.kernels.cpu.symbolic_proof import first_defect
+from fmm.kernels.cpu.symbolic_proof import first_plan_defect
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.blocks import cuts
 from fmm.kernels.plans.candidates import candidates
@@ -231,18 +231,19 @@ def test_it_runs_on_a_cpu(toy: Toy, dtype: str, rng: np.random.Generator) -> Non
 def test_a_toy_level_computes_ab() -> None:
     register_level(LEVEL)
     try:
-        assert first_defect(Plan.parse("halves > vendor"), [(2, 2, 2), (3, 2, 3), (1, 1, 1)]) is None
-        assert first_defect(Plan.parse("strassen > halves > vendor"), [(5, 4, 6)]) is None
+        assert first_plan_defect(Plan.parse("halves > vendor"), [(2, 2, 2), (3, 2, 3), (1, 1, 1)]) is None
+        assert first_plan_defect(Plan.parse("strassen > halves > vendor"), [(5, 4, 6)]) is None
     finally:
         unregister_level("halves")
 
 
 def test_it_is_searched(toy: Toy) -> None:
     """By the model's order, and by what Optuna proposes."""
+    import optuna
+
     device, effort = FakeDevice(toy.device, noise=0.001), replace(EFFORTS["quick"], trials=2, enqueued=2)
     found = search(Journal("run", device), toy.problem, toy.device, effort, 1e9)
     assert dict(found.plans)[Plan.parse(toy.plan)] == pytest.approx(1 / toy.share, rel=0.05)
-    import optuna
 
     proposed = explored(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
     name = toy.plan.split(" > ")[0]

@@ -16,6 +16,8 @@ import pytest
 from tests.support.compiled_cache import cached_file
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+# For tests of each: the quick ones are those of Hopper's.
+EACH_ARCHITECTURE = [pytest.param(a, marks=() if a == "sm_90" else pytest.mark.slow) for a in ARCHITECTURES]
 CPP17 = ("--std=c++17",)
 
 

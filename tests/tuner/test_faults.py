@@ -40,9 +40,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return device
 
 
-def nursery(kind: str, folder: Path) -> dict[str, Any]:
+def nursery(kind: str, folder: Path, *more: str) -> dict[str, Any]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.support.tuning_processes", kind, str(folder)]
+    command = [sys.executable, "-m", "tests.support.tuning_processes", kind, str(folder), *more]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -63,9 +63,12 @@ def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
 # ---- kills
 
 
-def test_a_hundred_kills_leave_a_whole_config_and_repeat_nothing(tmp_path: Path) -> None:
-    found = nursery("kill", tmp_path)
-    assert found["killed"] >= 50 and found["states"] >= 5 and found["replayed"] >= 5
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_kills_leave_a_whole_config_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
+    """However many are tried: more until enough different configs were seen."""
+    found = nursery("kill", tmp_path, str(kills))
+    least = 5 if kills == 100 else 2
+    assert found["killed"] >= kills / 2 and found["states"] >= least and found["replayed"] >= least
     assert not found["left"]
 
 

@@ -11,7 +11,8 @@ from fmm.config import files
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.decide_gpu import decide_on, gpu
+from fmm.runtime import devices
+from fmm.runtime.decide import decide
 from fmm.tuner.cli import main
 from fmm.tuner.journal import Journal, RoundLimits
 from fmm.tuner.trials import Run
@@ -57,5 +58,5 @@ def test_a_short_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files._now.cache_clear()
-    decided = decide_on(gpu(0), Problem(9000, 9000, 9000, "float32"), Limits(1 << 40))
+    decided = decide(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda(0))
     assert decided.step == "calibrated model"

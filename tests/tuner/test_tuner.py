@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from fmm.arrays.library import ANYTHING
 from fmm.config import certify, schema
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import Limits, choose, ranked
+from fmm.perfmodel.choose import GPU_GROWTH, Limits, choose, ranked
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
@@ -40,6 +39,7 @@ from fmm.tuner.stages import Outcome, scattered, tune
 from fmm.tuner.thresholds import thresholds
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from tests.support.configs import SMALL
+from tests.support.marks import quick_and_slow
 
 BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
 
@@ -70,6 +70,7 @@ def test_a_tuning_finds_the_truth() -> None:
     assert {e.plan for e in found.entries.values()} != {"vendor"}
 
 
+@pytest.mark.slow
 def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     held: Counter[str] = Counter()
     for seed in range(8):
@@ -81,6 +82,7 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     assert held["rate.flops"] >= 5 and held["stream"] >= 5, held
 
 
+@pytest.mark.slow
 def test_fresh_tunings_agree_but_for_the_noise() -> None:
     """Of any two of eight tunings at 2 % noise, on average 95 % of the choices for many shapes are equal, never fewer
     than 85 %; the others are neighbours on a border where both plans are truly about as fast, so that hardly any time
@@ -116,7 +118,7 @@ LANES = replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick_and_slow([0], [1, 2]))
 def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
     """A quick tuning measures up to 4000 or so; by the model, products twice as long are not left to the vendor."""
     found = fresh(seed, LANES)
@@ -159,7 +161,7 @@ def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certifie
         assert [e.plan for e in entries(unraced, 0.0) if e.plan != "vendor"] == []
 
 
-@pytest.mark.parametrize("effort", EFFORTS)
+@pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in EFFORTS if x != "quick"]))
 def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
     """The seconds of the samples, as if they had passed."""
     device = FakeDevice()
@@ -548,7 +550,7 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
     assert fits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
-    assert (expected_growth(Plan.parse(plan), dtype) <= (ANYTHING if gpu else Limits(0)).error_growth) == kept
+    assert (expected_growth(Plan.parse(plan), dtype) <= (GPU_GROWTH if gpu else Limits(0).error_growth)) == kept
 
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:

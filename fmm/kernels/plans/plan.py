@@ -4,7 +4,7 @@ Text form, outermost level first, levels joined by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
-What the text of a level may say, its kind knows (fmm.kernels.plans.levels), and of a leaf, its row (fmm.kernels.leaves).
+What the text of a level may say, its kind knows (fmm.kernels.plans.levels); of a leaf, its row (fmm.kernels.leaves).
 """
 
 from __future__ import annotations

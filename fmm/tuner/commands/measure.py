@@ -17,7 +17,8 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.problem import Problem
-from fmm.runtime.decide import answer
+from fmm.runtime import devices
+from fmm.runtime.decide import decide
 from fmm.tuner.commands import suites
 from fmm.tuner.commands.config import guarded, sections
 from fmm.tuner.commands.options import add_json
@@ -81,7 +82,7 @@ def _bench(options: argparse.Namespace) -> int:
 def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """fmm's own choice and the given plans, in rounds with the vendor."""
     limits = Limits(device.memory, usual_growth(device.untuned().batches))
-    decision = answer(problem, limits, device.identity, device.untuned)
+    decision = decide(problem, limits, devices.Device(device.identity, device.untuned()))
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)
     with journal.open("bench", problem) as timed:

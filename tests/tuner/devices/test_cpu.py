@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays import host_memory
 from fmm.config import files
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import decide, host_memory
+from fmm.runtime import decide, devices
 from fmm.tuner.cli import main
 from fmm.tuner.commands.suites import fast_plan
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
@@ -114,7 +115,7 @@ def test_a_real_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files._now.cache_clear()
-    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), blas_threads())
+    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu(blas_threads()))
     assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out

@@ -10,22 +10,32 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fmm.hardware.capability import capability
+from fmm.hardware.capability import capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
-from fmm.kernels.cuda.record import operations
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak_values
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
-from fmm.kernels.cuda.sums.sum_source import source
+from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from tests.support.nvrtc import ARCHITECTURES, CPP17, Report, compile_cuda, in_parallel, nvrtc, report
+from tests.support.marks import quick_and_slow
+from tests.support.nvrtc import (
+    ARCHITECTURES,
+    CPP17,
+    EACH_ARCHITECTURE,
+    Report,
+    compile_cuda,
+    in_parallel,
+    nvrtc,
+    report,
+)
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
-    tape = operations(
+    tape = record_operations(
         Plan.parse(text if "vendor" in text else f"{text} > vendor"),
         Problem(size, size, size, dtype, alpha=alpha, beta=beta),
     )
@@ -64,9 +74,9 @@ def test_few_values_are_alive() -> None:
     """What registers must hold: fewer than 90 numbers for three levels in one pass, 45 in joins, which read 343."""
     programs = scheme("strassen^3").programs
     assert (programs.join.inputs, len(programs.left.outputs)) == (343, 343)
-    found = [peak(kernel.events) for kernel in kernels("strassen^3.batched", "float64", 512)]
+    found = [peak_values(kernel.events) for kernel in kernels("strassen^3.batched", "float64", 512)]
     assert found == [85, 85, 43]  # a split has 64 blocks, and what an inner split needs; of a join, half are unfinished
-    assert [peak(k.events) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
+    assert [peak_values(k.events) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +86,7 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
     """An old value of C comes only when its sum is there: with beta at most one more is alive."""
     for beta, bound in ((0, most), (0.5, most + 1)):
         join = launches(f"{name}.batched.pad16", "float32", 512, 2.5, beta)[-1].kernel
-        assert peak(join.events) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
+        assert peak_values(join.events) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
         loads = [event.value for event in join.events if event.kind == "load"]
         assert sorted(loads) == list(range(join.program.inputs))
 
@@ -114,6 +124,7 @@ class Case(NamedTuple):
     scalars: tuple[complex, complex] = (1, 0)
     flag: bool = False
     only: str = ""  # launches with this label
+    slow: bool = False  # for all architectures; else only those beside sm_90, if that is one of them
 
 
 def batched(*names: str) -> tuple[str, ...]:
@@ -132,8 +143,7 @@ TURNED = (
     "strassen^2.batched.pad16 > vendor.inner",
 )
 
-# One representative at least of every kind of kernel, in about a minute of one core: a kernel of three levels takes
-# seconds.
+# One representative at least of every kind of kernel; one of three levels takes seconds.
 USUAL = {
     "one level": Case(batched("winograd"), 5, ("float32", "bfloat16"), ARCHITECTURES),
     "one level, more types": Case(batched("strassen"), 5, ("float64", "float16", "complex64"), ("sm_90",)),
@@ -144,12 +154,12 @@ USUAL = {
     "alpha, beta, flag": Case(ONE, 4, ("float16", "complex64"), ("sm_100",), (2.5, 0.5), True),
     "complex alpha": Case(ONE, 3, ("complex128",), ("sm_80",), (1j, 0), True),
     "complex alpha and beta": Case(ONE, 3, ("complex128",), ("sm_90",), (1j, 0.5 - 2j), True),
-    "two levels": Case(TWO, 3, ("float32",), ("sm_90",)),
+    "two levels": Case(TWO, 3, ("float32",), ("sm_90",), slow=True),
     "sums that turn": Case(TURNED, 3, ("float32",), ("sm_90",)),
     "two levels, joins": Case(TWO[:1], 3, ("float32", "bfloat16"), ARCHITECTURES, only="join"),
-    "three levels, split": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="split A"),
-    "three levels, join": Case(THREE[:1], 2, ("float64",), ("sm_80", "sm_90", "sm_100"), only="join"),
-    "three levels, join, flag": Case(THREE[1:], 2, ("float64",), ("sm_90",), flag=True, only="join"),
+    "three levels, split": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="split A", slow=True),
+    "three levels, join": Case(THREE[:1], 2, ("float64",), ("sm_80", "sm_90", "sm_100"), only="join", slow=True),
+    "three levels, join, flag": Case(THREE[1:], 2, ("float64",), ("sm_90",), flag=True, only="join", slow=True),
 }
 # FMM_ALL_KERNELS=1: every kernel of every shipped scheme and step table that the runtime or a user can ask for.
 ALL = {
@@ -174,27 +184,38 @@ ALL = {
 CASES = ALL if os.environ.get("FMM_ALL_KERNELS") == "1" else USUAL
 
 
-def sources(case: Case) -> Iterator[tuple[str, str, str]]:
-    """Names, texts and architectures of a case's kernels, each text once."""
-    for dtype, architecture in product(case.dtypes, case.architectures):
+def sources(case: Case, architecture: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of a case's kernels, each text once."""
+    for dtype in case.dtypes:
         seen: set[str] = set()
         for plan in case.plans:
             # A multiple of every grid and of 16 bytes below it, so that whole layers and wide accesses are met.
             size = 512 if "^" in plan else 576
             for op, access in product(launches(plan, dtype, size, *case.scalars), ("vector", "scalar")):
                 if (access == "scalar" or op.kernel.lanes > 1) and case.only in ("", op.label):
-                    text = source(op.kernel, access, case.flag and op.writes_result)
+                    text = sum_source(op.kernel, access, case.flag and op.writes_result)
                     if text not in seen:
                         seen.add(text)
-                        yield f"{plan} {dtype} {architecture} {access} {op.label}", text, architecture
+                        yield f"{plan} {dtype} {architecture} {access} {op.label}", text
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_kernel_compiles_and_stays_in_registers(name: str) -> None:
+def is_slow(case: Case, architecture: str) -> bool:
+    return case.slow or (architecture != "sm_90" and "sm_90" in case.architectures)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        pytest.param(name, architecture, marks=pytest.mark.slow if is_slow(case, architecture) else ())
+        for name, case in CASES.items()
+        for architecture in case.architectures
+    ],
+)
+def test_every_kernel_compiles_and_stays_in_registers(name: str, architecture: str) -> None:
     """No local memory at all, and so few registers that enough thread blocks hide each other's waiting."""
     nvrtc()
     case = CASES[name]
-    jobs: list[tuple[Any, ...]] = list(sources(case))
+    jobs: list[tuple[Any, ...]] = [(*job, architecture) for job in sources(case, architecture)]
     assert jobs
     reports = in_parallel(report, jobs)
     if path := os.environ.get("FMM_REGISTER_TABLE"):
@@ -203,33 +224,33 @@ def test_every_kernel_compiles_and_stays_in_registers(name: str) -> None:
                 f"{r.name}: {r.registers} registers, {r.shared} bytes shared, {r.local} local\n" for r in reports
             )
     assert [r for r in reports if r.local] == []
-    for r, (_, _, architecture) in zip(reports, jobs, strict=True):
+    for r in reports:
         assert blocks(architecture, r) >= case.blocks, r
 
 
 def blocks(architecture: str, kernel: Report) -> int:
     """Its thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
+    return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
 
 
-@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32", "complex64"))
+@pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))
 def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
-    texts = [source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
+    texts = [sum_source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
     for text in (*texts, recompute.simple_source(dtype)):
         _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
         assert "ret;" in ptx and "f32" in ptx
         assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha and beta themselves
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_parameters_are_as_large_as_what_a_launch_passes(architecture: str) -> None:
     """Where each of them lies, test_sum_host.py asks the host's compiler, which knows offsetof."""
     op = launches("strassen.batched.pad16", "float32", 256, 0.3, -7.0)[-1]
     assert op.kernel.scalars == 2
-    text = source(op.kernel, "scalar") + (
+    text = sum_source(op.kernel, "scalar") + (
         f'static_assert(sizeof(fmm::Array) == {ARRAY_BYTES}, "array");\n'
         f'static_assert(sizeof(fmm::Parameters<{op.kernel.arrays}, 2>) == {len(op.parameters)}, "size");\n'
     )
