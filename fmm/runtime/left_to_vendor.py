@@ -93,6 +93,8 @@ def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
 
 def remember(library: Library, a: Any, b: Any, decision: Decision) -> None:
     """Note that products like this one are the library's for a moment, whatever else their arrays are."""
+    if library.key(a, b, None) is None:  # no plain arrays: the library may even reject them
+        return
     memory = REMEMBERED[library.processor]
     if library.processor == "cpu":
         problem = decision.problem
