@@ -76,7 +76,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     known = tuned.calibration if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
-        environment.once(
+        environment.log_once(
             f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
         )
     chosen = modelled(problem, limits, known or untuned(problem, limits, device), known is not None, device.identity)

@@ -65,7 +65,7 @@ class Trial:
         try:
             store.add_entry(locate.default_path(), self.device, self.problem.dtype, entry)
         except (OSError, RuntimeError, schema.ConfigError) as error:
-            environment.once(f"what was measured is kept for this process only: {error}")
+            environment.log_once(f"what was measured is kept for this process only: {error}")
 
 
 _trials: dict[tuple[Problem, Identity, Plan], Trial] = {}

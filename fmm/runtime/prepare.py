@@ -13,7 +13,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
-from fmm.config.files import token
+from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
@@ -86,7 +86,7 @@ def prepared(library: Library, a: object, b: object, out: object, wishes: Wishes
     found = library.key(a, b, out)
     if found is None:
         return prepare(library, a, b, out, wishes)
-    key = wishes, found, token()
+    key = wishes, found, circumstances()
     kept = library.calls.get(key)
     if kept is None or kept.until < time.monotonic():
         kept = _kept(library, key, a, b, out, wishes)

@@ -369,11 +369,9 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
     path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    for cached in (files._now, files._read):
-        cached.cache_clear()
+    files.forget_configs()
     yield decide(Problem(16384, 16384, 16384, "float32"), PLENTY, H200)
-    for cached in (files._now, files._read):
-        cached.cache_clear()
+    files.forget_configs()
 
 
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:

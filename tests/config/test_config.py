@@ -44,8 +44,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (files._now, files._read, environment.once):
-        cached.cache_clear()
+    files.forget_configs()
+    environment.log_once.cache_clear()
     online._trials.clear()
 
 
@@ -408,7 +408,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize(("content", "message"), DOCUMENTS.items(), ids=lambda x: str(x)[:30])
 def test_a_document_that_is_no_config(content: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        schema.document(content)
+        schema.read_document(content)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
