@@ -87,7 +87,7 @@ REMEMBERED: dict[Processor, Memory] = {"cpu": Memory(10.0, 1 << 31), "cuda": Mem
 
 def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
     """Was a product like this one left to the library a moment ago?"""
-    until: float = library.calls.get(library.short_key(a, b), 0.0)
+    until: float = library.calls.get(library.size_key(a, b), 0.0)
     return until > time.monotonic()
 
 
@@ -99,4 +99,4 @@ def remember(library: Library, a: Any, b: Any, decision: Decision) -> None:
         # A rule may be about these very arrays: that one is the other's transpose, say.
         if decision.step == "rule" or problem is None or problem.flops < memory.flops or not a.ndim == b.ndim == 2:
             return
-    library.calls[library.short_key(a, b)] = time.monotonic() + memory.seconds
+    library.calls[library.size_key(a, b)] = time.monotonic() + memory.seconds

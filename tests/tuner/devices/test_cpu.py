@@ -115,7 +115,7 @@ def test_a_real_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files.forget_configs()
-    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu(blas_threads()))
+    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads()))
     assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out

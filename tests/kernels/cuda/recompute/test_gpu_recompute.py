@@ -143,8 +143,10 @@ def told(path: Path, **rate: float) -> None:
     """A config by which products are slow and nothing else takes time."""
     numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
     known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
-    versions = dict(devices.cuda(0).identity.versions)
-    tuned.write(path, devices.cuda(0).identity.key, "float32", tuned.section(calibration=known, versions=versions))
+    versions = dict(devices.cuda_device(0).identity.versions)
+    tuned.write(
+        path, devices.cuda_device(0).identity.key, "float32", tuned.section(calibration=known, versions=versions)
+    )
 
 
 @pytest.mark.parametrize("tiled", [0.0, 1.0], ids=["never measured", "as fast as the vendor"])
