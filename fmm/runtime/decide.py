@@ -6,6 +6,7 @@ known of it otherwise; else the vendor. Whatever the layouts of a problem, it is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,12 +58,18 @@ class Decision:
         if self.problem:
             lines += ["", table(self.plan, *self.problem.size, self.problem.itemsize)]
         if self.kernels:
-            lines += ["", "runs:", *(f"  {line}" for line in self.kernels), ""]
+            lines += ["", "runs:", *_counted(self.kernels), ""]
         lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
             lines += [f"  {c.time:5.2f}  {c.plan}" for c in self.considered]
         return "\n".join(lines)
+
+
+def _counted(kernels: tuple[str, ...]) -> Iterator[str]:
+    """Each line once, in the order in which it first comes: levels repeat what the levels below them do."""
+    for line, count in Counter(kernels).items():
+        yield f"  {line}" if count == 1 else f"  {count} times: {line}"
 
 
 def decide(problem: Problem, limits: Limits, device: Device) -> Decision:

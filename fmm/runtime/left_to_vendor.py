@@ -92,11 +92,11 @@ def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
 
 
 def remember(library: Library, a: Any, b: Any, decision: Decision) -> None:
-    """Note that products like this one are the library's for a moment, whatever else their arrays are."""
-    memory = REMEMBERED[library.processor]
-    if library.processor == "cpu":
-        problem = decision.problem
-        # A rule may be about these very arrays: that one is the other's transpose, say.
-        if decision.step == "rule" or problem is None or problem.flops < memory.flops or not a.ndim == b.ndim == 2:
-            return
+    """Note that products of matrices like these are the library's for a moment, whatever else their arrays are."""
+    memory, problem = REMEMBERED[library.processor], decision.problem
+    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, say
+        return
+    # On the host a rule may be about these very arrays: that one is the other's transpose, say.
+    if library.processor == "cpu" and (decision.step == "rule" or problem is None or problem.flops < memory.flops):
+        return
     library.calls[library.size_key(a, b)] = time.monotonic() + memory.seconds

@@ -32,7 +32,7 @@ from fmm.runtime import call as product_call
 from fmm.runtime import devices, left_to_vendor, limits, prepare
 from fmm.runtime.decide import decide, leaner_plans
 from fmm.runtime.devices import cuda_index, described_gpu
-from fmm.runtime.left_to_vendor import just_left_to_vendor
+from fmm.runtime.left_to_vendor import just_left_to_vendor, remember
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.operands import NotOursError
 from fmm.runtime.prepare import Call, Question, answer
@@ -597,6 +597,13 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
     assert not just_left_to_vendor(arrays, a, a)
     multiply(library, a, a, wishes=Wishes(LEVEL))
     assert not just_left_to_vendor(arrays, a, a)
+
+
+@pytest.mark.parametrize("other", [3, [[1.0]], None, np.ones(3), np.ones((2, 3, 3))], ids=lambda x: type(x).__name__)
+def test_what_is_no_pair_of_matrices_is_not_remembered(other: Any) -> None:
+    library: Any = HostArrays()
+    remember(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
+    assert not library.calls
 
 
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
