@@ -370,6 +370,7 @@ def random_plan(draw: random.Random, depth: int = 3) -> Plan:
     return Plan(tuple(one() for _ in range(draw.randint(0, depth))))
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_ten_thousand_random_plans_in_ten_seconds() -> None:
     """Ten seconds of processor time are the goal on a quiet machine; a busy or slow one may take three times that."""

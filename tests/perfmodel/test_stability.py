@@ -11,7 +11,8 @@ import pytest
 
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
-from fmm.kernels.algorithms.scheme import Scheme, SchemeError, parse
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError
+from fmm.kernels.algorithms.scheme_text import parse
 from fmm.kernels.algorithms.step_table import step_table, step_table_names, table_scheme
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan

@@ -244,6 +244,7 @@ def test_it_is_searched(toy: Toy) -> None:
     device, effort = FakeDevice(toy.device, noise=0.001), replace(EFFORTS["quick"], trials=2, enqueued=2)
     found = search(Journal("run", device), toy.problem, toy.device, effort, 1e9)
     assert dict(found.plans)[Plan.parse(toy.plan)] == pytest.approx(1 / toy.share, rel=0.05)
+
     proposed = explored(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
     name = toy.plan.split(" > ")[0]
     assert any(name in str(plan) for plan in proposed)

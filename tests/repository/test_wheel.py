@@ -85,10 +85,12 @@ def test_sdist_leaves_the_links_out(built: Path) -> None:
     assert tops.isdisjoint(LINKS)
 
 
+@pytest.mark.slow
 def test_wheel_works_alone(clean_bin: Path, tmp_path: Path) -> None:
     run([clean_bin / "python", "-W", "error", "-c", USE_THE_WHEEL], tmp_path)
 
 
+@pytest.mark.slow
 def test_command_starts_without_the_tuning_packages(clean_bin: Path, tmp_path: Path) -> None:
     assert "fmm-tune" in run([clean_bin / "fmm-tune", "--help"], tmp_path)
 

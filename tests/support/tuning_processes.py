@@ -1,6 +1,6 @@
 """Processes that tune a fake device and are killed, many of them:
 
-`python -m tests.support.tuning_processes kill|together FOLDER`.
+`python -m tests.support.tuning_processes kill FOLDER KILLS`, or `together FOLDER`.
 
 Started by the tests of faults in an interpreter of its own, which loads everything once and then forks.
 """
@@ -32,9 +32,8 @@ from fmm.tuner.stages import tune
 from fmm.tuner.trials import Trials
 from tests.support.configs import SMALL
 
-KILLS = 100
-CONFIGS = 5  # at least so many different ones must have been seen, or more tunings are started, up to MOST
-MOST = 4 * KILLS
+CONFIGS = 5  # so many different ones must have been seen, or more tunings are started, up to MOST times the kills
+MOST = 4
 WRITERS = 8
 
 
@@ -60,7 +59,7 @@ def whole(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def kill(folder: Path) -> None:
+def kill(folder: Path, kills: int) -> None:
     """Tunings killed at random moments; each goes on where the last one was.
 
     In turns after so many seconds, and after so many of its own on the processor: on a loaded machine the first come
@@ -74,7 +73,7 @@ def kill(folder: Path) -> None:
     longest = time.perf_counter() - start
     busiest = used.ru_utime + used.ru_stime
     patience = 1.1
-    while i < KILLS or (len(states) < CONFIGS and i < MOST):
+    while i < kills or (len(states) < min(CONFIGS, kills // 5) and i < MOST * kills):
         work = partial(tuned, arguments, i)
         if i % 2:
             child = forked(partial(ended, work, chance.uniform(0, patience * busiest)))
@@ -135,4 +134,7 @@ def together(folder: Path) -> None:
 if __name__ == "__main__":
     assert scipy.optimize and scipy.stats  # loaded before the forks
     EFFORTS["quick"] = SMALL
-    {"kill": kill, "together": together}[sys.argv[1]](Path(sys.argv[2]))
+    if sys.argv[1] == "kill":
+        kill(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        together(Path(sys.argv[2]))

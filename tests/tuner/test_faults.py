@@ -40,9 +40,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return device
 
 
-def nursery(kind: str, folder: Path) -> dict[str, Any]:
+def nursery(kind: str, folder: Path, *more: str) -> dict[str, Any]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.support.tuning_processes", kind, str(folder)]
+    command = [sys.executable, "-m", "tests.support.tuning_processes", kind, str(folder), *more]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -63,9 +63,12 @@ def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
 # ---- kills
 
 
-def test_a_hundred_kills_leave_a_whole_config_and_repeat_nothing(tmp_path: Path) -> None:
-    found = nursery("kill", tmp_path)
-    assert found["killed"] >= 50 and found["states"] >= 5 and found["replayed"] >= 5
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_kills_leave_a_whole_config_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
+    """However many are tried: more until enough different configs were seen."""
+    found = nursery("kill", tmp_path, str(kills))
+    least = 5 if kills == 100 else 2
+    assert found["killed"] >= kills / 2 and found["states"] >= least and found["replayed"] >= least
     assert not found["left"]
 
 
@@ -90,7 +93,7 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
         "        time.sleep(60)\n"
         "    time.sleep(seconds)\n"
         "fake.time = SimpleNamespace(sleep=sleep)\n"
-        "tune.chosen = lambda name: [fake.FakeDevice(pace=0.001)]\n"
+        "tune.chosen = lambda name: [fake.FakeDevice(real_time=0.001)]\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -417,7 +420,7 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
 
 @pytest.mark.timed
 def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Path) -> None:
-    fake.pace = 0.2
+    fake.real_time = 0.2
     start = time.monotonic()
     assert main(["--time-limit", "0.5", "--quiet", "--output", str(tmp_path)]) == 0
     assert time.monotonic() - start < 2.5
@@ -425,7 +428,7 @@ def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Pat
 
 @pytest.mark.timed
 def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, tmp_path: Path) -> None:
-    fake.pace = 1.0
+    fake.real_time = 1.0
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
     counts = []
     for more in ([], ["--resume"], ["--resume"]):

@@ -1,4 +1,4 @@
-"""How temporaries lie in memory: the distance of their rows, and the bytes that they take."""
+"""How temporaries lie in memory, and how many bytes they take."""
 
 from __future__ import annotations
 

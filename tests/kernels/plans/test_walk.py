@@ -27,6 +27,7 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import Level, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
+from tests.support.marks import quick_and_slow
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
@@ -155,12 +156,15 @@ COMPLEX_FACTORS: list[tuple[Coefficient, Coefficient]] = [(1j, 0), (1j, 1), (1, 
 SUMS_IN_C = ("li-fig2", "li-fig12", "li-fig16")
 
 
+# A long list of sums is scheduled anew for every pattern of edges.
+LONG = [name for name in scheme_names() if name.startswith("smirnov")]
+
+
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", scheme_names())
+@pytest.mark.parametrize("name", quick_and_slow([name for name in scheme_names() if name not in LONG], LONG))
 def test_every_scheme(name: str, options: str, rng: np.random.Generator) -> None:
     plan = Plan.parse(f"{name}{options} > vendor")
-    large = name.startswith("smirnov")  # a long list of sums is scheduled anew for every pattern of edges
-    for i, size in enumerate(SIZES[:: 3 if large else 1]):
+    for i, size in enumerate(SIZES[:: 3 if name in LONG else 1]):
         check(plan, size, DTYPES[(i + len(options)) % 4], rng)
 
 
@@ -343,7 +347,7 @@ PROVED = [
 EVERY_SIZE = list(product(range(1, 6), repeat=3))
 
 
-@pytest.mark.parametrize("text", PROVED)
+@pytest.mark.parametrize("text", quick_and_slow(PROVED[::3], [text for i, text in enumerate(PROVED) if i % 3]))
 def test_plans_are_proved_on_every_small_size(text: str) -> None:
     assert first_plan_defect(Plan.parse(text), EVERY_SIZE) is None
 

@@ -104,7 +104,7 @@ SHAPES = ((64, 96, 128), (33, 18, 75), (67, 130, 5))
         *product(("strassen.batched.pad4", "winograd"), ("float32", "bfloat16")),
         ("strassen.batched.pad4", "float64"),
         ("winograd", "complex64"),
-        ("strassen^2.batched.pad16", "float32"),
+        pytest.param("strassen^2.batched.pad16", "float32", marks=pytest.mark.slow),
         ("winograd^2.pad16", "float32"),  # lanes one after the other
         *product(
             ("strassen.batched.pad4 > vendor.inner", "winograd > vendor.outer"), ("float32", "float64", "bfloat16")
