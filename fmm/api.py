@@ -137,7 +137,7 @@ def plan(
         its_own = f"NumPy answers: {kind} products are NumPy's own"
         return Decision(VENDOR, None, its_own if on_cpu else f"the vendor answers: {kind} products are its own")
     try:
-        found = devices.device("cpu" if on_cpu else "cuda", number)
+        found = devices.device_of("cpu" if on_cpu else "cuda", number)
     except ModuleNotFoundError as error:
         needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
         raise ModuleNotFoundError(needed) from error

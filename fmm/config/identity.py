@@ -23,7 +23,7 @@ class Identity:
 @lru_cache(maxsize=64)
 def cpu(threads: int) -> Identity:
     """This CPU with so many BLAS threads."""
-    return Identity(cpu_key(threads), processor(), MappingProxyType({"numpy": np.__version__, "blas": _blas()}))
+    return Identity(cpu_key(threads), processor(), MappingProxyType({"numpy": np.__version__, "blas": _blas_version()}))
 
 
 def cpu_key(threads: int) -> str:
@@ -34,6 +34,7 @@ def cpu_key(threads: int) -> str:
 
 @lru_cache(maxsize=1)
 def processor() -> str:
+    """The processor's name, as the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -41,7 +42,7 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _blas() -> str:
+def _blas_version() -> str:
     """Name and version of the BLAS that NumPy was built with, as NumPy tells."""
     try:
         found = np.show_config(mode="dicts")["Build Dependencies"]["blas"]

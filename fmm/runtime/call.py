@@ -15,11 +15,11 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import host_run
-from fmm.runtime.decide import Decision, decide, leaner
+from fmm.runtime.decide import Decision, decide, leaner_plans
 from fmm.runtime.devices import Device
 from fmm.runtime.left_to_vendor import remember
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.prepare import Call, prepare, prepared, recorded
+from fmm.runtime.prepare import Call, launches_on, prepare, prepared
 
 
 def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
@@ -34,16 +34,16 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
 def _product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     call = prepared(library, a, b, out, wishes)
     if call.plan is None:
-        return _left(library, call, a, b, out, wishes)
+        return _left_to_library(library, call, a, b, out, wishes)
     if call.decision.trial is not None:
-        return _runner(library.processor).measured(
+        return _runner(library.processor).measured_product(
             library, call, lambda plan: _product(library, a, b, out, wishes._replace(plan=plan))
         )
     if out is not None and call.direct and call.overlap(*(library.pointer(x) for x in (a, b, out))):
         call = prepared(library, a, b, None, wishes)
     target = out if call.direct else None
     try:
-        c = _runner(library.processor).run(library, call, a, b, target, wishes.plan is not None)
+        c = _runner(library.processor).run_call(library, call, a, b, target, wishes.plan is not None)
     except library.out_of_memory:
         c = OUT_OF_MEMORY
     if c is OUT_OF_MEMORY:  # what the failed attempt had allocated is given back now that the exception is gone
@@ -63,7 +63,7 @@ def _leaner_product(library: Library, call: Call, a: Any, b: Any, out: Any, wish
     """C by plans with ever less workspace; None if the library must multiply."""
     for other in _leaner_calls(library, call, a, b, out, wishes):
         try:
-            return _runner(library.processor).run(library, other, a, b, out, True)
+            return _runner(library.processor).run_call(library, other, a, b, out, True)
         except library.out_of_memory:
             continue
     return None
@@ -73,13 +73,13 @@ def _leaner_calls(library: Library, call: Call, a: Any, b: Any, out: Any, wishes
     """The same product by plans with ever less workspace."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
-    for plan in leaner(problem, call.decision.plan, call.limits, call.device):
+    for plan in leaner_plans(problem, call.decision.plan, call.limits, call.device):
         other = prepare(library, a, b, out, wishes._replace(plan=plan))
         if other.plan is not None:
             yield other
 
 
-def _left(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def _left_to_library(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """The library's own product; PlanError if another plan was given, and the library does not reject the call."""
     if call.refused_plan:
         library.vendor(a, b)
@@ -108,7 +108,7 @@ def _device_run() -> Any:
 def explained(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
     """What `product` would do, and why; nothing is computed."""
     call = prepare(library, *(library.adopted(a, b, out) or (a, b, out)), wishes)
-    return replace(call.decision, kernels=_kernels(library, call))
+    return replace(call.decision, kernels=_kernel_lines(library, call))
 
 
 def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -116,11 +116,11 @@ def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
     decision = decide(problem, limits, device)
     if device.threads:
         return replace(decision, kernels=host_run.described(decision.plan, problem, device.threads))
-    launches = recorded(decision.plan, problem, device, False)
+    launches = launches_on(decision.plan, problem, device, False)
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 
-def _kernels(library: Library, call: Call) -> tuple[str, ...]:
+def _kernel_lines(library: Library, call: Call) -> tuple[str, ...]:
     """What runs, a line each."""
     if call.launches is not None:
         return call.launches.describe()

@@ -36,10 +36,10 @@ PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
 
-def run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
+def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
     """C by the call's plan, on the library's current stream; `whatever`: even after products that had to be rescued."""
     device = call.setting.device
-    stream, context = library.current(device)
+    stream, context = library.current_stream(device)
     if context is None:
         return _run(library, call, a, b, out, whatever, device, stream)
     with context:
@@ -56,7 +56,7 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever:
     ready = flag.prepared.get(id(call))
     if ready is None:
         ready = _made_ready(call, flag, device)
-    p, q, r, workspace, c, kept = library.places(call, a, b, out)
+    p, q, r, workspace, c, kept = library.allocate(call, a, b, out)
     ready.run(p, q, r, workspace)
     del kept  # given back in the stream's order: what is launched next may have it
     if out is not None:
@@ -170,9 +170,9 @@ class _Replay:
         return self.addresses is not None
 
 
-def measured(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+def measured_product(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
     """A product that takes part in its shape's measurement; within a graph's capture nothing can be measured."""
-    stream, _ = library.current(call.setting.device)
+    stream, _ = library.current_stream(call.setting.device)
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
     assert call.decision.trial is not None

@@ -26,7 +26,7 @@ class _MayOverflowError(Exception):
     """The vendor must multiply; what the plan has done so far is written over."""
 
 
-def run(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
+def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
     """C by the call's plan; None if the vendor must multiply, because numbers may overflow.
 
     `out` is complete or untouched, whatever leaves; but after MemoryError it may be neither: another attempt follows.
@@ -34,7 +34,7 @@ def run(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool)
     if np.geterr()["under"] != "ignore":
         return None  # a caller who asks to be told of underflow: a plan's sums have their own
     assert call.result is not None
-    c = library.new(call.result) if out is None else out
+    c = library.new_array(call.result) if out is None else out
     try:
         _Multiplier(call).fill(*(library.as_numpy(x) for x in (a, b, c)))
     except _MayOverflowError:
@@ -46,12 +46,12 @@ def run(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool)
             library.vendor(a, b, out)
         raise
     if out is None:
-        return library.finished(c)
+        return library.returned(c)
     library.written(out)
     return out
 
 
-def measured(library: HostLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+def measured_product(library: HostLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
     """A product that takes part in its shape's measurement."""
     assert call.decision.trial is not None
     return call.decision.trial.run(multiply)

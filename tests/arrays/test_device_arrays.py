@@ -30,9 +30,9 @@ from fmm.perfmodel.choose import CPU_GROWTH, Limits
 from fmm.problem import Problem
 from fmm.runtime import call as product_call
 from fmm.runtime import devices, left_to_vendor, limits, prepare
-from fmm.runtime.decide import decide, leaner
+from fmm.runtime.decide import decide, leaner_plans
 from fmm.runtime.devices import cuda_index, described_gpu
-from fmm.runtime.left_to_vendor import just_left_to_vendor
+from fmm.runtime.left_to_vendor import just_left_to_vendor, remember
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.operands import NotOursError
 from fmm.runtime.prepare import Call, Question, answer
@@ -156,7 +156,7 @@ print([name for name in ("cupy", "torch") if name in sys.modules])
 
 @pytest.fixture(autouse=True)
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(devices, "cuda", lambda index: H200)
+    monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
     limits._shares.clear()
     yield
     limits._shares.clear()
@@ -356,7 +356,7 @@ def test_large_products_get_plans_and_small_ones_the_vendor() -> None:
 def test_leaner_plans_need_ever_less() -> None:
     problem = Problem(16384, 16384, 16384, "float32")
     best = decide(problem, PLENTY, H200)
-    plans = list(leaner(problem, best.plan, PLENTY, H200))
+    plans = list(leaner_plans(problem, best.plan, PLENTY, H200))
     needs = [decide(problem, PLENTY, H200).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and len(set(needs)) > 1
@@ -369,17 +369,15 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
     path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    for cached in (files._now, files._read):
-        cached.cache_clear()
+    files.forget_configs()
     yield decide(Problem(16384, 16384, 16384, "float32"), PLENTY, H200)
-    for cached in (files._now, files._read):
-        cached.cache_clear()
+    files.forget_configs()
 
 
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
     assert entry.problem is not None
     assert (entry.step, entry.considered) == ("certified entry", ())
-    plans = list(leaner(entry.problem, entry.plan, PLENTY, H200))
+    plans = list(leaner_plans(entry.problem, entry.plan, PLENTY, H200))
     needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and needs[0] < entry.workspace
@@ -389,7 +387,8 @@ def test_the_types_own_error_limits_the_choice() -> None:
     """Three levels of bfloat16: within the limit that holds unless another is given, and beyond the hosts' 10."""
     problem = Problem(49152, 49152, 49152, "bfloat16")
     usual, strict = (
-        decide(problem, Limits(1 << 40, growth), H200) for growth in (H200.error_growth, devices.cpu(2).error_growth)
+        decide(problem, Limits(1 << 40, growth), H200)
+        for growth in (H200.error_growth, devices.cpu_device(2).error_growth)
     )
     assert strict.error_growth <= CPU_GROWTH == 10 < usual.error_growth <= H200.error_growth
     assert "expected error: 13.8 times" in str(usual)
@@ -465,21 +464,21 @@ class HostArrays:
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         pass
 
-    def key(self, a: Any, b: Any, out: Any) -> Any:
+    def call_key(self, a: Any, b: Any, out: Any) -> Any:
         target = None if out is None else (out.shape, out.strides)
         return a.shape, a.strides, b.shape, b.strides, self.math, target
 
-    def short_key(self, a: Any, b: Any) -> Any:
+    def size_key(self, a: Any, b: Any) -> Any:
         return "short", a.shape, b.shape
 
-    def number(self, x: Any) -> int:
+    def device_number(self, x: Any) -> int:
         return 0
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         one, other = self.operand(a).dtype, self.operand(b).dtype
         return Setting(0, one if one == other else None, self.math, self.refusal)
 
-    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous(shape, dtype)
 
     def accepts(self, a: Any, b: Any) -> bool:
@@ -515,7 +514,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         fail: int = 0
 
         @staticmethod
-        def run(arrays: Any, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
+        def run_call(arrays: Any, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
             calls.append((call, out, whatever))
             if Runner.fail:
                 Runner.fail -= 1
@@ -600,6 +599,13 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
     assert not just_left_to_vendor(arrays, a, a)
 
 
+@pytest.mark.parametrize("other", [3, [[1.0]], None, np.ones(3), np.ones((2, 3, 3))], ids=lambda x: type(x).__name__)
+def test_what_is_no_pair_of_matrices_is_not_remembered(other: Any) -> None:
+    library: Any = HostArrays()
+    remember(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
+    assert not library.calls
+
+
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
     library, a = HostArrays(), draw((64, 64))
     expected = a @ a
@@ -619,6 +625,38 @@ def test_when_memory_runs_out_leaner_plans_are_tried_and_the_vendor_last(runs: l
     needs = [call.decision.workspace for call, *_ in runs[1:]]
     assert library.vendors == (failures == 1000)
     assert len(needs) >= min(failures + 1, 3) and needs == sorted(needs, reverse=True)
+
+
+def test_a_decision_says_what_runs(runs: list[Any]) -> None:
+    library: Any = Large()
+    a = draw((8, 8))
+    for wishes in (NO_WISHES, Wishes(LEVEL), Wishes(Plan.parse("strassen.fused > tile"))):
+        call = prepare.prepare(library, a, a, None, wishes)
+        found = product_call.explained(library, a, a, None, wishes)
+        assert call.launches is not None and found.kernels == call.launches.describe() != ()
+        text = str(found)
+        assert text.index("\nruns:\n  ") < text.index(found.kernels[0]) < text.index("expected error")
+    assert product_call.explained(library, a, a, None, Wishes(VENDOR)).kernels == ("test.matmul",)
+    assert "numpy.matmul" in fmm.explain(a, a).kernels[0]
+    assert fmm.plan(8192, 8192, 8192, dtype="float32", device=0, workspace=1 << 36).kernels == found_for_rows()
+    assert fmm.plan(8, 8, 8, dtype="float32", device=0, workspace=0).kernels == ("the vendor's product",)
+
+
+def found_for_rows() -> tuple[str, ...]:
+    big = contiguous((8192, 8192), "float32")
+    call = answer(Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
+    assert call.launches is not None
+    return call.launches.describe()
+
+
+def test_where_a_plans_kernels_cannot_read_the_arrays_the_vendor_is_named(runs: list[Any]) -> None:
+    """An entry's plan, say, that no list of launches can be made of."""
+    library: Any = Large()
+    a = draw((8, 8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "launches_on", lambda plan, problem, device, given: None)
+        found = product_call.explained(library, a, a, None, NO_WISHES)
+    assert found.plan != VENDOR and found.kernels[0].startswith("test.matmul, since")
 
 
 def test_refusals_are_explained_and_a_given_plan_is_not_silently_dropped(runs: list[Any]) -> None:
@@ -732,6 +770,10 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
             assert str(ours.value) == str(theirs.value)
     with pytest.raises(TypeError, match="takes no order"):
         fmm.matmul(a, a, order="F")
+    with pytest.raises(TypeError, match="takes no axes"):
+        fmm.matmul(a, a, axes=[(0, 1)] * 3)
+    with pytest.raises(TypeError, match="takes no axes, foo"):
+        fmm.explain(a, a, axes=[(0, 1)] * 3, foo=1)
 
 
 @pytest.mark.parametrize(
@@ -809,9 +851,11 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             taken.append("quick vendor")
 
         def with_options(self, options: Any) -> Any:
+            if options:
+                taken.append(", ".join(options))
             return self
 
-        def short_key(self, a: Any, b: Any) -> Any:
+        def size_key(self, a: Any, b: Any) -> Any:
             return ()
 
     def product(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> None:
@@ -835,9 +879,34 @@ def test_small_matrices_take_the_shortest_way_and_nothing_else_does(ways: list[s
     assert ways == first
     for wishes in ({"out": out}, {"plan": "vendor"}, {"workspace": 0}, {"max_error_growth": 2.0}):
         fmm.matmul(small, small, **wishes)
-    for options in ({"dtype": "float64"}, {"order": "F"}, {"casting": "unsafe"}):
-        fmm.matmul(small, small, **options)  # type: ignore[arg-type]
-    assert ways == [*first, *["product"] * 7]
+    assert ways == [*first, *["product"] * 4]
+
+
+def test_options_reach_the_library_on_its_shortest_way_too(ways: list[str]) -> None:
+    """Those that fmm itself does not know as well: dropped, they would be a wrong result."""
+    options: list[dict[str, Any]] = [{"dtype": "float64"}, {"order": "F"}, {"casting": "unsafe"}]
+    options += [{"axes": [(0, 1), (1, 0), (0, 1)]}, {"max_eror_growth": 1.0}, {"order": "F", "subok": False}]
+    for small in (Exact(300, 300), Exact(2000, 2000)):
+        for option in options:
+            ways.clear()
+            fmm.matmul(small, small, **option)
+            assert ways == [", ".join(option), "product"]
+
+
+def test_what_is_quickly_known_to_be_the_vendors_is_known_by_both_types() -> None:
+    x, y = np.ones((3, 3), np.float32), np.ones((3, 3))
+    assert NUMPY.size_key(x, x) != NUMPY.size_key(x, y) != NUMPY.size_key(y, y)
+    assert NUMPY.size_key(x, y) != NUMPY.size_key(y, x)
+
+
+def test_tensors_are_known_by_both_types_too() -> None:
+    """A call of two types is torch's error; the next one of the first type alone may be worth a plan."""
+    torch = pytest.importorskip("torch")
+    from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
+
+    x, y = torch.ones(3, 3), torch.ones(3, 3, dtype=torch.float64)
+    for library in (TORCH, TORCH_ON_HOST):
+        assert len({library.size_key(*pair) for pair in ((x, x), (x, y), (y, x), (y, y))}) == 4
 
 
 def test_host_tensors_take_the_shortest_way_too() -> None:

@@ -44,8 +44,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (files._now, files._read, environment.once):
-        cached.cache_clear()
+    files.forget_configs()
+    environment.log_once.cache_clear()
     online._trials.clear()
 
 
@@ -56,7 +56,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def decided(n: int = 96, limits: Limits = ROOM, dtype: str = "float64") -> decide.Decision:
-    return decide.decide(Problem(n, n, n, dtype), limits, devices.cpu(2))
+    return decide.decide(Problem(n, n, n, dtype), limits, devices.cpu_device(2))
 
 
 # ---- which step answers
@@ -198,7 +198,7 @@ def test_loading_and_deciding_take_no_time(path: Path) -> None:
         assert files.configs().tuned(HERE, "float64")
         loads.append(time.perf_counter() - start)
     assert min(loads) < 5e-3
-    problem, device, cached, looks = Problem(70, 70, 66), devices.cpu(2), [], []
+    problem, device, cached, looks = Problem(70, 70, 66), devices.cpu_device(2), [], []
     for _ in range(60):  # by turns: both meet the processor at its best
         cached.append(seconds(lambda: decide.decide(problem, ROOM, device)))
         looks.append(seconds(lambda: [os.environ.get("FMM_NEVER_SET") for _ in range(4)]))
@@ -408,7 +408,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize(("content", "message"), DOCUMENTS.items(), ids=lambda x: str(x)[:30])
 def test_a_document_that_is_no_config(content: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        schema.document(content)
+        schema.read_document(content)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fmm.perfmodel.predict import predict, vendor
 from fmm.perfmodel.work import Tiles, estimated
 from fmm.problem import Layout, Problem
 from fmm.runtime.decide import certified, modelled
-from fmm.runtime.prepare import recorded
+from fmm.runtime.prepare import launches_on
 from fmm.tuner.conclude import concluded, entries
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.journal import Journal
@@ -142,8 +142,8 @@ def test_arrays_whose_lines_are_not_aligned_are_the_vendors(orders: Any, gap: in
     """Whatever the model says of their sizes; a plan that is given runs."""
     layouts = tuple(Layout(order, 1024 + gap) for order in orders)
     problem = Problem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
-    assert (recorded(FUSED, problem, H200, False) is not None) == used
-    assert recorded(FUSED, problem, H200, True) is not None
+    assert (launches_on(FUSED, problem, H200, False) is not None) == used
+    assert launches_on(FUSED, problem, H200, True) is not None
 
 
 # ---- the formula

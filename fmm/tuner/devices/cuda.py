@@ -51,7 +51,7 @@ class CudaDevice:
 
     @cached_property
     def identity(self) -> Identity:
-        return devices.cuda(self.index).identity
+        return devices.cuda_device(self.index).identity
 
     @property
     def conditions(self) -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ class CudaDevice:
 
     def untuned(self) -> Calibration:
         """By the datasheet; of an unknown device, numbers that the first measurements replace."""
-        if (known := devices.cuda(self.index).guess) is not None:
+        if (known := devices.cuda_device(self.index).guess) is not None:
             return known
         rates = {t: Rate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)

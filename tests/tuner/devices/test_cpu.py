@@ -114,8 +114,8 @@ def test_a_real_tuning_is_obeyed(
     assert main(["validate", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    files._now.cache_clear()
-    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu(blas_threads()))
+    files.forget_configs()
+    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads()))
     assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out
