@@ -75,7 +75,8 @@ clean:
 
 # One stamp per set of extras, written after the installation: an interrupted one is repeated.
 $(VENV)/.ready-%: $(VENV)/.created pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip would, but on all processors
 	@touch '$@'
 
 $(VENV)/.created:
