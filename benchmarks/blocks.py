@@ -23,9 +23,9 @@ import cupy
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment
 from benchmarks.tile import RIGHT, Case, compile_ahead, compiled, launcher, off, operands, plain
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, Strategy
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes
 from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.products.tiled_source import TileKernel, added
+from fmm.kernels.cuda.products.tiled_source import TileKernel, adding_epilogue
 from fmm.kernels.cuda.views import Lines, Piece
 
 SQUARES = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
@@ -70,10 +70,10 @@ def cases(seed: int) -> list[tuple[str, Case]]:
     return found
 
 
-def fused(s: Strategy, case: Case) -> TileOp:
+def fused(s: TileSizes, case: Case) -> TileOp:
     """C11 += M, C22 -= M of M = (A11 + A22)(B11 + B22): blocks of matrices with sides twice as long."""
     m, k, n, _ = case
-    kernel = TileKernel(s, "float32", 2, 2, added(2))
+    kernel = TileKernel(s, "float32", 2, 2, adding_epilogue(2))
 
     def diagonal(base: str, rows: int, cols: int, factor: float = 1, keep: float = 0) -> tuple[Piece, ...]:
         second = 4 * (2 * cols * rows + cols)

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import ncu
 from fmm.kernels.algorithms.table_kernel import Kernel, kernel_table
-from fmm.kernels.cuda.products.tile_sizes import GPU8, Strategy, strategy
+from fmm.kernels.cuda.products.tile_sizes import GPU8, TileSizes, named_strategy
 from fmm.kernels.plans.plan import Level, Plan
 from fmm.perfmodel.papers.li_counts import FUSED, LEAVES, Polynomial, kernel_cost
 
@@ -61,7 +61,7 @@ def calls(plan: Plan) -> list[str]:
     return [step.kernel.name for step in first.table.steps]
 
 
-def volume(kernel: Kernel, s: Strategy) -> Polynomial:
+def volume(kernel: Kernel, s: TileSizes) -> Polynomial:
     """V of a kernel on m x m blocks, of GPU8 the printed one: a thread block reads its rows of A and columns of B."""
     leaf = Polynomial.parse(f"4n^3/{s.m_s} + 4n^3/{s.n_s}")
     return kernel_cost(kernel, "volume", leaf + FUSED["volume"])
@@ -101,7 +101,7 @@ def counted(plan: Plan, kernel: Kernel, m: int, found: Sequence[Mapping[str, flo
     def count(*names: str) -> float:
         return mean(sum(counters.get(name, 0.0) for name in names) for counters in found)
 
-    s = strategy(plan.leaf.rpartition(".")[2])
+    s = named_strategy(plan.leaf.rpartition(".")[2])
     old = s == GPU8
     printed, expected = transactions(kernel, m)
     copied = count(COPIED) or count(*HALVES)

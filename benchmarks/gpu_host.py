@@ -32,8 +32,7 @@ from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import device_run
-from fmm.runtime import prepare as device_call
+from fmm.runtime import device_run, prepare
 from fmm.runtime.decide import Decision
 
 ONE_LEVEL = "strassen.batched.pad16 > vendor"
@@ -74,11 +73,11 @@ def arithmetic(dtype: str) -> Iterator[None]:
 def decided(plan: str) -> Iterator[None]:
     """Calls that name no plan get this one."""
 
-    def decide(device: Any, problem: Any, limits: Any) -> Decision:
+    def decide(problem: Any, limits: Any, device: Any) -> Decision:
         return Decision(Plan.parse(plan), problem, "for the benchmark")
 
     forget()
-    with patch.object(device_call, "decide_on", decide):
+    with patch.object(prepare, "decide", decide):
         yield
     forget()
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from fmm.config.certify import interval, ratios
 from fmm.kernels.cpu import side_by_side
-from fmm.kernels.cpu.arena import Arena, Array, block
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.arena import Arena, Array, aligned_block
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.level_steps import Sum
@@ -71,15 +71,15 @@ def row(size: tuple[int, int, int], dtype: str) -> dict[str, Any]:
     rng = np.random.default_rng([*size])
     kind = np.dtype(dtype).type
     a, b, c = rng.standard_normal((m, k), kind), rng.standard_normal((k, n), kind), np.empty((m, n), kind)
-    memory = block(workspace(PLAN, m, k, n, a.itemsize))
+    memory = aligned_block(workspace(PLAN, m, k, n, a.itemsize))
 
     def one(products: bool, sums: bool) -> None:
         backend = Part(NumpyBackend(Threads(blas_threads())), products, sums)
-        execute(PLAN, a, b, c, backend, Arena(memory, a.dtype))
+        execute_plan(PLAN, a, b, c, backend, Arena(memory, a.dtype))
 
     def two(products: bool, sums: bool) -> None:
-        with side_by_side.backend(blas_threads(), 2 * m * k * n) as backend:
-            execute(PLAN, a, b, c, Part(backend, products, sums), Arena(memory, a.dtype))
+        with side_by_side.backend_for(blas_threads(), 2 * m * k * n) as backend:
+            execute_plan(PLAN, a, b, c, Part(backend, products, sums), Arena(memory, a.dtype))
 
     calls: dict[str, Callable[[], object]] = {"numpy": partial(np.matmul, a, b, out=c)}
     for way in (one, two):

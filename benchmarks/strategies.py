@@ -38,7 +38,7 @@ from fmm.tuner.devices.device import Device
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import Effort
 from fmm.tuner.environment import command, commit, environment
-from fmm.tuner.journal import Journal, Pace
+from fmm.tuner.journal import Journal, RoundLimits
 from fmm.tuner.search import explored, fits
 from fmm.tuner.shapes import Size
 from fmm.tuner.space import inverse
@@ -105,8 +105,8 @@ def _faster(base: Sequence[float], own: Sequence[float]) -> float:
 def measured(journal: Journal, problem: Problem, plans: Iterable[Plan], rounds: int) -> Seconds:
     """Every plan, in shuffled rounds with the vendor."""
     runs = [Run(p) for p in plans if p == VENDOR or fits(journal.device, p, problem)]
-    with journal.open(STAGE, problem) as desk:
-        samples = desk.rounds(runs, Pace(rounds))
+    with journal.open(STAGE, problem) as timed:
+        samples = timed.rounds(runs, RoundLimits(rounds))
     return {run.plan: samples[run] for run in runs if samples[run]}
 
 

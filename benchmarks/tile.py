@@ -30,10 +30,10 @@ from cupy_backends.cuda.api import driver
 
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment
-from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, STRATEGIES, Strategy
-from fmm.kernels.cuda.products.tiled import Several, TileOp, pointers
-from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, source
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, STRATEGIES, TileSizes
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, pointer_words
+from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, tiled_source
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -106,7 +106,7 @@ SUITES = {
 }
 
 
-def strategy(text: str) -> Strategy:
+def strategy(text: str) -> TileSizes:
     """A preset, or sizes as the module's help says."""
     for preset in PRESETS:
         if preset.name.casefold() == text.casefold():
@@ -114,7 +114,7 @@ def strategy(text: str) -> Strategy:
     block, thread, warp, *rest = text.split(":")
     stages, blocks, deep = (*map(int, rest), 8)[:3]
     (m_s, n_s, k_s), (m_r, n_r), (down, across) = (map(int, part.split("x")) for part in (block, thread, warp))
-    return Strategy(text, m_s, n_s, k_s, m_r, n_r, down, across, stages, blocks, deep=deep)
+    return TileSizes(text, m_s, n_s, k_s, m_r, n_r, down, across, stages, blocks, deep=deep)
 
 
 DOUBLES = (  # as Solo: other instructions, more stages, longer tiles, larger ones, and small ones
@@ -130,7 +130,7 @@ CANDIDATES = {"float32": STRATEGIES, "float64": (*DOUBLE, *map(strategy, DOUBLES
 
 @lru_cache(maxsize=256)
 def compiled(kernel: TileKernel, access: Access) -> Any:
-    function = cupy.RawModule(code=source(kernel, access), options=OPTIONS).get_function(ENTRY)
+    function = cupy.RawModule(code=tiled_source(kernel, access), options=OPTIONS).get_function(ENTRY)
     function.max_dynamic_shared_size_bytes = kernel.shared
     return function
 
@@ -150,7 +150,7 @@ def _compile(job: tuple[TileKernel, Access]) -> None:
 def launcher(op: TileOp, access: Access, bases: dict[str, int]) -> Callable[[], None]:
     """A call of the driver with everything filled in."""
     words = np.frombuffer(op.parameters, np.int64).copy()
-    for i, piece in zip(pointers(op), op.pieces, strict=True):
+    for i, piece in zip(pointer_words(op), op.pieces, strict=True):
         words[i] = bases[piece.base] + piece.offset
     pointer = np.array([words.ctypes.data], np.int64)
     function = compiled(op.kernel, access)
@@ -182,7 +182,7 @@ class Spread(NamedTuple):
 PLAIN, DENSE = Scale(), Spread()
 
 
-def plain(s: Strategy, case: Case, scale: Scale = PLAIN, spread: Spread = DENSE, dtype: str = "float32") -> TileOp:
+def plain(s: TileSizes, case: Case, scale: Scale = PLAIN, spread: Spread = DENSE, dtype: str = "float32") -> TileOp:
     """C = alpha A B + beta C, row by row."""
     (m, k, n, count), (gap, shift) = case, spread
     first = shift * np.dtype(dtype).itemsize
@@ -231,7 +231,7 @@ def exact(a: Any, b: Any) -> Any:
     return c
 
 
-def error(s: Strategy, case: Case, access: Access, spread: Spread, dtype: str) -> float:
+def error(s: TileSizes, case: Case, access: Access, spread: Spread, dtype: str) -> float:
     """Relative to the product of absolute values, in units of the type's roundoff; infinite if a gap was touched."""
     op, shift = plain(s, case, Scale(0.5, 2.0), spread, dtype), spread.shift
     rng = cupy.random.default_rng(7)
@@ -251,7 +251,7 @@ def error(s: Strategy, case: Case, access: Access, spread: Spread, dtype: str) -
     return worst if int(cupy.isnan(memory["C"]).sum()) == beside else float("inf")
 
 
-def checked(s: Strategy, dtype: str) -> float:
+def checked(s: TileSizes, dtype: str) -> float:
     """The worst error over odd sizes, gaps and shifts, both kinds of access."""
     worst = 0.0
     for m, k, n in ODD:
@@ -297,9 +297,9 @@ def scheme_kernels(dtype: str) -> list[TileKernel]:
     Left out: the kernel that does products in turns, which depends on the device and the size.
     """
     case = SCHEME_CASES[0]
-    tapes = (operations(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
-    ops = (op for tape in tapes for op in tape.ops if isinstance(op, TileOp | Several))
-    launched = (x for op in ops for x in (op.ops if isinstance(op, Several) and not op.at_once else (op,)))
+    tapes = (record_operations(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
+    ops = (op for tape in tapes for op in tape.ops if isinstance(op, TileOp | TileGroup))
+    launched = (x for op in ops for x in (op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)))
     return list({op.kernel: 0 for op in launched})
 
 
@@ -310,7 +310,7 @@ class Found(NamedTuple):
     errors: dict[str, float]
 
 
-def measured(case: Case, strategies: Iterable[Strategy], rounds: int, dtype: str, plans: Sequence[str]) -> Found:
+def measured(case: Case, strategies: Iterable[TileSizes], rounds: int, dtype: str, plans: Sequence[str]) -> Found:
     a, b, c = operands(case, dtype)
     bases = {"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr}
     a, b, c = (a, b, c) if case.times > 1 else (a[0], b[0], c[0])
@@ -365,7 +365,7 @@ def main() -> None:
         compile_ahead(scheme_kernels(dtype))
     if chosen:
         compile_ahead([TileKernel(s, dtype) for s in chosen], ACCESSES)
-    good: list[Strategy] = []
+    good: list[TileSizes] = []
     for s in chosen:
         worst, made = checked(s, dtype), compiled(TileKernel(s, dtype), "vector")
         local = f", {made.local_size_bytes} bytes of local memory" if made.local_size_bytes else ""

@@ -1,9 +1,9 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
 from fmm.api import explain, matmul, plan
+from fmm.arrays.host_memory import release_workspace
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
-from fmm.runtime.host_memory import release_workspace
 
 __version__ = "0.1.0"
 

@@ -1,24 +1,29 @@
-"""fmm.matmul: numpy.matmul's contract, a fast plan where one pays, NumPy itself everywhere else."""
+"""The public face: matmul, explain and plan. Arguments are checked here, and calls sent to where they are answered."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from fmm.arrays.library import ANYTHING, EXACT, TINY_BYTES, Wanted, arrays_of
+from fmm.arrays.kinds import type_name
+from fmm.arrays.library import Library
+from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
+from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
+from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_depth
-from fmm.perfmodel.choose import CPU_GROWTH, Limits
-from fmm.runtime.decide import Decision, decide
-from fmm.runtime.host_call import _decide, _hopeless, _just_left_to_numpy, _matmul, _numpy_accepts, _problem
-from fmm.runtime.host_memory import default_limit
-from fmm.runtime.host_operands import NotOursError, NumPyAnswersError, Options, operands
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Problem
+from fmm.runtime import call, devices
+from fmm.runtime.decide import Decision
+from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
+from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 
-NO_OPTIONS: dict[str, Any] = {}
+NO_OPTIONS: Mapping[str, Any] = {}
 ndarray = np.ndarray  # asked for at each call
 
 
@@ -51,79 +56,40 @@ def matmul(
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     """
-    kind = type(a)
-    if kind is not ndarray or type(b) is not ndarray or (out is not None and type(out) is not ndarray):
-        library = EXACT.get(kind)
-        if (
-            library is not None
-            and type(b) is kind
-            and out is None
-            and plan is None
-            and max_error_growth is None
-            and workspace is None
-            and dtype is None
-            and order == "K"
-            and casting == "same_kind"
-        ):
-            try:  # products of small matrices take ten microseconds or less: an answer in a fraction of one
-                tiny = a.nbytes * b.nbytes < TINY_BYTES
+    if plan is None and max_error_growth is None and workspace is None and not more:
+        # The shortest ways: products of small matrices take ten microseconds or less.
+        kind, usual = type(a), dtype is None and order == "K" and casting == "same_kind"
+        if kind is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
+            if small_enough_for_numpy(a, b) or (dtype is None and just_left_to_vendor(NUMPY, a, b)):
+                if usual:
+                    return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
+                return np.matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
+            library = NUMPY if usual else NUMPY.with_options(_options(casting, order, dtype, more))
+            return call.product(library, a, b, out, NO_WISHES)
+        if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
+            try:
+                small = a.nbytes * b.nbytes < SMALL_BYTES
             except RuntimeError:  # sparse tensors have no such numbers
-                tiny = False
-            return library.mm(a, b) if tiny else library.plain(a, b)
-        if out is not None:
-            out = _single(out)
-        arrays = arrays_of(a, b, out)
-        if arrays is not None:
-            wanted = ANYTHING
-            if plan is not None or max_error_growth is not None or workspace is not None:
-                wanted = _wanted(plan, max_error_growth, workspace)
-            if dtype is None and order == "K" and casting == "same_kind" and not more:
-                return arrays.matmul(a, b, out, NO_OPTIONS, wanted)
-            return arrays.matmul(a, b, out, _options(casting, order, dtype) | more, wanted)
-    if more:
-        _refuse_beside(more, plan)
-        return np.matmul(a, b, out=out, **_options(casting, order, dtype), **more)
-    unlimited = plan is None and max_error_growth is None and workspace is None
-    if unlimited and (_hopeless(a, b) or (dtype is None and _just_left_to_numpy(a, b))):
-        if dtype is None and order == "K" and casting == "same_kind":
-            return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
-        return np.matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
-    options = Options(_single(out), casting, order, dtype)
-    limits, given = _limits(max_error_growth, workspace), _given(plan)
-    try:
-        call = operands(a, b, options)
-    except NotOursError as reason:
-        why = reason
-    else:
-        _check_plan(given, call.size)
-        return _matmul(call, options, given, limits, unlimited and dtype is None)
-    _refuse(given, why, a, b, options)
-    return options.vendor(a, b)
+                small = False
+            if small or left_to_vendor(known, a, b):
+                return known.quick_vendor(a, b)
+            return _answered(known, a, b, None, NO_WISHES)
+    return _product(a, b, out, _options(casting, order, dtype, more), _wishes(plan, max_error_growth, workspace))
 
 
-def _check_plan(given: Plan | None, size: tuple[int, int, int]) -> None:
-    if given is None:
-        return
-    use = given.leaf_use  # how its operands lie is a wish that a CPU's sums need not hear
-    if "cpu" not in use.leaf.devices:
-        raise PlanError(f"the plan {given} cannot run here: {use.product} is a product on a GPU")
-    check_depth(given, *size)
+def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
+    """The product of any arrays with any options."""
+    out = _single(out)
+    library = library_of(a, b, out).with_options(options)
+    if wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(a, b):
+        return library.vendor(a, b, out)
+    return _answered(library, a, b, out, wishes)
 
 
-def _refuse_beside(more: dict[str, Any], plan: Plan | Decision | str | None) -> None:
-    """PlanError for a plan that was given together with options that only NumPy knows."""
-    given = _given(plan)
-    if given not in (None, VENDOR):
-        raise PlanError(f"the plan {given} cannot run here: {', '.join(more)} was given")
-
-
-def _refuse(given: Plan | None, why: NotOursError, a: Any, b: Any, options: Options) -> None:
-    """PlanError for a plan that was given and cannot run, or NumPy's own exception for what it would not multiply."""
-    if given in (None, VENDOR) or isinstance(why, NumPyAnswersError):
-        return
-    if not _numpy_accepts(a, b, options):
-        replace(options, out=None).vendor(a, b)  # its own exception, with the shapes
-    raise PlanError(f"the plan {given} cannot run here: {why}")
+def _answered(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    if library.differentiable:
+        return _torch_gradients().product(a, b, out, wishes)
+    return call.product(library, a, b, out, wishes)
 
 
 def explain(
@@ -141,23 +107,14 @@ def explain(
     **more: Any,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
-    out = _single(out)
-    if (arrays := arrays_of(a, b, out)) is not None:
-        wanted = _wanted(plan, max_error_growth, workspace)
-        return arrays.explain(a, b, out, _options(casting, order, dtype) | more, wanted)
-    limits, given, options = _limits(max_error_growth, workspace), _given(plan), Options(out, casting, order, dtype)
-    if more:
-        _refuse_beside(more, given)
-        return Decision(VENDOR, None, f"NumPy answers: {', '.join(more)} was given")
-    try:
-        call = operands(a, b, options)
-    except NotOursError as reason:
-        _refuse(given, reason, a, b, options)
-        return Decision(VENDOR, None, f"NumPy answers: {reason}")
-    if given is None:
-        return _decide(call, limits)
-    _check_plan(given, call.size)
-    return Decision(given, _problem(call.size, call.dtype), "this plan was given")
+    wishes, out = _wishes(plan, max_error_growth, workspace), _single(out)
+    library = library_of(a, b, out).with_options(_options(casting, order, dtype, more))
+    found: Decision
+    if library.differentiable:
+        found = _torch_gradients().explained(a, b, out, wishes)
+    else:
+        found = call.explained(library, a, b, out, wishes)
+    return found
 
 
 def plan(
@@ -174,37 +131,57 @@ def plan(
     for name, side in (("m", m), ("k", k), ("n", n)):
         if not isinstance(side, int | np.integer) or side < 0:
             raise ValueError(f"{name} must be a whole number, 0 or more, not {side!r}")
-    limits = _limits(max_error_growth, workspace)
-    if device != "cpu":
-        from fmm.runtime.plan_gpu import plan_on
+    wishes, kind, on_cpu = _wishes(None, max_error_growth, workspace), type_name(dtype), device == "cpu"
+    number = blas_threads() if on_cpu else devices.cuda_index(device)
+    if kind not in (_NUMPYS if on_cpu else DTYPES):
+        its_own = f"NumPy answers: {kind} products are NumPy's own"
+        return Decision(VENDOR, None, its_own if on_cpu else f"the vendor answers: {kind} products are its own")
+    try:
+        found = devices.device("cpu" if on_cpu else "cuda", number)
+    except ModuleNotFoundError as error:
+        needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
+        raise ModuleNotFoundError(needed) from error
+    room = wishes.workspace
+    if room is None:
+        room = memory_share(NUMPY if on_cpu else cupy_library(), number)
+    growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
+    return call.planned(Problem(int(m), int(k), int(n), kind), Limits(room, growth), found)
 
-        return plan_on(device, (int(m), int(k), int(n)), dtype, _wanted(None, max_error_growth, workspace))
-    kind = np.dtype(dtype).newbyteorder("=")
-    if kind not in (np.dtype(t) for t in "fdFD"):
-        return Decision(VENDOR, None, f"NumPy answers: {kind} products are NumPy's own")
-    return decide(_problem((int(m), int(k), int(n)), kind), limits, blas_threads())
+
+_NUMPYS = [t.name for t in BLAS_TYPES]
 
 
-def _options(casting: Any, order: Any, dtype: Any) -> dict[str, Any]:
+@lru_cache(maxsize=1)
+def _torch_gradients() -> Any:
+    """The module in which torch's products begin, which loads torch."""
+    from fmm.runtime import torch_gradients
+
+    return torch_gradients
+
+
+# ---- arguments
+
+
+def _options(casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]) -> Mapping[str, Any]:
     """Those of numpy.matmul's options that were given, by name."""
+    if dtype is None and order == "K" and casting == "same_kind" and not more:
+        return NO_OPTIONS
     given = {"casting": (casting, "same_kind"), "order": (order, "K"), "dtype": (dtype, None)}
-    return {name: value for name, (value, usual) in given.items() if value is not usual}
+    return {name: value for name, (value, usual) in given.items() if value is not usual} | dict(more)
 
 
-def _wanted(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wanted:
-    """The same wishes for a product on a device, whose free memory is asked for only when it is needed."""
-    growth = ANYTHING.error_growth if max_error_growth is None else max_error_growth
-    checked = _limits(growth, 0 if workspace is None else workspace)
-    return Wanted(_given(plan), checked.error_growth, None if workspace is None else checked.workspace)
-
-
-def _limits(max_error_growth: Any, workspace: Any) -> Limits:
-    growth: Any = CPU_GROWTH if max_error_growth is None else max_error_growth
-    if isinstance(growth, bool) or not isinstance(growth, Real) or not float(growth) >= 1:
+def _wishes(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wishes:
+    """What the caller asks of a plan, checked."""
+    if plan is None and max_error_growth is None and workspace is None:
+        return NO_WISHES
+    growth = max_error_growth
+    if growth is not None and (isinstance(growth, bool) or not isinstance(growth, Real) or not float(growth) >= 1):
         raise ValueError(f"max_error_growth must be a number, 1 or more, not {growth!r}")
     if workspace is not None and (isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0):
         raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {workspace!r}")
-    return Limits(default_limit() if workspace is None else int(workspace), float(growth))
+    return Wishes(
+        _given(plan), None if growth is None else float(growth), None if workspace is None else int(workspace)
+    )
 
 
 def _single(out: Any) -> Any:

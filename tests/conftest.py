@@ -7,8 +7,9 @@ import hypothesis
 import numpy as np
 import pytest
 
+from fmm.arrays.numpy_library import NUMPY
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
-from fmm.runtime import decide, host_call
+from fmm.runtime import devices, left_to_vendor
 from tests.support.cuda_device import no_device
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
@@ -62,5 +63,11 @@ FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), strea
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "calibration", lambda threads: FREE_SUMS)
-    monkeypatch.setattr(host_call, "SIDE", 1)
+    monkeypatch.setattr(devices, "built_in", lambda threads: FREE_SUMS)
+    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
+
+
+@pytest.fixture(autouse=True)
+def no_call_is_known() -> None:
+    """Calls are kept by what they look like: no test finds one of another's, decided under other circumstances."""
+    NUMPY.calls.clear()

@@ -1,7 +1,7 @@
-"""The vendor's product of plain CuPy matrices by one call of cuBLAS: what cupy.matmul computes, on half its way there.
+"""The vendor's product of plain CuPy matrices by one call of cuBLAS: what cupy.matmul computes, in half the time.
 
-Small products take less time on the device than cupy.matmul takes on the host, so this is what makes them faster. The
-call is the very one that CuPy makes in the end, so the results are its own, to the last bit.
+Small products take less time on the device than cupy.matmul takes on the host, so a shorter way to cuBLAS makes them
+faster. The call is the very one that CuPy makes in the end, so the results are its own, to the last bit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.libs import cublas
+
+from fmm.dtypes import DTYPES, STORED, DType
 
 try:
     from cupy._core import _routines_linalg as _linalg
@@ -32,7 +34,7 @@ ndarray, handle, current_device, gemm = (
 )
 
 
-class _Kind(NamedTuple):
+class _GemmType(NamedTuple):
     """What cuBLAS is told of a type: its number, by CuPy's compute type how to compute, and where one and zero are."""
 
     number: int
@@ -40,33 +42,31 @@ class _Kind(NamedTuple):
     one: int
     zero: int
     kept: Any  # the scalars, which must live as long as their addresses
-    wide: bool  # as wide as its sums: then cuBLAS may form inner products too, which CuPy sums up itself
+    inner: bool  # may cuBLAS form inner products too? CuPy sums up itself those of 16-bit and of complex numbers
 
 
-def _kind(number: int, computes: dict[int, int], scalar: type, wide: bool = False) -> _Kind:
-    kept: Any = np.array([1, 0], scalar)
-    return _Kind(number, computes, kept.ctypes.data, kept.ctypes.data + kept.itemsize, kept, wide)
+def _gemm_type(row: DType) -> _GemmType:
+    kept: Any = np.array([1, 0], row.scalar)
+    single = row.scalar in ("float32", "complex64") and not row.sums_wider
+    computes = {USUAL: row.compute_type} | ({TF32: DTYPES["tf32"].compute_type} if single else {})
+    inner = not (row.sums_wider or row.is_complex)
+    return _GemmType(row.cuda_type, computes, kept.ctypes.data, kept.ctypes.data + kept.itemsize, kept, inner)
 
 
-_KINDS = {  # cudaDataType; CUBLAS_COMPUTE_32F, _32F_FAST_TF32, _64F
-    np.dtype(np.float16): _kind(2, {USUAL: 68}, np.float32),
-    np.dtype(np.float32): _kind(0, {USUAL: 68, TF32: 77}, np.float32, wide=True),
-    np.dtype(np.float64): _kind(1, {USUAL: 70}, np.float64, wide=True),
-    np.dtype(np.complex64): _kind(4, {USUAL: 68, TF32: 77}, np.complex64),
-    np.dtype(np.complex128): _kind(5, {USUAL: 70}, np.complex128),
-}
+# Of the types that NumPy has a name for.
+_GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED if name != "bfloat16"}
 
 
 def product(a: Any, b: Any) -> Any:
     """a b of two plain CuPy arrays; None where cupy.matmul itself must see them."""
     dtype = a.dtype
-    kind = _KINDS.get(dtype)
+    kind = _GEMM_TYPES.get(dtype)
     if kind is None or get_compute_type is None or b.dtype != dtype or a.ndim != 2 or b.ndim != 2:
         return None
     mode = get_compute_type(dtype)
     compute = kind.computes.get(mode)
     (m, k), (inner, n) = a.shape, b.shape
-    if m == n == 1 and not (kind.wide and mode == USUAL):
+    if m == n == 1 and not (kind.inner and mode == USUAL):
         return None
     if compute is None or k != inner or not 0 < m <= LARGEST or not 0 < n <= LARGEST or not 0 < k <= LARGEST:
         return None

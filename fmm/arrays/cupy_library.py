@@ -1,10 +1,10 @@
-"""CuPy's arrays as fmm multiplies them, and every other array on a CUDA device, which CuPy can read in place."""
+"""CuPy's arrays, described; and every other array on a CUDA device, which CuPy can read in place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import cupy
 import numpy as np
@@ -12,35 +12,34 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.arrays import cupy_gemm
 from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
-from fmm.arrays.library import ANYTHING, EXACT, Operand, Setting, Wanted, hopeless, kind_of, two_devices
-from fmm.kernels.plans.plan import VENDOR, PlanError
-from fmm.runtime.decide import Decision
-from fmm.runtime.device_call import explained, lost, product
-from fmm.runtime.prepare import Call
+from fmm.arrays.kinds import kind_of, two_devices
+from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.dtypes import STORED
 
 ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
-getDevice = runtime.getDevice  # noqa: N816
-FAST = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-_TYPES = {name: np.dtype(name) for name in FAST if name != "bfloat16"}  # of that NumPy itself knows nothing
+current_device = runtime.getDevice
+# By name; of bfloat16 NumPy itself knows nothing.
+_TYPES = {name: np.dtype(name) for name in STORED if name != "bfloat16"}
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
-class CupyArrays:
-    """CuPy's side of `arrays.Arrays`."""
+class CupyLibrary:
+    """CuPy, as a library of `fmm.arrays.library`; with the options of cupy.matmul that a call has."""
 
-    name = "CuPy"
+    name, vendor_name = "CuPy", "cupy.matmul"
+    differentiable = False
+    processor: Processor = "cuda"
     out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
+    calls: dict[Hashable, Any]
 
-    def __init__(self) -> None:
-        self.calls: dict[Hashable, Any] = {}
+    def __init__(self, options: Mapping[str, Any] = NO_OPTIONS) -> None:
+        self.options = options
+        self.calls = {}
 
-    def plain(self, a: Any, b: Any) -> Any:
-        if a.ndim == b.ndim == 2:
-            (m, k), (_, n) = a.shape, b.shape
-            if hopeless(m, k, n, a.itemsize) or lost(self, self.short(a, b)):
-                return self.mm(a, b)
-        return product(self, a, b, None, ANYTHING)
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        return type(self)(options) if options else self
 
-    def mm(self, a: Any, b: Any) -> Any:
+    def quick_vendor(self, a: Any, b: Any) -> Any:
         found = cupy_gemm.product(a, b)
         if found is not None:
             return found
@@ -48,87 +47,83 @@ class CupyArrays:
             raise two_devices(a, b)
         return cupy.matmul(a, b)
 
-    def matmul(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
-        if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray) and not options:
-            if out is None and wanted is ANYTHING:
-                return self.plain(a, b)
-            return product(self, a, b, out, wanted)
-        return self._unusual(a, b, out, options, wanted)
+    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+        if self.options or out is not None:
+            return cupy.matmul(a, b, out=out, **self.options)
+        return self.quick_vendor(a, b) if type(a) is type(b) is ndarray else cupy.matmul(a, b)
 
-    def _unusual(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Any:
-        """Arrays of other libraries, subclasses, lists, and options, of which CuPy says itself what they mean."""
+    def adopted(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
+        if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
+            return None
+        if not any(kind_of(x) == "other" for x in (a, b, out)):
+            return None
         x, y, z = (as_cupy(v) if kind_of(v) == "other" else v for v in (a, b, out))
-        if options or any(type(v) is not ndarray for v in (x, y, z) if v is not None):
-            if wanted.plan is not None and wanted.plan != VENDOR:
-                raise PlanError(
-                    f"the plan {wanted.plan} cannot run here: {', '.join(options) or 'this call'} is CuPy's own"
-                )
-            c = self.vendor(x, y, z, **options)
-        else:
-            c = self.matmul(x, y, z, options, wanted)
-        if z is not out:
-            return out
-        return c if out is not None else given_back(c, next((v for v in (a, b) if kind_of(v) == "other"), a))
+        return x, y, z
 
-    def explain(self, a: Any, b: Any, out: Any, options: dict[str, Any], wanted: Wanted) -> Decision:
-        if options:
-            return Decision(VENDOR, None, f"CuPy answers: {', '.join(options)} was given")
-        x, y, z = (as_cupy(v) if kind_of(v) == "other" else v for v in (a, b, out))
-        return explained(self, x, y, z, wanted)
+    def given_back(self, c: Any, a: Any, b: Any) -> Any:
+        like = next((x for x in (a, b) if kind_of(x) == "other"), None)
+        give = None if like is None else _GIVERS.get(type(like).__module__.partition(".")[0])
+        return give(c) if give else c
 
-    def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
-        if options or out is not None:
-            return cupy.matmul(a, b, out=out, **options)
-        return self.mm(a, b) if type(a) is type(b) is ndarray else cupy.matmul(a, b)
-
-    def short(self, a: Any, b: Any) -> Hashable:
-        dtype = a.dtype
-        return a.shape, b.shape, dtype, get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
-
-    def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Hashable:
+    def key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+        if self.options or type(a) is not ndarray or type(b) is not ndarray:
+            return None
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.kind in "fc" else 0
-        where = getDevice(), a.data.device_id, b.data.device_id
+        where = current_device(), a.data.device_id, b.data.device_id
         if out is None:
-            return wanted, mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where
+            return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where
+        if type(out) is not ndarray:
+            return None
         target = out.shape, out.strides, out.dtype, out.data.device_id
-        return wanted, mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
+        return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
-    def device(self, x: Any) -> int:
-        return int(x.data.device_id)
+    def short_key(self, a: Any, b: Any) -> Hashable:
+        dtype = a.dtype
+        mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
+        return a.shape, b.shape, dtype, b.dtype, mode
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
-        current = getDevice()
-        if all(type(x) is ndarray for x in (a, b, out) if x is not None):
-            if len({x.data.device_id for x in (a, b, out) if x is not None}) > 1:
-                raise two_devices(a, b, out)
-        else:
+        current = current_device()
+        if self.options:
+            return Setting(current, refusal=f"{', '.join(self.options)} was given")
+        arrays = [x for x in (a, b, out) if x is not None]
+        if any(type(x) is not ndarray for x in arrays):
             return Setting(current, refusal="these are not all plain CuPy arrays")
-        if any(x.data.device_id != current for x in (a, b, out) if x is not None):
+        if len({x.data.device_id for x in arrays}) > 1:
+            raise two_devices(a, b, out)
+        if any(x.data.device_id != current for x in arrays):
             return Setting(current, refusal=f"the arrays are not on the current device, cuda:{current}")
         dtype = np.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
-        mode = get_compute_type(dtype) if get_compute_type is not None and dtype.name in FAST else 0
+        common = _common_type(a, b)
+        mode = get_compute_type(dtype) if get_compute_type is not None and dtype.name in STORED else 0
         if mode == TF32 and dtype.name == "float32":
-            return Setting(current, "tf32")
+            return Setting(current, common, "tf32")
         unusual = mode in (PEDANTIC, FP16, BF16, TF32)
-        return Setting(current, refusal=f"CuPy's compute type for {dtype.name} is set" if unusual else "")
+        return Setting(current, common, refusal=f"CuPy's compute type for {dtype.name} is set" if unusual else "")
+
+    def number(self, x: Any) -> int:
+        return int(x.data.device_id)
 
     def operand(self, x: Any) -> Operand:
         item = x.itemsize
         whole = not any(step % item for step in x.strides) and x.data.ptr % item == 0
         return Operand(x.shape, tuple(step // item for step in x.strides) if whole else None, x.dtype.name)
 
+    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+        return contiguous(shape, dtype)
+
     def pointer(self, x: Any) -> int:
         return int(x.data.ptr)
 
-    def common_type(self, a: Operand, b: Operand) -> str | None:
-        if a.dtype == b.dtype:
-            return a.dtype
-        if "bfloat16" in (a.dtype, b.dtype):
-            return None
-        return np.promote_types(a.dtype, b.dtype).name
+    def accepts(self, a: Any, b: Any) -> bool:
+        try:
+            shape = product_shape(a.shape, b.shape)
+            return shape is not None and 0 not in shape and _common_type(a, b) is not None
+        except (AttributeError, TypeError):  # no array, or types that have nothing in common
+            return False
 
-    def places(self, call: Call, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def places(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         dtype = _TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -139,22 +134,30 @@ class CupyArrays:
     def copy(self, source: Any, out: Any) -> None:
         out[...] = source
 
-    def free_bytes(self, device: int) -> int:
+    def written(self, out: Any) -> None:
+        pass
+
+    def free_bytes(self, number: int) -> int:
+        if number != current_device():
+            with cupy.cuda.Device(number):
+                return self.free_bytes(number)
         pool = cupy.get_default_memory_pool()
-        kept = pool.free_bytes()
-        free = int(runtime.memGetInfo()[0] + kept)
+        free = int(runtime.memGetInfo()[0] + pool.free_bytes())
         limit = int(pool.get_limit())
         return min(free, limit - int(pool.used_bytes())) if limit else free
 
     def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return get_current_stream().ptr, None
 
-    def written(self, out: Any) -> None:
-        pass
+
+def _common_type(a: Any, b: Any) -> str | None:
+    """The type of the product; None where CuPy rejects the pair, or has a rule of its own."""
+    if a.dtype == b.dtype:
+        return str(a.dtype.name)
+    return None if "bfloat16" in (a.dtype.name, b.dtype.name) else str(np.promote_types(a.dtype, b.dtype).name)
 
 
-CUPY = CupyArrays()
-EXACT[ndarray] = CUPY
+CUPY = CupyLibrary()
 
 
 # ---- arrays of other libraries
@@ -165,12 +168,6 @@ def as_cupy(x: Any) -> Any:
     if isinstance(x, cupy.ndarray):
         return x
     return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
-
-
-def given_back(c: Any, like: Any) -> Any:
-    """The result as the kind of array that was given, where we know how to make one."""
-    give = _GIVERS.get(type(like).__module__.partition(".")[0])
-    return give(c) if give else c
 
 
 def _numba(c: Any) -> Any:
@@ -185,4 +182,5 @@ def _jax(c: Any) -> Any:
     return dlpack.from_dlpack(c)
 
 
+# The libraries for which we know how to make an array of a CuPy array.
 _GIVERS: dict[str, Callable[[Any], Any]] = {"numba": _numba, "jax": _jax, "jaxlib": _jax}

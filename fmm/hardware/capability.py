@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from fmm.hardware.records import records
+from fmm.hardware.records import read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +40,29 @@ class Capability:
     source: str
 
 
-def capability(name: str) -> Capability:
+def capability_limits(name: str) -> Capability:
     """The limits of one compute capability, as "9.0"."""
-    found = _capabilities().get(name)
+    found = _limits_table().get(name)
     if found is None:
-        raise ValueError(f"unknown compute capability {name!r}; the table has {', '.join(capabilities())}")
+        raise ValueError(f"unknown compute capability {name!r}; the table has {', '.join(known_capabilities())}")
     return found
 
 
-def like(name: str) -> Capability:
+def nearest_capability(name: str) -> Capability:
     """Those of the newest one in the table that is not newer, for devices that the table does not know."""
-    known = [c for c in capabilities() if _version(c) <= _version(name)]
-    return capability(known[-1] if known else capabilities()[0])
+    known = [c for c in known_capabilities() if _version_numbers(c) <= _version_numbers(name)]
+    return capability_limits(known[-1] if known else known_capabilities()[0])
 
 
-def capabilities() -> tuple[str, ...]:
+def known_capabilities() -> tuple[str, ...]:
     """Every compute capability in the table, oldest first."""
-    return tuple(_capabilities())
+    return tuple(_limits_table())
 
 
-def _version(name: str) -> tuple[int, ...]:
+def _version_numbers(name: str) -> tuple[int, ...]:
     return tuple(map(int, name.split(".")))
 
 
 @cache
-def _capabilities() -> dict[str, Capability]:
-    return {c.capability: c for c in records(Capability, "fmm.hardware", "capabilities.csv")}
+def _limits_table() -> dict[str, Capability]:
+    return {c.capability: c for c in read_records(Capability, "fmm.hardware", "capabilities.csv")}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from fmm.hardware.capability import Capability, capability
-from fmm.hardware.records import records
+from fmm.hardware.capability import Capability, capability_limits
+from fmm.hardware.records import read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Device:
 
     @property
     def limits(self) -> Capability:
-        return capability(self.capability)
+        return capability_limits(self.capability)
 
     @property
     def fp32_peak(self) -> float:
@@ -67,7 +67,7 @@ class Device:
 
 def device(name: str) -> Device:
     """A device by name, in any case and spacing: "h200", "RTX4090", "gtx-1050"."""
-    found = _devices().get(_key(name))
+    found = _device_table().get(_plain_name(name))
     if found is None:
         raise ValueError(f"unknown device {name!r}; the devices are {', '.join(device_names())}")
     return found
@@ -75,13 +75,13 @@ def device(name: str) -> Device:
 
 def device_names() -> tuple[str, ...]:
     """Every device in the table, oldest first."""
-    return tuple(d.name for d in _devices().values())
+    return tuple(d.name for d in _device_table().values())
 
 
-def _key(name: str) -> str:
+def _plain_name(name: str) -> str:
     return "".join(c for c in name.casefold() if c.isalnum())
 
 
 @cache
-def _devices() -> dict[str, Device]:
-    return {_key(d.name): d for d in records(Device, "fmm.hardware", "datasheets.csv")}
+def _device_table() -> dict[str, Device]:
+    return {_plain_name(d.name): d for d in read_records(Device, "fmm.hardware", "datasheets.csv")}

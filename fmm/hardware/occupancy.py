@@ -55,7 +55,7 @@ class Occupancy:
         return tuple(name for name, count in zip(names, counts, strict=True) if count == self.blocks)
 
 
-def occupancy(limits: Capability, launch: Launch) -> Occupancy:
+def launch_occupancy(limits: Capability, launch: Launch) -> Occupancy:
     """Active blocks per SM, and by which limit."""
     return Occupancy(
         by_threads=_by_threads(limits, launch),
@@ -67,7 +67,7 @@ def occupancy(limits: Capability, launch: Launch) -> Occupancy:
 
 def active_blocks(limits: Capability, threads: int, registers: int, shared_bytes: int = 0) -> int:
     """Active blocks per SM."""
-    return occupancy(limits, Launch(threads, registers, shared_bytes)).blocks
+    return launch_occupancy(limits, Launch(threads, registers, shared_bytes)).blocks
 
 
 def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks: int) -> range:
@@ -90,7 +90,7 @@ def most_registers(limits: Capability, threads: int, blocks: int) -> int:
     return next(fitting, 0)
 
 
-def _up(value: int, unit: int) -> int:
+def _rounded_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
@@ -106,11 +106,11 @@ def _by_registers(limits: Capability, launch: Launch) -> int:
     if launch.registers == 0:
         return limits.max_blocks_per_sm
     # Blocks are checked, and on 1.x also given registers, as if their warps filled all partitions evenly.
-    even_warps = _up(launch.warps, limits.warp_granularity)
+    even_warps = _rounded_up(launch.warps, limits.warp_granularity)
     if limits.register_granularity == "block":
-        per_block = _up(even_warps * launch.registers * WARP, limits.register_unit)
+        per_block = _rounded_up(even_warps * launch.registers * WARP, limits.register_unit)
         return limits.registers_per_sm // per_block
-    per_warp = _up(launch.registers * WARP, limits.register_unit)
+    per_warp = _rounded_up(launch.registers * WARP, limits.register_unit)
     if per_warp * even_warps > limits.registers_per_block:
         return 0
     # Each partition has its own share of the register file and holds whole warps.
@@ -119,7 +119,7 @@ def _by_registers(limits: Capability, launch: Launch) -> int:
 
 
 def _by_shared(limits: Capability, launch: Launch) -> int:
-    asked = _up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
+    asked = _rounded_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
     if asked > limits.shared_per_block + limits.reserved_shared_per_block:
         return 0
     return limits.shared_per_sm // asked if asked else limits.max_blocks_per_sm

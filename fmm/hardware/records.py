@@ -1,4 +1,4 @@
-"""fmm/hardware/records.py."""
+"""Tables of hardware facts: a CSV file read as a list of frozen records, a column for each field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def records(record: type[Record], package: str, file: str) -> list[Record]:
+def read_records(record: type[Record], package: str, file: str) -> list[Record]:
     """A table's rows as records, column by column of the same name."""
     text = (resources.files(package) / file).read_text(encoding="utf-8")
     columns: Any = fields(record)  # type: ignore[arg-type]

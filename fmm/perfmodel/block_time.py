@@ -17,7 +17,7 @@ from math import ceil
 from fmm.hardware.capability import Capability
 from fmm.hardware.chip import Chip
 from fmm.hardware.occupancy import WARP, active_blocks, most_registers
-from fmm.kernels.cuda.products.tile_sizes import Strategy
+from fmm.kernels.cuda.products.tile_sizes import TileSizes
 from fmm.kernels.cuda.products.tiled_source import Along
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
@@ -36,45 +36,45 @@ COPY, LOOP, BESIDE = 5, 50, 32
 # ---- counts of elements per thread block, equations (8) to (17)
 
 
-def tile_loads(s: Strategy, k: int) -> tuple[int, int]:
+def tile_loads(s: TileSizes, k: int) -> tuple[int, int]:
     """Eq. (8): elements of A and of B from global memory to registers, and as many on to shared memory."""
     return s.m_s * k, s.n_s * k
 
 
-def fragment_loads(s: Strategy, k: int) -> tuple[int, int]:
+def fragment_loads(s: TileSizes, k: int) -> tuple[int, int]:
     """Eq. (9): elements of A and of B from shared memory to registers."""
     return s.threads * s.m_r * k, s.threads * s.n_r * k
 
 
-def write_back(s: Strategy) -> int:
+def write_back(s: TileSizes) -> int:
     """Eq. (10): elements of C from registers to global memory, for each block of C."""
     return s.m_s * s.n_s
 
 
-def flops(s: Strategy, w: Operands, k: int) -> int:
+def flops(s: TileSizes, w: Operands, k: int) -> int:
     """Eq. (11): the product's flops and the extra additions on A, B and C."""
     w_a, w_b, w_c = w
     multiply = 2 * s.m_s * s.n_s * k
     return multiply + (w_a - 1) * s.m_s * k + (w_b - 1) * s.n_s * k + (w_c - 1) * s.m_s * s.n_s
 
 
-def global_elements(s: Strategy, w: Operands, k: int) -> int:
+def global_elements(s: TileSizes, w: Operands, k: int) -> int:
     """Eq. (12): elements moved to and from global memory."""
     a, b = tile_loads(s, k)
     return a * w[0] + b * w[1] + write_back(s) * w[2]
 
 
-def shared_elements(s: Strategy, k: int) -> int:
+def shared_elements(s: TileSizes, k: int) -> int:
     """Eq. (14): elements to and from shared memory (sums are formed on the way in: no W here)."""
     return sum(tile_loads(s, k)) + sum(fragment_loads(s, k))
 
 
-def registers(s: Strategy, w: Operands) -> int:
+def registers(s: TileSizes, w: Operands) -> int:
     """Left side of (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 
 
-def shared_tile(s: Strategy) -> int:
+def shared_tile(s: TileSizes) -> int:
     """Left side of (17), in elements: the tiles of A and B."""
     return (s.m_s + s.n_s) * s.k_s
 
@@ -126,7 +126,7 @@ class Side:
         return -(-self.piece * depth // width)
 
 
-def sides(s: Strategy, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
+def sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
     (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
     return (
         Side(a, s.m_r, w[0], inner[0], s.turned, s.threads),
@@ -138,7 +138,7 @@ def sides(s: Strategy, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
 
 
 @lru_cache(maxsize=1024)
-def resident(s: Strategy, w: Operands, limits: Capability) -> int:
+def resident(s: TileSizes, w: Operands, limits: Capability) -> int:
     """Thread blocks on a multiprocessor, by (16) and what kernels want beside, and (17) for all tiles that are kept."""
     wanted = min(registers(s, w) + BESIDE, limits.max_registers_per_thread)
     if s.blocks:
@@ -148,14 +148,14 @@ def resident(s: Strategy, w: Operands, limits: Capability) -> int:
     return active_blocks(limits, s.threads, wanted, ITEM * (s.stages * shared_tile(s) + copies))
 
 
-def issued(s: Strategy, w: Operands, along: Alongs, chip: Chip) -> float:
+def issued(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     """Cycles of a scheduler for one warp's tile: slots, or multiply-adds where lanes are fewer than schedulers feed."""
     adds = s.m_r * s.n_r * s.k_s
     slots = adds + LOOP + sum(x.reads(s.k_s) + x.instructions for x in sides(s, w, along))
     return max(slots, adds * chip.schedulers * WARP / chip.limits.fp32_per_clock) / s.rate
 
 
-def waited(s: Strategy, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
+def waited(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
     """Cycles that a warp waits at every tile, were it alone; `touched`: bytes of all operands.
 
     Fragments of four steps must all come within a step: what shared memory takes longer, multiply-adds wait for.
@@ -169,13 +169,13 @@ def waited(s: Strategy, w: Operands, along: Alongs, chip: Chip, touched: float) 
     return chip.fitted.wait + burst + chip.fitted.far * beyond
 
 
-def shared_cycles(s: Strategy, w: Operands, along: Alongs, chip: Chip) -> float:
+def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     """Of shared memory, for one thread block's tile: (14), less what is read once for several threads."""
     elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(x.stored for x in sides(s, w, along))
     return ITEM * elements / chip.limits.shared_bytes_per_clock
 
 
-def cycles(s: Strategy, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
+def cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
     """Of a multiprocessor in which so many thread blocks do a tile each: what takes longest, as in the paper.
 
     Of v warps of a scheduler, each waiting a share p of its time, one can go on but for p^v of the time.
@@ -186,7 +186,7 @@ def cycles(s: Strategy, w: Operands, along: Alongs, chip: Chip, touched: float, 
     return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
 
 
-def full(s: Strategy, shape: Shape, chip: Chip, count: int = 1) -> float:
+def full(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
     """Multiply-adds a cycle of a multiprocessor with as many thread blocks of these products as fit."""
     blocks = resident(s, GEMM, chip.limits)
     return blocks * s.m_s * s.n_s * s.k_s / cycles(s, GEMM, ROWS, chip, footprint(GEMM, shape, count), blocks)
@@ -198,7 +198,7 @@ def footprint(w: Operands, shape: Shape, count: int) -> int:
     return ITEM * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
-def seconds(s: Strategy, w: Operands, shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS) -> float:
+def seconds(s: TileSizes, w: Operands, shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS) -> float:
     """Of `count` products of one shape in one launch, operands in the cache if they fit.
 
     The multiprocessor with the most tiles decides. It does as many at a time as fit; what (10) writes comes on top.

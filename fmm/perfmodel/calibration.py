@@ -13,77 +13,66 @@ from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast one element type is multiplied: `flops` on large products, less on small ones.
+    """How fast one element type is multiplied.
 
-    A batch of b products m x k x n takes flops / rate * (1 + fill / (b m n) + pipe / k): `fill` entries of C keep the
-    device half busy, and after `pipe` steps of the inner dimension half the time is start-up. `rows / m + cols / n` is
-    added to the sum: what reading B and A once costs. `memory` is the rate of thin products in bytes/s, the sums' if 0.
-    Products whose rows do not begin at multiples of 16 bytes take `unaligned` times as long, if not even at multiples
-    of 4 `odd` times, and what that adds is `alone` times as much where it is A's rows alone. Those of aligned copies of
-    such rows take `copied` times as long as those of rows that are aligned anyway: a device that its power limits runs
-    faster after the vendor's slow product (H200: 0.9 in bfloat16, 0.94 in float64, 0.99 in float32). Those of a batch
-    take `batch` times as long. C is computed in whole tiles of `tile` rows and columns.
-
-    Products by this package's own tiled kernel take `tiled` times as long as the vendor's endless ones; 0: nobody
-    measured it, and no plan is chosen for it. So many tiles as `waves` keep the device half busy; a number that is
-    added on its way into the product, or into one more block of C, takes as long as `inside` multiply-adds.
+    A batch of b products m x k x n by the vendor takes flops / rate * (1 + fill / (b m n) + pipe / k + rows / m +
+    cols / n), its C in whole tiles; fmm.perfmodel.predict has the whole formula.
     """
 
-    flops: float
-    fill: float
-    pipe: float
-    rows: float = 0.0
-    cols: float = 0.0
-    memory: float = 0.0
+    flops: float  # a second, of products without end
+    fill: float  # so many entries of C keep the device half busy
+    pipe: float  # after so many steps of the inner dimension, half of the time was start-up
+    rows: float = 0.0  # what reading B once costs: over m
+    cols: float = 0.0  # what reading A once costs: over n
+    memory: float = 0.0  # bytes a second that thin products move; 0: as many as the sums
+    # Products take so many times as long if rows do not begin at multiples of 16 bytes, or not even at multiples of 4;
+    # and what that adds is so many times as much if A's rows are the only such ones.
     unaligned: float = 1.0
     odd: float = 1.0
     alone: float = 1.0
+    # Products of aligned copies of such rows, against those of rows that are aligned anyway. A device that its power
+    # limits runs faster after the vendor's slow product: 0.9 in bfloat16, 0.94 in float64, 0.99 in float32 on an H200.
     copied: float = 1.0
-    batch: float = 1.0
-    tile: float = 1.0
+    batch: float = 1.0  # products of a batch take so many times as long as others
+    tile: float = 1.0  # C is computed in whole tiles of so many rows and columns
+    # This package's own tiled kernel takes so many times as long as the vendor's product without end; 0: nobody
+    # measured it, and no plan is chosen for it.
     tiled: float = 0.0
-    waves: float = 0.0
-    inside: float = 0.0
+    waves: float = 0.0  # so many of its tiles keep the device half busy
+    inside: float = 0.0  # a number that is added on its way into a product, or into one more block of C: multiply-adds
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Rates per element type, the streaming rate of sums in bytes/s, seconds per launch, and what overlaps.
+    """A device: rates for each element type, what sums, launches and threads cost, and what a plan must promise.
 
-    `small` is the traffic at which a pass of sums reaches half its rate; `overlap` the share of the sums below an
-    overlapped level that is hidden behind products; with `batches`, equal products of a batched level start together.
-    Plans whose leaf products have a side below `least` are not chosen: the formula does not hold for them.
-    Sums reach these shares of their rate: `sequential` levels, those on rows that do not begin on cache lines
-    (`ragged`) or at multiples of what their kernels move at a time (`scalar`: one number at a time), and three levels
-    in one pass (`deep`: so many values at a time leave registers for few threads). `host`: what starting a product
-    takes at least. `tiled_margin`: the margin of plans whose products are the tiled kernel's.
-
-    On a CPU, plans run `lanes` products at a time, each on its share of the threads (`batch` of the rate is what that
-    costs a product), and sums beside them. They lose `idle` seconds at the beginning and the end, where a thread has
-    nothing to do, and `spin` seconds to BLAS's own threads, which after a product keep half of a processor each for a
-    while. Smaller plans do one step after the other; their sums reach the share `apart` of the rate.
+    On a CPU with `lanes`, plans run so many products at a time, each on its share of the threads (`Rate.batch` is what
+    that costs a product), and sums beside them; small plans do one step after the other.
     """
 
     name: str
     source: str
     rates: Mapping[str, Rate] = field(hash=False)
-    stream: float
-    small: float = 0.0
-    launch: float = 0.0
-    overlap: float = 0.0
-    batches: bool = False
-    margin: float = 0.01
-    tiled_margin: float = 0.08
+    stream: float  # bytes a second that sums move
+    small: float = 0.0  # bytes of traffic at which a pass of sums reaches half that rate
+    launch: float = 0.0  # seconds
+    overlap: float = 0.0  # the share of the sums below an overlapped level that is hidden behind products
+    batches: bool = False  # do equal products of a batched level start together?
+    margin: float = 0.01  # a plan must promise so much less than the vendor's time ...
+    tiled_margin: float = 0.08  # ... and so much if its products are the tiled kernel's
+    # Shares of their rate that sums reach: those of sequential levels; those on rows that do not begin on cache lines;
+    # those on rows that do not even begin at multiples of what a kernel moves at a time, which then is one number; and
+    # those of three levels in one pass, whose many values leave registers for few threads.
     sequential: float = 1.0
     ragged: float = 1.0
     scalar: float = 1.0
     deep: float = 1.0
-    host: float = 0.0
-    least: float = 0.0
+    host: float = 0.0  # seconds that starting a product takes the processor at least
+    least: float = 0.0  # leaf products with a shorter side are not chosen: the formula does not hold for them
     lanes: int = 1
-    idle: float = 0.0
-    spin: float = 0.0
-    apart: float = 1.0
+    idle: float = 0.0  # seconds at a plan's beginning and end in which a thread has nothing to do
+    spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor each after a product
+    apart: float = 1.0  # the share of their rate that the sums of small plans reach
 
     def rate(self, dtype: str) -> Rate:
         if dtype not in self.rates:

@@ -113,7 +113,8 @@ def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = (
 
 def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
     """Is its leaf compared unasked for this type, on rows that begin as these do, and was it measured if it must be?"""
-    measured = not plan.timed_by_tiles or calibration.rate(problem.dtype).tiled > 0
+    rate = calibration.rates.get(plan.leaf_type(problem.dtype))
+    measured = rate is not None and (not plan.timed_by_tiles or rate.tiled > 0)
     return measured and plan.considered_for(problem.dtype) and aligned(problem, plan.leaf_use.leaf.alignment)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from fmm.kernels.cpu.side_by_side import LEAST
+from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import Work, counted, estimated
@@ -72,22 +73,41 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     In lanes, a leaf is one of a batch of as many as run at a time; sums and products are the time of all lanes at work,
     and the check for overflow, which reads A and B, is one of the sums.
     """
-    rate, item = calibration.rate(problem.dtype), problem.itemsize
     lanes = _lanes(plan, problem, calibration)
-    products = starts = 0.0
-    tiles = work.tiles
+    products, starts = _products(plan, problem, work, calibration, lanes)
+    sums = _sums(plan, problem, work, calibration, lanes)
+    hidden = calibration.overlap * min(products, sums * work.overlapped)
+    calls = starts + work.passes
+    launches = max(calibration.launch * calls, calibration.host * starts - (products + sums - hidden))
+    ends = 0.0
+    if lanes > 1:
+        ends = calibration.idle
+        ends += min(calibration.spin, (products + sums + ends) * (lanes - 1) / (lanes + 1))
+    return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
+
+
+def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> tuple[float, float]:
+    """Seconds of the leaf products, and how many starts they are."""
+    dtype = DTYPES[plan.leaf_type(problem.dtype)]
+    rate, tiles = calibration.rate(dtype.name), work.tiles
     aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     aside += 1 + work.copied * (rate.copied - 1)
     own = aside * plan.leaf_use.leaf.relative_time
+    seconds = starts = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
             slowdown = tiles.slowdown(rate, m, k, n, together) if tiles else own * _vendors(rate, m, k, n, together)
-            compute = problem.type.flops * m * k * n / rate.flops * slowdown
+            compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
-            moved = (left * m * k + right * k * n + dest * m * n) * item / (rate.memory or calibration.stream)
-            products += count * max(compute, moved)
+            moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
+            seconds += count * max(compute, moved)
             starts += count / batch
+    return seconds, starts
+
+
+def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
+    """Seconds of the sums: their traffic, more where they do not reach the streaming rate."""
     traffic = work.traffic
     for share, rest in (
         (calibration.sequential, work.sequential),
@@ -99,15 +119,7 @@ def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) 
     if plan.levels and calibration.lanes > 1:
         traffic += (problem.m + problem.n) * problem.k
         traffic /= 1.0 if lanes > 1 else calibration.apart
-    sums = (traffic * item + calibration.small * work.passes) / calibration.stream
-    hidden = calibration.overlap * min(products, sums * work.overlapped)
-    calls = starts + work.passes
-    launches = max(calibration.launch * calls, calibration.host * starts - (products + sums - hidden))
-    ends = 0.0
-    if lanes > 1:
-        ends = calibration.idle
-        ends += min(calibration.spin, (products + sums + ends) * (lanes - 1) / (lanes + 1))
-    return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
+    return (traffic * problem.itemsize + calibration.small * work.passes) / calibration.stream
 
 
 def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float:
@@ -121,7 +133,7 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
 def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
     """How many products of a plan run at a time, each on its share of the threads."""
     m, k, n = problem.size
-    return calibration.lanes if plan.levels and 2 * m * k * n >= LEAST else 1
+    return calibration.lanes if plan.levels and 2 * m * k * n >= LEAST_FLOPS else 1
 
 
 def vendor(problem: Problem, calibration: Calibration) -> Prediction:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.cpu.elementwise import schedule
+from fmm.kernels.cpu.elementwise import elementwise_calls
 from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Plan
@@ -94,7 +94,7 @@ class _Walk:
     def ran(self, program: Program, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]) -> list[_Value]:
         """The outputs of a program, by the very calls that the NumPy backend makes."""
         count = len(program.outputs)
-        plan = schedule(program, (True,) * program.inputs, (True,) * count, aliases)
+        plan = elementwise_calls(program, (True,) * program.inputs, (True,) * count, aliases)
         slots = [*values, *[_Value({})] * (count + plan.scratch)]
         for call in plan.calls:
             first = slots[call.first]

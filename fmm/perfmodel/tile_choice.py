@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.products.tile_sizes import BULK, DOUBLE, STRATEGIES, TUNED, Strategy, strategy
+from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
 from fmm.kernels.cuda.products.tiled import TileOp
 from fmm.kernels.cuda.products.tma import ALONE, BEGIN, IN_TURN, makespan, parts_of
 from fmm.kernels.cuda.select import ALIGNED, Alignment, Target
@@ -17,14 +17,14 @@ ENOUGH = 256  # threads that keep a multiprocessor busy in float64
 
 
 def best_for(
-    shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS, of: Sequence[Strategy] = (*TUNED, *STRATEGIES)
-) -> Strategy:
+    shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS, of: Sequence[TileSizes] = (*TUNED, *STRATEGIES)
+) -> TileSizes:
     """The fastest for `count` products of float32: what the leaf `tile` takes."""
     fitting = [s for s in of if resident(s, GEMM, chip.limits)]
     return min(fitting, key=lambda s: seconds(s, GEMM, shape, chip, count, along))
 
 
-def rounds(s: Strategy, shape: Shape, count: int, multiprocessors: int) -> float:
+def rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int) -> float:
     """What the multiprocessor with the most tiles has to do, in numbers of C: all that is said of float64 yet.
 
     Left out: what tiles cost before and after their multiply-adds, and all memory.
@@ -36,30 +36,30 @@ def rounds(s: Strategy, shape: Shape, count: int, multiprocessors: int) -> float
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
-def best_double(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS) -> Strategy:
+def best_double(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS) -> TileSizes:
     """The one of those for float64 by which `count` products end first."""
     return min(DOUBLE, key=lambda s: rounds(s, shape, count, chip.multiprocessors))
 
 
-BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs], Strategy]] = {"float32": best_for, "float64": best_double}
+BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs], TileSizes]] = {"float32": best_for, "float64": best_double}
 
 
 # ---- where the copy engine brings the operands
 
 
-def time_of(op: TileOp, s: Strategy, chip: Chip) -> float:
+def time_of(op: TileOp, s: TileSizes, chip: Chip) -> float:
     """Seconds of one product: its tiles at the strategy's share of the rate that Square has."""
     tiles, steps = -(-op.m // s.m_s) * -(-op.n // s.n_s), -(-op.k // s.k_s)
     parts = parts_of(1, tiles, op.count, steps, s.k_s, 1, chip.multiprocessors)
     edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
     adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
-    rate = s.rate * full(strategy("Square"), (op.m, op.k, op.n), chip, op.count)
+    rate = s.rate * full(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
     return chip.fitted.launch + adds / rate / chip.clock
 
 
-def best_bulk(op: TileOp, chip: Chip) -> tuple[float, Strategy]:
-    return min(((time_of(op, s, chip), s) for s in BULK), key=lambda pair: pair[0])
+def best_bulk(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
+    return min(((time_of(op, s, chip), s) for s in TMA_SIZES), key=lambda pair: pair[0])
 
 
 # ---- the choice, as those who record plans ask for it
@@ -69,10 +69,10 @@ def best_bulk(op: TileOp, chip: Chip) -> tuple[float, Strategy]:
 class BlockModel:
     """The block model as `fmm.kernels.cuda.select.TileModel`."""
 
-    def fastest(self, op: TileOp, chip: Chip) -> Strategy:
+    def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
         return BEST[op.kernel.element]((op.m, op.k, op.n), chip, op.count, op.kernel.along)
 
-    def fastest_by_engine(self, op: TileOp, chip: Chip) -> Strategy | None:
+    def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
         time, s = best_bulk(op, chip)
         tiled = seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), chip, op.count, op.kernel.along)
         return s if time < tiled else None

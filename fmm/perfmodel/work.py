@@ -56,29 +56,24 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are.
-
-    `sequential` is the share of the traffic that belongs to sequential levels, `deep` to three levels in one pass,
-    `overlapped` of that below an overlapped one, `ragged` and `scalar` that of the first level on those of A, B and C
-    whose rows do not begin on cache lines, or not even at multiples of what its kernels move at a time (those of
-    temporaries do both). `unaligned` is the share of the leaf products that read or write in place rows that do not
-    begin at multiples of 16 bytes, `odd` if at none of 4, `copied` of those that take aligned copies of such rows
-    instead; `alone`: A's rows are the only such ones. `tiles`: of leaf products by the tiled kernel.
-    """
+    """What the formula needs of a plan: its leaf products, the traffic of its sums, and how many passes those are."""
 
     leaves: tuple[Leaf, ...]
-    traffic: float
+    traffic: float  # elements
     passes: float
-    sequential: float = 0.0
-    ragged: float = 0.0
-    overlapped: float = 0.0
-    scalar: float = 0.0
-    deep: float = 0.0
+    # Shares of the traffic.
+    sequential: float = 0.0  # of sequential levels
+    ragged: float = 0.0  # of the first level, on those of A, B and C whose rows do not begin on cache lines
+    overlapped: float = 0.0  # below an overlapped level
+    scalar: float = 0.0  # of the first level, on rows that its kernels must read and write one number at a time
+    deep: float = 0.0  # of three levels in one pass
+    # Shares of the leaf products: those that read or write in place rows that do not begin at multiples of 16 bytes, or
+    # not even at multiples of 4, and those that take aligned copies of such rows instead.
     unaligned: float = 0.0
     odd: float = 0.0
     copied: float = 0.0
-    alone: bool = False
-    tiles: Tiles | None = None
+    alone: bool = False  # are A's rows the only such ones?
+    tiles: Tiles | None = None  # of leaf products by the tiled kernel
 
     @property
     def smallest(self) -> float:

@@ -1,28 +1,32 @@
-"""Decisions of the runtime: what answers a product on a device, step by step down to what is always there."""
+"""Which plan answers a product on a device, if any, and why: step by step down to the vendor, who is always there.
+
+A certified entry of exactly this shape; else the model, with the calibration of the device's config, or with what is
+known of it otherwise; else the vendor. Whatever the layouts of a problem, it is looked up by size, type and operation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.config import environment, files, identity
+from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
-from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import table
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import BUILT_IN, FLOPS_PER_BYTE, Calibration, cpu
+from fmm.perfmodel.calibration import BUILT_IN, Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import online
-from fmm.runtime.probe import MEASURED, measured
+from fmm.runtime.devices import Device
+from fmm.runtime.probe import MEASURED
 
 # What a model without a config is called, by the source of its calibration.
 STEPS = {BUILT_IN: "built-in model", MEASURED: "probed model"}
-# From so many flops on, it is worth a line that the device is not tuned.
+# From so many flops on, it is worth a line in the log that the device is not tuned.
 WORTH_TUNING = 2 * 2048**3
 
 
@@ -36,11 +40,12 @@ class Decision:
     considered: tuple[Candidate, ...] = ()
     step: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
     trial: online.Trial | None = None  # the measurement that a product of this shape takes part in
+    kernels: tuple[str, ...] = ()  # what really runs, a line each
 
     @property
     def workspace(self) -> int:
         """Peak bytes of temporaries."""
-        return workspace(self.plan, *self.problem.size, self.problem.itemsize) if self.problem else 0
+        return _workspace(self.plan, self.problem) if self.problem else 0
 
     @property
     def error_growth(self) -> float:
@@ -51,6 +56,8 @@ class Decision:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
             lines += ["", table(self.plan, *self.problem.size, self.problem.itemsize)]
+        if self.kernels:
+            lines += ["", "runs:", *(f"  {line}" for line in self.kernels), ""]
         lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
@@ -58,30 +65,30 @@ class Decision:
         return "\n".join(lines)
 
 
-def decide(problem: Problem, limits: Limits, threads: int) -> Decision:
-    """The choice on this CPU."""
-    return answer(problem, limits, identity.cpu(threads), lambda: untuned(problem, limits, threads))
-
-
-def answer(problem: Problem, limits: Limits, device: Identity, otherwise: Callable[[], Calibration | None]) -> Decision:
-    """A certified entry, else the model with the device's calibration or the one `otherwise`, else the vendor."""
+def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
+    """The choice on a device: a certified entry, else the model's, else the vendor."""
     if environment.disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     mode = environment.mode()
-    tuned = None if mode == "off" else files.configs().tuned(device, problem.dtype)
+    tuned = None if mode == "off" else files.configs().tuned(device.identity, problem.dtype)
     if tuned is not None and (entry := certified(problem, limits, tuned)) is not None:
         return entry
     known = tuned.calibration if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
-        option = "cpu" if device.key.startswith("cpu") else "0"
-        environment.once(f"{device.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once")
-    chosen = modelled(problem, limits, known or otherwise(), known is not None, device)
-    return chosen if mode != "online" else _online(chosen, problem, device)
+        option = "cpu" if device.identity.key.startswith("cpu") else "0"
+        environment.once(
+            f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
+        )
+    chosen = modelled(problem, limits, known or untuned(problem, limits, device), known is not None, device.identity)
+    return chosen if mode != "online" else _online(chosen, problem, device.identity)
 
 
 @lru_cache(maxsize=4096)
 def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
-    """The entry of exactly this shape, if its plan is within the limits; there may be one for who has no workspace."""
+    """The entry of exactly this shape, if its plan is within the limits.
+
+    A shape may have two: the second one is the best of the plans that need no workspace, for calls that allow none.
+    """
     lean = None if limits.workspace else tuned.entry(problem.size, lean=True)
     found = lean or tuned.entry(problem.size)
     if found is None:
@@ -93,71 +100,55 @@ def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None
 
 
 @lru_cache(maxsize=4096)
-def modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, device: Identity) -> Decision:
+def modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, identity: Identity) -> Decision:
     """The model's choice with this calibration, which may be of a tuning; the vendor without one."""
     if known is None:
-        return Decision(VENDOR, problem, f"the vendor answers: {device.name} is neither tuned nor in the table")
+        return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
     if problem.dtype not in known.rates:
-        return Decision(VENDOR, problem, f"the vendor answers: {device.name} has no rate for {problem.dtype}")
-    choice = choose(problem, known, limits)
+        return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
+    choice = choose(unlaid(problem), known, limits)
     step = "calibrated model" if tuned else STEPS.get(known.source, "datasheet model")
     return Decision(choice.best.plan, problem, choice.reason, choice.considered, step)
 
 
-def _online(chosen: Decision, problem: Problem, device: Identity) -> Decision:
+def untuned(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+    """What the model knows of a device that no config tells of; measured now, where a guess proposes a plan."""
+    guess = device.guess
+    if guess is None or device.probe is None or choose(unlaid(problem), guess, limits).best.plan == VENDOR:
+        return guess
+    return device.probe(problem.dtype)
+
+
+def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     """The first products of a shape are measured in place, the model's choice against the vendor."""
     if chosen.plan == VENDOR or problem.flops < WORTH_TUNING:
         return chosen
-    trial = online.trial(problem, device, chosen.plan)
+    trial = online.trial(unlaid(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:
         return Decision(chosen.plan, problem, chosen.reason, chosen.considered, "being measured", trial)
     return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
+
+
+@lru_cache(maxsize=4096)
+def unlaid(problem: Problem) -> Problem:
+    """The same product of matrices that lie row by row: what choices and trials are made and kept for."""
+    return Problem(*problem.size, problem.dtype, op=problem.op)
 
 
 def _workspace(plan: Plan, problem: Problem) -> int:
     return workspace(plan, *problem.size, problem.itemsize)
 
 
-@lru_cache(maxsize=64)
-def calibration(threads: int) -> Calibration:
-    """Of the CPU that this runs on, with so many threads: the built-in one, until a device is tuned."""
-    return cpu(threads)
+def leaner(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """What to try when memory ran out: fast plans that still win with ever less workspace; none at last.
 
-
-def untuned(problem: Problem, limits: Limits, threads: int) -> Calibration:
-    """Without a config: the built-in guess, and where that proposes a plan, rates measured in this process."""
-    guessed = calibration(threads)
-    if guessed.source == BUILT_IN and choose(problem, guessed, limits).best.plan != VENDOR:
-        return measured(threads, problem.dtype)
-    return guessed
-
-
-def _known(problem: Problem, limits: Limits, threads: int) -> Calibration:
-    """The calibration by which this CPU's plans are compared."""
-    tuned = None if environment.mode() == "off" else files.configs().tuned(identity.cpu(threads), problem.dtype)
-    return tuned.calibration if tuned and tuned.calibration else untuned(problem, limits, threads)
-
-
-def leaner(problem: Problem, than: Plan, limits: Limits, threads: int) -> Iterator[Plan]:
-    """What to try when memory ran out: plans with ever less workspace that still win, at last the vendor's."""
-    used = workspace(than, *problem.size, problem.itemsize)
-    considered = choose(problem, _known(problem, limits, threads), limits).considered
-    yield from winning(considered, limits, used)
-    if than != VENDOR:
-        yield VENDOR
-
-
-def winning(considered: Sequence[Candidate], limits: Limits, below: int) -> Iterator[Plan]:
-    """The fast plans that are predicted to win with a workspace below so many bytes, the hungriest first."""
-    rest = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < below]
-    yield from (c.plan for c in sorted(rest, key=lambda c: -c.workspace) if c.plan != VENDOR)
-
-
-def smallest_side() -> int:
-    """A side below which no plan can win, whatever the other sides are.
-
-    One level saves an eighth of the m k n multiply-adds, and its sums at least read and write B once, 2 k n elements:
-    below 16 times (bytes an element) times (flops a byte) / (flops a multiply-add) for m, that pass alone costs more.
+    By the model, whoever chose the plan: an entry of a config names no others.
     """
-    sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in FLOPS_PER_BYTE.items())
-    return int(min(sides))
+    tuned = None if environment.mode() == "off" else files.configs().tuned(device.identity, problem.dtype)
+    known = tuned.calibration if tuned and tuned.calibration else untuned(problem, limits, device)
+    if known is None or problem.dtype not in known.rates:
+        return
+    considered = choose(unlaid(problem), known, limits).considered
+    used = _workspace(than, problem)
+    fitting = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
+    yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)

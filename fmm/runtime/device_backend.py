@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import cupy
 
 from fmm.kernels.cuda.launch.compile import compile_all
-from fmm.kernels.cuda.launch.device_facts import chip
+from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
 from fmm.kernels.cuda.launch_list import LaunchList
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
@@ -30,7 +30,7 @@ def recorded(
 ) -> LaunchList:
     """The launch list of a plan on a device, the current one unless it is named."""
     index = cupy.cuda.runtime.getDevice() if device is None else device
-    return record(plan, problem, target_on(chip(index), alignment, flagged))
+    return record_launches(plan, problem, target_on(chip_of(index), alignment, flagged))
 
 
 def compile_for(lists: Iterable[LaunchList]) -> None:

@@ -15,52 +15,52 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays.library import Arrays
+from fmm.arrays.host_memory import also_released
+from fmm.arrays.library import DeviceLibrary
 from fmm.kernels.cuda.launch.cublas import Lane, set_stream
-from fmm.kernels.cuda.launch.device_facts import chip
-from fmm.kernels.cuda.launch.graph_cache import Replays, Shelf
-from fmm.kernels.cuda.launch.graphs import KernelNode, Movable
+from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.graph_cache import GraphCache, Replays
+from fmm.kernels.cuda.launch.graphs import KernelNode, MovableGraph
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_differ
-from fmm.kernels.cuda.record import record
+from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.tile_choice import target_on
-from fmm.runtime.host_memory import also_released
 from fmm.runtime.prepare import Call, scratch
 
-GRAPHS = Shelf()
+GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
 PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
 
-def run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
+def run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
     """C by the call's plan, on the library's current stream; `whatever`: even after products that had to be rescued."""
     device = call.setting.device
-    stream, context = arrays.current(device)
+    stream, context = library.current(device)
     if context is None:
-        return _run(arrays, call, a, b, out, whatever, device, stream)
+        return _run(library, call, a, b, out, whatever, device, stream)
     with context:
-        return _run(arrays, call, a, b, out, whatever, device, stream)
+        return _run(library, call, a, b, out, whatever, device, stream)
 
 
-def _run(arrays: Arrays, call: Call, a: Any, b: Any, out: Any, whatever: bool, device: int, stream: int) -> Any:
+def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever: bool, device: int, stream: int) -> Any:
     """Everything that may run out of memory is allocated before the first launch."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
-        return arrays.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
+        return library.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
     if not (whatever or flag.trusted()):
-        return arrays.vendor(a, b, out)
+        return library.vendor(a, b, out)
     ready = flag.prepared.get(id(call))
     if ready is None:
         ready = _made_ready(call, flag, device)
-    p, q, r, workspace, c, kept = arrays.places(call, a, b, out)
+    p, q, r, workspace, c, kept = library.places(call, a, b, out)
     ready.run(p, q, r, workspace)
     del kept  # given back in the stream's order: what is launched next may have it
     if out is not None:
-        arrays.written(out)
+        library.written(out)
     return c
 
 
@@ -75,15 +75,15 @@ class StreamCall:
     """A call as one thread runs it on one stream: all that its launches need besides the addresses."""
 
     def __init__(self, call: Call, flag: StreamFlag, device: int) -> None:
-        assert call.tape is not None
+        assert call.launches is not None
         self.call, self.stream, self.device = (
             call,
             flag.stream,
             device,
         )  # the call lives as long as its number is in use
-        self.launches, self.flagged = call.tape, may_differ(call.tape.plan)
+        self.launches, self.flagged = call.launches, may_differ(call.launches.plan)
         self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
-        self.scratch = scratch(call.tape)
+        self.scratch = scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
         self._players: dict[Alignment, Player] = {}
 
@@ -99,8 +99,8 @@ class StreamCall:
         """The plan recorded for addresses that are so aligned, made ready."""
         found = self._players.get(alignment)
         if found is None:
-            target = target_on(chip(self.device), alignment, self.flagged)
-            made = record(self.launches.plan, self.launches.problem, target)
+            target = target_on(chip_of(self.device), alignment, self.flagged)
+            made = record_launches(self.launches.plan, self.launches.problem, target)
             found = self._players[alignment] = player_of(made, self.device)
         return found
 
@@ -158,7 +158,7 @@ class _Replay:
     ) -> None:
         self.call, self.counters = call, counters
         self.addresses: Addresses | None = addresses  # None: some kernels may have one call's, some another's
-        self.graph = Movable(graph, call.nodes(addresses, counters))
+        self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
     def reaches(self, addresses: Addresses) -> bool:
         """Has the graph these addresses, or can it be given them?"""
@@ -169,9 +169,9 @@ class _Replay:
         return self.addresses is not None
 
 
-def measured(arrays: Arrays, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+def measured(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
     """A product that takes part in its shape's measurement; within a graph's capture nothing can be measured."""
-    stream, _ = arrays.current(call.setting.device)
+    stream, _ = library.current(call.setting.device)
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
     assert call.decision.trial is not None

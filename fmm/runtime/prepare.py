@@ -1,266 +1,271 @@
-"""A call on device arrays made ready: what is decided, which matrices it multiplies, and the tape that does it.
+"""A call made ready: what is decided, which matrices it multiplies, and on a device the list of launches that does it.
 
-A pure function of shapes, strides, types and settings: nothing here touches a device, or knows a library.
+`prepared` asks the library and keeps what it made for the next call like it; `answer` is a pure function of what the
+library said: it touches no array and no device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
-import numpy as np
-
-from fmm.arrays.library import Operand, Setting
+from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
+from fmm.config.files import token
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
-from fmm.kernels.cuda.record import operations, record
+from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.tile_choice import target_on
-from fmm.problem import Layout, Problem
-from fmm.runtime.decide import Decision
-from fmm.runtime.decide_gpu import Gpu, decide_on, gpu
+from fmm.problem import Problem
+from fmm.runtime import devices
+from fmm.runtime.decide import Decision, decide
+from fmm.runtime.devices import Device
+from fmm.runtime.limits import Wishes, good_until, memory_share
+from fmm.runtime.operands import LibraryAnswersError, Matrices, NotOursError, Offsets, Span, arranged, span
 
 RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds
-Span = tuple[int, int]  # bytes from an array's first element to its lowest byte and beyond its highest one
-
-
-class NotOursError(Exception):
-    """A call that the library answers, or rejects, itself; the argument says why."""
+CALLS = 4096  # prepared calls that a library keeps
+NO_LIMITS = Limits(0)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call made ready. Without a tape it is the library's own product."""
+    """A call made ready. If no plan runs it is the library's own product.
+
+    It holds nothing that changes, so threads and streams share it; the result and the workspace come from the library's
+    own memory at each call.
+    """
 
     decision: Decision
     setting: Setting
-    limits: Limits
-    tape: LaunchList | None = None
+    limits: Limits = NO_LIMITS
+    device: Device | None = None
+    plan: Plan | None = None  # what runs; None: the library's own product
+    launches: LaunchList | None = None  # on a device
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    result: Operand | None = None  # what the product is like, if it is a new array
     packs: tuple[bool, bool] = (False, False)  # A, B: copied, because BLAS cannot take them as they are
     direct: bool = False  # the plan may write into `out`, unless that overlaps an operand
-    offsets: tuple[tuple[int, int, int], ...] = ()  # of A, B and C in bytes, one product each
-    spans: tuple[Span, Span, Span] = ((0, 0), (0, 0), (0, 0))
+    folds: bool = False  # all rows of a stack at once
+    offsets: tuple[Offsets, ...] = ()  # of A, B and C in bytes, one product each; on a device
+    spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # is anything packed?
     workspace: int = 0  # bytes
     recurs: bool = False  # worth capturing as a graph, once it has come again and again
+    refused_plan: str = ""  # why a plan that was given cannot run, where the library will reject the call itself
 
     def overlap(self, a: int, b: int, c: int) -> bool:
-        """With these pointers, does C share memory with an operand?"""
-        (a0, a1), (b0, b1), (c0, c1) = self.spans
-        return (c + c0 < a + a1 and a + a0 < c + c1) or (c + c0 < b + b1 and b + b0 < c + c1)
+        """With these pointers, may C share memory with an operand?"""
+        return _meet(a, self.spans[0], c, self.spans[2]) or _meet(b, self.spans[1], c, self.spans[2])
+
+
+def _meet(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
+    return of_x is None or of_y is None or (y + of_y[0] < x + of_x[1] and x + of_x[0] < y + of_y[1])
+
+
+# ---- asking the library
+
+
+class Kept(NamedTuple):
+    """A prepared call, until when it is good, and under which share of the free memory it was made."""
+
+    call: Call
+    until: float
+    share: int = 0
+
+
+def prepared(library: Library, a: object, b: object, out: object, wishes: Wishes) -> Call:
+    """The call made ready, as it was for one like it under the same settings, if there was one."""
+    found = library.key(a, b, out)
+    if found is None:
+        return prepare(library, a, b, out, wishes)
+    key = wishes, found, token()
+    kept = library.calls.get(key)
+    if kept is None or kept.until < time.monotonic():
+        kept = _kept(library, key, a, b, out, wishes)
+    call: Call = kept.call
+    return call
+
+
+def _kept(library: Library, key: Hashable, a: object, b: object, out: object, wishes: Wishes) -> Kept:
+    """A call to be kept. Without a limit of the caller's it is good for as long as the free memory is known."""
+    known: Kept | None = library.calls.get(key)
+    if wishes.workspace is not None:
+        kept = Kept(prepare(library, a, b, out, wishes), inf)
+    else:
+        number = library.number(a)
+        share = memory_share(library, number)
+        same = known is not None and known.share == share
+        call = known.call if same and known else prepare(library, a, b, out, wishes)
+        kept = Kept(call, good_until(library, number), share)
+    if len(library.calls) >= CALLS:
+        library.calls.clear()
+    library.calls[key] = kept
+    return kept
+
+
+def prepare(library: Library, a: object, b: object, out: object, wishes: Wishes) -> Call:
+    """Decide a call. PlanError if a plan was given that cannot run; what the library rejects is left to it."""
+    setting = library.setting(a, b, out)
+    why: NotOursError
+    try:
+        if setting.refusal:
+            raise (LibraryAnswersError if setting.even_with_plan else NotOursError)(setting.refusal)
+        return answer(_question(library, setting, a, b, out, wishes))
+    except NotOursError as reason:
+        why = reason
+    refused = ""
+    if wishes.plan not in (None, VENDOR) and not isinstance(why, LibraryAnswersError):
+        refused = f"the plan {wishes.plan} cannot run here: {why}"
+        if library.accepts(a, b):
+            raise PlanError(refused)
+    return Call(Decision(VENDOR, None, f"{library.name} answers: {why}"), setting, refused_plan=refused)
+
+
+# ---- what a call comes to
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: two arrays, a place for their product, and what the caller wants."""
+    """What is asked: the product of two arrays, a place for it, and what the caller allows."""
 
     a: Operand
     b: Operand
     out: Operand | None
-    dtype: str | None  # of the product; None where the library rejects the pair of types
     setting: Setting
+    device: Device
     limits: Limits
     plan: Plan | None = None
+    result: Operand | None = None  # the product as a new array; None: without gaps, its last axis contiguous
+
+
+def _question(library: Library, setting: Setting, a: object, b: object, out: object, wishes: Wishes) -> Question:
+    device = devices.device(library.processor, setting.device)
+    free = memory_share(library, setting.device) if wishes.workspace is None else wishes.workspace
+    growth = device.error_growth if wishes.error_growth is None else wishes.error_growth
+    left, right = library.operand(a), library.operand(b)
+    shape, result = product_shape(left.shape, right.shape), None
+    if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
+        result = library.result(a, b, shape, setting.dtype)
+    target = None if out is None else library.operand(out)
+    return Question(left, right, target, setting, device, Limits(free, growth), wishes.plan, result)
 
 
 def answer(asked: Question) -> Call:
     """The call that answers it; NotOursError where only the library can, PlanError where a given plan cannot run."""
-    shape = product_shape(asked.a, asked.b)
-    dtype = _type(asked, shape)
-    left, right = _two_axes(asked.a, asked.b)
-    packs = _layout(left) is None or left.dtype != dtype, _layout(right) is None or right.dtype != dtype
-    left, right = (fresh(x.shape, dtype) if pack else x for x, pack in zip((left, right), packs, strict=True))
-    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    result = fresh((*batch, left.shape[-2], right.shape[-1]), dtype)
-    direct = asked.out is not None and asked.out.shape == result.shape and _writable(asked.out)
-    if direct and asked.out is not None:
-        result = asked.out
-    work = _products(left, right, result)
-    copied = sum(prod(x.shape) for x, pack in zip((left, right), packs, strict=True) if pack)
-    limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied * work.problem(dtype).itemsize, 0))
-    decision, tape = _decided(asked, work, dtype, limits)
-    spans = _span(left), _span(right), _span(result)
-    needed, recurs = 0, False
-    if tape:
-        vendors = GRAPH_SCRATCH * tape.vendor_lanes
-        recurs = _recurs(tape, work) and scratch(tape) + vendors <= limits.workspace
-        needed = scratch(tape) + vendors if recurs else tape.workspace
-    return Call(
-        decision,
-        asked.setting,
-        limits,
-        tape,
-        shape,
-        dtype,
-        packs,
-        direct,
-        work.offsets,
-        spans,
-        any(packs),
-        needed,
-        recurs,
+    result, on_host = _checked(asked), asked.device.threads > 0
+    kind = "tf32" if asked.setting.math == "tf32" else result.dtype
+    # A device's library copies an operand as a whole; on the host matrix after matrix is copied into the workspace.
+    work = arranged(asked.a, asked.b, asked.out, result, kind, packs_whole=not on_host)
+    copied = work.copied_bytes(whole=not on_host)
+    limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied, 0))
+    decision, launches = _decided(asked, work.problem, limits)
+    call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
+    # A stack times one matrix is a single product for the vendor too, where its library does not see that.
+    on_host_runs = on_host and (decision.plan != VENDOR or (work.folds and not asked.setting.folds_stacks))
+    if launches is None and not on_host_runs:
+        return call
+    return replace(
+        _hosted(call, work, copied) if launches is None else _launched(call, launches, work),
+        plan=decision.plan,
+        result=result,
+        packs=work.packs,
+        direct=work.direct,
+        folds=work.folds,
+        spans=(span(asked.a), span(asked.b), span(work.c)),
+        copies=any(work.packs),
     )
 
 
-def _recurs(tape: LaunchList, work: Work) -> bool:
+def _hosted(call: Call, work: Matrices, copied: int) -> Call:
+    """What a call on the host needs of memory: for its plan, and for the copies of operands that BLAS cannot read."""
+    plan, problem = call.decision.plan, work.problem
+    copies = copied if plan != VENDOR else 0
+    return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize) + copies)
+
+
+def _launched(call: Call, launches: LaunchList, work: Matrices) -> Call:
+    """What a call on a device has besides: launches, addresses and memory."""
+    vendors = GRAPH_SCRATCH * launches.vendor_lanes
+    recurs = _recurs(launches, work) and scratch(launches) + vendors <= call.limits.workspace
+    needed = scratch(launches) + vendors if recurs else launches.workspace
+    return replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
+
+
+def _recurs(launches: LaunchList, work: Matrices) -> bool:
     """Would a graph start noticeably earlier than its launches? Few of them, the vendor's calls among them, of about 3
     milliseconds at most."""
-    count, ops = len(work.offsets), operations(tape.plan, tape.problem).ops
-    return tape.lanes_used == 1 and len(ops) * count <= RECURRING_OPS and prod(work.size) * count <= RECURRING_WORK
+    ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
+    multiply_adds = work.count * prod(work.problem.size)
+    return launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
-def scratch(tape: LaunchList) -> int:
+def scratch(launches: LaunchList) -> int:
     """Where cuBLAS's own memory begins in the workspace of a call that may be captured."""
-    return -(-tape.workspace // 256) * 256
+    return -(-launches.workspace // 256) * 256
 
 
-def product_shape(a: Operand, b: Operand) -> tuple[int, ...]:
-    if a.ndim == 0 or b.ndim == 0 or a.shape[-1] != (b.shape[-2] if b.ndim > 1 else b.shape[0]):
-        raise NotOursError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} do not match")
-    try:
-        batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    except ValueError:
-        raise NotOursError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} do not match") from None
-    return (*batch, *(a.shape[-2:-1] if a.ndim > 1 else ()), *(b.shape[-1:] if b.ndim > 1 else ()))
-
-
-def _type(asked: Question, shape: tuple[int, ...]) -> str:
-    if asked.dtype is None or asked.dtype not in DTYPES:
+def _checked(asked: Question) -> Operand:
+    """The product as a new array, of what can be multiplied."""
+    setting, shape = asked.setting, product_shape(asked.a.shape, asked.b.shape)
+    if shape is None:
+        raise NotOursError(f"shapes {tuple(asked.a.shape)} and {tuple(asked.b.shape)} do not match")
+    if setting.dtype is None or setting.dtype not in DTYPES:
         raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} are its own")
-    if asked.out is not None and (asked.out.shape != shape or asked.out.dtype != asked.dtype):
-        raise NotOursError("out has another shape or type than the product")
+    if asked.out is not None and asked.out.shape != shape:
+        raise (LibraryAnswersError if setting.casts_result else NotOursError)(OTHER_OUT)
+    if asked.out is not None and asked.out.dtype != setting.dtype and not setting.casts_result:
+        raise NotOursError(OTHER_OUT)
     if 0 in (*asked.a.shape, *asked.b.shape):
-        raise NotOursError("there is nothing to multiply")
-    return asked.dtype
+        raise LibraryAnswersError("there is nothing to multiply")
+    return asked.result or contiguous(shape, setting.dtype)
 
 
-def _decided(asked: Question, work: Work, dtype: str, limits: Limits) -> tuple[Decision, LaunchList | None]:
-    """The plan and its tape. What a tape takes counts, should it be more than the model thought."""
-    kind = "tf32" if asked.setting.math == "tf32" else dtype
-    problem, recorded = Problem(*work.size, kind), work.problem(kind)
-    device = gpu(asked.setting.device)
+OTHER_OUT = "out has another shape or type than the product"
+
+
+# ---- the plan
+
+
+def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
+    """The plan and its launches. What these take counts, should it be more than the model thought."""
     if asked.plan is not None:
-        check_depth(asked.plan, *work.size)
-        return Decision(asked.plan, problem, "this plan was given"), _recorded(asked.plan, recorded, device, True)
+        check_given(asked.plan, problem, asked.device)
+        return Decision(asked.plan, problem, "this plan was given"), recorded(asked.plan, problem, asked.device, True)
+    if asked.setting.vendor_better:
+        return Decision(VENDOR, problem, asked.setting.vendor_better), None
     while True:
-        decision = decide_on(device, problem, limits)
-        tape = _recorded(decision.plan, recorded, device, False)
-        if tape is None or tape.workspace <= limits.workspace:
-            return decision, tape
+        decision = decide(problem, limits, asked.device)
+        launches = recorded(decision.plan, problem, asked.device, False)
+        if launches is None or launches.workspace <= limits.workspace:
+            return decision, launches
         limits = replace(limits, workspace=min(decision.workspace, limits.workspace) - 1)
 
 
-def _recorded(plan: Plan, problem: Problem, device: Gpu, given: bool) -> LaunchList | None:
-    if plan == VENDOR:
+def check_given(plan: Plan, problem: Problem, device: Device) -> None:
+    """PlanError for a plan that a CPU cannot run, or that is too deep for the product."""
+    use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
+    if device.threads and "cpu" not in use.leaf.devices:
+        raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+    check_depth(plan, *problem.size)
+
+
+def recorded(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
+    """A plan's launches on a device; None where the vendor multiplies, and on the host."""
+    if plan == VENDOR or device.chip is None:
         return None
-    assert device.chip is not None
     try:
-        launches = record(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise
         return None  # a sum of more blocks than a launch can name
     # Our own kernel was measured, and is known to be worth while, on lines that are aligned.
     return launches if given or launches.reads_aligned else None
-
-
-# ---- layouts
-
-
-def fresh(shape: tuple[int, ...], dtype: str) -> Operand:
-    """An array of this shape as a new one lies in memory: the last axis contiguous, no gaps."""
-    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return Operand(tuple(shape), tuple(strides), dtype)
-
-
-def _layout(x: Operand) -> Layout | None:
-    """How its matrices lie in memory; None if neither their rows nor their columns are contiguous."""
-    if x.strides is None:
-        return None
-    (rows, cols), (down, right) = x.shape[-2:], x.strides[-2:]
-    if (cols <= 1 or right == 1) and (rows <= 1 or down >= cols):
-        return Layout("C", max(down if rows > 1 else cols, cols, 1))
-    if (rows <= 1 or down == 1) and (cols <= 1 or right >= rows):
-        return Layout("F", max(right if cols > 1 else rows, rows, 1))
-    return None
-
-
-def _writable(x: Operand) -> bool:
-    """Can a plan write it in place: matrices that BLAS can write, none twice in the same place?"""
-    return _layout(x) is not None and x.strides is not None and 0 not in _steps(x, x.shape[:-2])
-
-
-def _two_axes(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Vectors as a matrix of one row, or of one column."""
-    if a.ndim == 1:
-        a = a._replace(shape=(1, *a.shape), strides=a.strides and (a.shape[0], *a.strides))
-    if b.ndim == 1:
-        b = b._replace(shape=(*b.shape, 1), strides=b.strides and (*b.strides, 1))
-    return a, b
-
-
-def _span(x: Operand) -> Span:
-    assert x.strides is not None
-    reach = [(length - 1) * step for length, step in zip(x.shape, x.strides, strict=True)]
-    item = DTYPES[x.dtype].itemsize
-    return sum(min(r, 0) for r in reach) * item, (sum(max(r, 0) for r in reach) + 1) * item
-
-
-# ---- the matrices of a product of stacks
-
-
-class Work(NamedTuple):
-    """Equal products: their size, the layouts of their matrices, and where each one's lie."""
-
-    size: tuple[int, int, int]
-    layouts: tuple[Layout, Layout, Layout]
-    offsets: tuple[tuple[int, int, int], ...]
-
-    def problem(self, dtype: str) -> Problem:
-        return Problem(*self.size, dtype, self.layouts)
-
-
-def _products(a: Operand, b: Operand, c: Operand) -> Work:
-    """All rows of a stack at once where there is one b for all of them; else one product for each item."""
-    if a.ndim > 2 and prod(b.shape[:-2]) == 1:
-        tall, result = _folded(a), _folded(c)
-        if tall is not None and result is not None:
-            a, b, c = tall, b._replace(shape=b.shape[-2:], strides=b.strides and b.strides[-2:]), result
-    (m, k), n, batch = a.shape[-2:], b.shape[-1], c.shape[:-2]
-    layouts = [found for x in (a, b, c) if (found := _layout(x)) is not None]
-    places = zip(*(_places(x, batch) for x in (a, b, c)), strict=True)
-    return Work((m, k, n), (layouts[0], layouts[1], layouts[2]), tuple(places))
-
-
-def _folded(x: Operand) -> Operand | None:
-    """The stack as one tall matrix, without moving anything; None if its rows are not equally far apart."""
-    assert x.strides is not None
-    axes = [(length, step) for length, step in zip(x.shape[:-1], x.strides[:-1], strict=True) if length != 1]
-    if any(outer != inner * length for (_, outer), (length, inner) in pairwise(axes)):
-        return None
-    down = axes[-1][1] if axes else x.shape[-1]
-    tall = Operand((prod(x.shape[:-1]), x.shape[-1]), (down, x.strides[-1]), x.dtype)
-    return tall if _layout(tall) is not None else None
-
-
-def _places(x: Operand, batch: tuple[int, ...]) -> Iterator[int]:
-    """Where each item's matrix begins, in bytes."""
-    steps, item = _steps(x, batch), DTYPES[x.dtype].itemsize
-    for index in np.ndindex(*batch):
-        yield sum(i * step for i, step in zip(index, steps, strict=True)) * item
-
-
-def _steps(x: Operand, batch: tuple[int, ...]) -> list[int]:
-    """The strides of the batch axes: 0 where one matrix serves all items; any number where there is one item."""
-    assert x.strides is not None
-    missing = len(batch) - (x.ndim - 2)
-    own = [0] * missing + [0 if length == 1 else step for length, step in zip(x.shape, x.strides, strict=True)][:-2]
-    return [1 if length == 1 else step for length, step in zip(batch, own, strict=True)]

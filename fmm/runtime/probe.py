@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import Arena, Array, block
+from fmm.kernels.cpu.arena import Arena, Array, aligned_block
 from fmm.kernels.cpu.fork_safe import Lock
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.openblas import held
-from fmm.kernels.cpu.side_by_side import LEAST, lanes
-from fmm.kernels.cpu.step_timer import spent
+from fmm.kernels.cpu.openblas import threads_given_up
+from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, threads_per_product
+from fmm.kernels.cpu.step_timer import time_steps
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Plan
@@ -60,7 +60,7 @@ def measured(threads: int, dtype: str) -> Calibration:
     key = threads, single
     with _lock.now:
         if key not in _found:
-            if held():
+            if threads_given_up():
                 return cpu(threads)  # another call has BLAS's threads: this is no moment to measure
             try:
                 _found[key] = _measure(threads, ("float32", "complex64") if single else ("float64", "complex128"))
@@ -72,7 +72,7 @@ def measured(threads: int, dtype: str) -> Calibration:
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     built_in, stream = cpu(threads), _sums(threads)
     rate, least = _products(np.dtype(dtypes[0]), PIPE), 0.0
-    with lanes(threads) as (at_a_time, _):
+    with threads_per_product(threads) as (at_a_time, _):
         if at_a_time > 1:  # what disturbs products on all threads disturbs those on one less
             least = LEAST_SIDE
             alone = _products(np.dtype(dtypes[0]), SIDE_BY_SIDE)
@@ -109,7 +109,7 @@ def _sums(threads: int) -> float:
     assert recipe is not None
     split = recipe.steps[0]
     assert isinstance(split, Sum)
-    arena = Arena(block(workspace(plan, SUMMED, SUMMED, SUMMED, a.itemsize)), a.dtype)
+    arena = Arena(aligned_block(workspace(plan, SUMMED, SUMMED, SUMMED, a.itemsize)), a.dtype)
     places: dict[str, Array] = {"A": a}
     places |= {place.name: arena.take(place.rows, place.cols) for place in split.writes}
     reads, writes = (
@@ -122,8 +122,8 @@ def _sums(threads: int) -> float:
         backend.multiply("vendor", left, right, dest)
         backend.sum(split, reads, writes)
 
-    spent(threads, LEAST, steps)  # finds fresh pages
-    seconds = median(spent(threads, LEAST, steps).sums for _ in range(ROUNDS))
+    time_steps(threads, LEAST_FLOPS, steps)  # finds fresh pages
+    seconds = median(time_steps(threads, LEAST_FLOPS, steps).sums for _ in range(ROUNDS))
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 

@@ -19,6 +19,7 @@ from fmm.tuner import fit as fitting
 from fmm.tuner.journal import Journal
 from fmm.tuner.search import lean
 from fmm.tuner.shapes import Size
+from fmm.tuner.thresholds import thresholds
 from fmm.tuner.trials import Trial
 
 # The stages whose trials the fit sees: never those held out, nor those of the search, whose plans are what Optuna makes
@@ -168,7 +169,7 @@ def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "calibration": schema.spelled(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: asdict(e) for name, e in (error | ({"tiled": own} if own.count else {})).items()},
-        "thresholds": fitting.thresholds(calibration, dtype, one_level(trials)),
+        "thresholds": thresholds(calibration, dtype, one_level(trials)),
         "noise": noise,
         "entries": [asdict(e) for e in entries(trials, noise)],
     }

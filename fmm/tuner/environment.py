@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from fmm.config.identity import cpu_key, processor
-from fmm.kernels.cpu.thread_pool import blas_threads, processors
+from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 
 
 def environment(command: list[str]) -> dict[str, Any]:
     """Processor, Python, NumPy, BLAS and its threads, the commit, the date and the command."""
     return {
         "processor": processor(),
-        "processors": processors(),
+        "processors": usable_processors(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import exp, inf, log
+from math import exp, log
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.predict import seconds
 from fmm.perfmodel.work import Work, counted
 from fmm.problem import Problem
@@ -174,7 +173,7 @@ SCREENED = 8  # steps after which their fits are compared
 def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
     tiled = [o for o in observed if o.run.plan.timed_by_tiles]
-    others = [o for o in observed if not o.run.plan.timed_by_tiles]
+    others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
     if start.batches:
         starts = [TILE.put(start, dtype, tile) for tile in TILES]
@@ -203,7 +202,7 @@ def _fitted(
 
     kinds = {o.kind for o in observed}
     free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
-    free = [p for p in free if kinds & p.informed_by and _told(p, start)]
+    free = [p for p in free if kinds & p.informed_by and _exists_on(p, start)]
     works = [work(o.run.plan, o.problem) for o in observed]
     measured, weights = np.log([o.seconds for o in observed]), np.array(_weights(start, observed))
     low, high = (np.array([p.coordinate(max(x, 1e-300)) if not p.linear else x for p, x in ((p, getattr(p, side)) for p in free)]) for side in ("low", "high"))  # fmt: skip  # noqa: E501
@@ -231,7 +230,7 @@ def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]
     return [min(x, 1.0) ** 2 for x in near]
 
 
-def _told(parameter: Parameter, start: Calibration) -> bool:
+def _exists_on(parameter: Parameter, start: Calibration) -> bool:
     """Is there such a thing on this kind of device?"""
     return (start.batches or parameter.name not in BESIDE) and (start.lanes > 1 or parameter.name not in LANES)
 
@@ -309,42 +308,3 @@ def errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[st
         if base and run != Run() and run.part == "whole":
             speedups.append((base[0] / p) / (base[1] / m) - 1)
     return {"time": Error.of(relative), "speedup": Error.of(speedups)}
-
-
-# ---- the papers' thresholds, from the fitted rates
-
-
-def ratio(calibration: Calibration, problem: Problem) -> float:
-    """alpha / pi: seconds of one element of a block addition (two reads, one write) over those of one flop."""
-    rate = calibration.rate(problem.dtype)
-    alpha = 3 * problem.itemsize / calibration.stream
-    pi = problem.type.flops / 2 / rate.flops * (1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k)
-    return alpha / pi
-
-
-def thresholds(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]] = ()) -> dict[str, Any]:
-    """tau1 and tau2, recursion points by Equation 2 of D'Alberto and Nicolau, and their epsilon.
-
-    `measured` are (size, speedup) of one level: epsilon is the addition to alpha / pi with
-    which Equation 2 agrees with most of them, found by search, as in the paper's installation. tau2 is the side from
-    which one level pays (Li, Ranka and Sahni's figures 16 and 23), tau1 half of it, below which nothing is split.
-    """
-    large = ratio(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
-
-    def at(m: int, k: int, n: int) -> float:
-        return ratio(calibration, Problem(m, k, n, dtype))
-
-    def agreement(epsilon: float) -> int:
-        return sum(
-            recursion_points.recurse(size, at, recursion_points.WINOGRAD, epsilon) == (gain > 1)
-            for size, gain in measured
-        )
-
-    steps = [large * x / 20 for x in range(-19, 61)] if measured else [0.0]
-    best = max(agreement(e) for e in steps)
-    epsilon = min((e for e in steps if agreement(e) == best), key=abs)
-    points = [
-        recursion_points.recursion_point(large, recursion_points.WINOGRAD, epsilon) * 2**level for level in range(3)
-    ]
-    points = [p if p < inf else 0.0 for p in points]
-    return {"tau1": points[0] / 2, "tau2": points[0], "recursion_points": points, "epsilon": epsilon, "ratio": large}

@@ -18,7 +18,7 @@ from statistics import mean, median
 
 from fmm.hardware.chip import Chip, Fitted
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, Strategy
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes
 from fmm.perfmodel.block_time import GEMM, Operands, Shape, seconds
 from fmm.perfmodel.papers.huang_blocks import chip
 
@@ -83,7 +83,7 @@ def read(path: Path, table: str = "plain") -> list[Measured]:
     ]
 
 
-def compared(shapes: Sequence[Measured], on: Chip, strategies: Sequence[Strategy] = STRATEGIES) -> list[Row]:
+def compared(shapes: Sequence[Measured], on: Chip, strategies: Sequence[TileSizes] = STRATEGIES) -> list[Row]:
     return [Row(x, {s.name: seconds(s, x.operands, x.shape, on) for s in strategies}) for x in shapes]
 
 

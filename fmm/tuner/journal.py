@@ -66,11 +66,11 @@ class Journal:
         return self._before + time.perf_counter() - self._began
 
     @contextmanager
-    def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[Desk]:
+    def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
         with ExitStack() as stack:
-            desk = Desk(self, stage, problem, seed, stack)
-            yield desk
-            desk.leave()
+            timed = TimedProblem(self, stage, problem, seed, stack)
+            yield timed
+            timed.leave()
 
     def knows(self, key: Key) -> bool:
         """Is there a record of this to be recalled?"""
@@ -111,7 +111,7 @@ def _key(trial: Trial) -> Key:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RoundLimits:
     """How many rounds: `least`; up to `most` while they have taken less than `seconds`; up to `patient` while a
     median is not yet known to `steady`, as a share of itself (a machine that is not ours alone), and they have taken
     less than `dear` seconds."""
@@ -141,7 +141,7 @@ def uncertainty(samples: Sequence[float]) -> float:
     return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
 
 
-class Desk:
+class TimedProblem:
     """One problem being measured; the device's session is opened when something is not on record."""
 
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
@@ -202,12 +202,12 @@ class Desk:
             self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
         return self._session
 
-    def rounds(self, runs: Sequence[Run], pace: Pace, drop: Drop = lambda samples: ()) -> Samples:
+    def rounds(self, runs: Sequence[Run], limits: RoundLimits, drop: Drop = lambda samples: ()) -> Samples:
         """Samples of all runs in shuffled rounds; runs that fail, or that `drop` names, leave the race."""
         samples: Samples = {run: [] for run in runs}
         racing, done = self._able(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
-        while racing and pace.go_on(done, samples):
+        while racing and limits.go_on(done, samples):
             for run in shuffled.sample(racing, len(racing)):
                 try:
                     samples[run].append(self.sample(run))

@@ -15,7 +15,7 @@ from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
-from fmm.tuner.journal import Desk, Journal, Pace, Samples, speedup
+from fmm.tuner.journal import Journal, RoundLimits, Samples, TimedProblem, speedup
 from fmm.tuner.space import built, inverse
 from fmm.tuner.trials import Run
 
@@ -36,8 +36,8 @@ def search(journal: Journal, problem: Problem, calibration: Calibration, effort:
     predicted = [p for p in predicted if fits(journal.device, p, problem)]
     without, peers = leanest(problem, calibration, journal.device), list(journal.device.peers())[: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
-    with journal.open(STAGE, problem) as desk:
-        race = Race(desk, effort.rounds)
+    with journal.open(STAGE, problem) as timed:
+        race = Race(timed, effort.rounds)
         for plan in proposals(promising, journal.device, problem, race.results, effort.trials + len(peers + without)):
             if race.spent >= seconds:
                 break
@@ -47,8 +47,8 @@ def search(journal: Journal, problem: Problem, calibration: Calibration, effort:
 
 def race(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
     """These plans alone against the vendor."""
-    with journal.open(STAGE, problem) as desk:
-        racing = Race(desk, effort.rounds)
+    with journal.open(STAGE, problem) as timed:
+        racing = Race(timed, effort.rounds)
         for plan in plans:
             racing.enter(plan)
     return Found(problem, racing.standing())
@@ -82,8 +82,8 @@ def fits(device: Device, plan: Plan, problem: Problem) -> bool:
 class Race:
     """Plans on one problem, each paired with the vendor in shuffled rounds; a clear loser leaves early."""
 
-    def __init__(self, desk: Desk, rounds: int) -> None:
-        self.desk, self.rounds = desk, rounds
+    def __init__(self, timed: TimedProblem, rounds: int) -> None:
+        self.timed, self.rounds = timed, rounds
         self.results: dict[Plan, float] = {}  # median speedup; 0 for what failed
         self.best_low = 1.0
         self.spent = 0.0
@@ -93,7 +93,7 @@ class Race:
         if plan in self.results:
             return self.results[plan]
         run, base = Run(plan), Run(VENDOR)
-        samples = self.desk.rounds((base, run), Pace(self.rounds), lambda s: self._losers(s, base, run))
+        samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._losers(s, base, run))
         self.spent += sum(map(sum, samples.values()))
         found = speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found

@@ -14,6 +14,7 @@ from fmm.kernels.plans.candidates import considered_levels, leaves_on, searched_
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
 
+MOST = 7**3  # products of one pass
 Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
 
 
@@ -74,6 +75,10 @@ def _forms(text: str) -> tuple[str, ...]:
 
 
 def _power(scheme: str, exponent: str) -> str:
+    """So many levels in one pass; PlanError for more products than any pass was ever good for."""
+    known = next((level for level in considered_levels() if level.text == scheme), None)
+    if known and known.products ** int(exponent) > MOST:
+        raise PlanError(f"{scheme}^{exponent} has more than {MOST} products: they take long to compose, and to compile")
     return scheme if exponent == "1" else f"{scheme}^{exponent}"
 
 

@@ -21,7 +21,7 @@ from fmm.tuner.conclude import concluded, fit, noise_floor, started
 from fmm.tuner.devices.compile_ahead import HEAVY, weight
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
-from fmm.tuner.journal import Journal, Pace, TimeUpError
+from fmm.tuner.journal import Journal, RoundLimits, TimeUpError
 from fmm.tuner.search import Found, fits, lean, leanest, race, search
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Run
@@ -59,11 +59,11 @@ def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = 
         for problem in problems:
             share = effort.seconds / len(problems)
             found = search(journal, problem, calibration, effort, share * SHARES["search"])
-            confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
+            confirm(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
         for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.below(side, effort.stride))):
             if plans := leanest(problem, calibration, journal.device):
                 found = race(journal, problem, plans, effort)
-                confirm(journal, found, Pace(certify.ROUNDS + 1, effort.certify), noise)
+                confirm(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
     except TimeUpError:
         stopped = "the time was up"
     except KeyboardInterrupt:
@@ -76,8 +76,9 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
     side = 1024
     while True:
         problem = Problem(side, side, side, dtype)
-        with journal.open("scale", problem) as desk:
-            seconds = min(desk.rounds([Run()], Pace(3, 20, 0.5))[Run()], default=0.0)  # others may multiply meanwhile
+        with journal.open("scale", problem) as timed:
+            samples = timed.rounds([Run()], RoundLimits(3, 20, 0.5))[Run()]
+            seconds = min(samples, default=0.0)  # others may multiply meanwhile
         found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
@@ -134,8 +135,8 @@ def _heavy(plans: Iterable[Plan]) -> bool:
 
 def _raced(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
     if runs:
-        with journal.open(stage, problem) as desk:
-            desk.rounds(runs, pace_of(journal, effort))
+        with journal.open(stage, problem) as timed:
+            timed.rounds(runs, round_limits(journal, effort))
 
 
 def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
@@ -154,11 +155,11 @@ def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator
             yield stage, problem, [*found, *beside]
 
 
-def pace_of(journal: Journal, effort: Effort) -> Pace:
+def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     """At least the effort's rounds, more where they cost next to nothing or, while there is time, differ much."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
-    return Pace(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)
+    return RoundLimits(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)
 
 
 def promising(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
@@ -166,7 +167,7 @@ def promising(journal: Journal, problem: Problem, calibration: Calibration) -> b
     return min(c.time for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR) < 1.05
 
 
-def confirm(journal: Journal, found: Found, pace: Pace, noise: float) -> None:
+def confirm(journal: Journal, found: Found, limits: RoundLimits, noise: float) -> None:
     """The best plans on fresh operands, one after the other until one is certified: against the vendor's product, and
     against the best of what else the vendor has for it (which needs workspace). The best without workspace as well."""
     promising = [plan for plan, seen in found.plans if seen > 1]
@@ -174,18 +175,20 @@ def confirm(journal: Journal, found: Found, pace: Pace, noise: float) -> None:
     raced = []
     for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
         raced.append(plan)
-        if _faster(journal, "certify", found.problem, VENDOR, plan, pace, noise) and (
-            peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, pace, noise)
+        if _faster(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
+            peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, limits, noise)
         ):
             break
     without = next((plan for plan in promising if lean(plan, found.problem)), None)
     if without and without not in raced:
-        _faster(journal, "certify", found.problem, VENDOR, without, pace, noise)
+        _faster(journal, "certify", found.problem, VENDOR, without, limits, noise)
 
 
-def _faster(journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, pace: Pace, noise: float) -> bool:
+def _faster(
+    journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
+) -> bool:
     """Is the plan certified to be faster than another?"""
     base, run = Run(than), Run(plan)
-    with journal.open(stage, problem, FRESH) as desk:
-        samples = desk.rounds([base, run], pace)
+    with journal.open(stage, problem, FRESH) as timed:
+        samples = timed.rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certify.certified(samples[base], samples[run], noise)

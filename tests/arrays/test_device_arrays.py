@@ -16,27 +16,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm.arrays import library as device_arrays
-from fmm.arrays.library import Arrays, Operand, Setting, Wanted, arrays_of, described, kind_of
+from fmm.arrays import pick
+from fmm.arrays.kinds import array_in_words, kind_of, two_devices, type_name
+from fmm.arrays.library import Library, Operand, Setting, contiguous
+from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.pick import library_of
 from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.recompute import trust as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
-from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.choose import CPU_GROWTH, Limits
 from fmm.problem import Problem
-from fmm.runtime import device_call as device_multiply
-from fmm.runtime import plan_gpu as device_plan
-from fmm.runtime import prepare as device_call
-from fmm.runtime.decide_gpu import Gpu, calibration_of_device, decide_on, leaner_on
-from fmm.runtime.plan_gpu import device_index, type_name
-from fmm.runtime.prepare import Call, NotOursError, Question, answer, fresh
+from fmm.runtime import call as product_call
+from fmm.runtime import devices, left_to_vendor, limits, prepare
+from fmm.runtime.decide import decide, leaner
+from fmm.runtime.devices import cuda_index, described_gpu
+from fmm.runtime.left_to_vendor import just_left_to_vendor
+from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.operands import NotOursError
+from fmm.runtime.prepare import Call, Question, answer
 from tests.support import ROOT
 from tests.support import configs as tuned
-from tests.support.chips import H200 as H200_CHIP
+from tests.support.devices import H200
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
-H200 = Gpu(0, "NVIDIA H200", "9.0", 132, chip=H200_CHIP)
 PLENTY = Limits(1 << 40)
 
 
@@ -115,12 +119,12 @@ def test_mixing_is_an_error_that_names_all(a: Any, b: Any, out: Any, named: tupl
 
 def test_two_devices_are_an_error_that_names_both() -> None:
     other = foreign("ndarray", "cupy", data=foreign("MemoryPointer", "cupy", device_id=0))
-    assert "a is a CuPy array on cuda:1, b is a CuPy array on cuda:0" in str(device_arrays.two_devices(CUPY, other))
+    assert "a is a CuPy array on cuda:1, b is a CuPy array on cuda:0" in str(two_devices(CUPY, other))
 
 
 @pytest.mark.parametrize("pair", [(MATRIX, [[1.0]]), (ON_HOST, MATRIX), (HOST_TENSOR, MATRIX), (MATRIX, HOST_TENSOR)])
 def test_what_is_on_the_host_is_numpys(pair: tuple[Any, Any]) -> None:
-    assert arrays_of(*pair) is None
+    assert library_of(*pair) is NUMPY
 
 
 def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +132,7 @@ def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "fmm.arrays.cupy_library", raising=False)
     with pytest.raises(TypeError, match=r"numba DeviceNDArray on a CUDA device.*needs CuPy"):
         fmm.matmul(INTERFACE, INTERFACE)
-    assert described(INTERFACE) == "a numba DeviceNDArray on a CUDA device"
+    assert array_in_words(INTERFACE) == "a numba DeviceNDArray on a CUDA device"
 
 
 def test_arrays_on_the_host_load_neither_library() -> None:
@@ -152,11 +156,10 @@ print([name for name in ("cupy", "torch") if name in sys.modules])
 
 @pytest.fixture(autouse=True)
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(device_call, "gpu", lambda index: H200)
-    monkeypatch.setattr(device_multiply, "gpu", lambda index: H200)
-    device_multiply._shares.clear()
+    monkeypatch.setattr(devices, "cuda", lambda index: H200)
+    limits._shares.clear()
     yield
-    device_multiply._shares.clear()
+    limits._shares.clear()
 
 
 def operand(x: Any) -> Operand:
@@ -166,15 +169,15 @@ def operand(x: Any) -> Operand:
 
 def asked(a: Any, b: Any, out: Any = None, plan: Plan | None = LEVEL, dtype: str | None = "float64") -> Question:
     target = None if out is None else operand(out)
-    return Question(operand(a), operand(b), target, dtype, Setting(0), PLENTY, plan)
+    return Question(operand(a), operand(b), target, Setting(0, dtype), H200, PLENTY, plan)
 
 
 def carried_out(call: Call, a: Any, b: Any, out: Any = None) -> Any:
     """The products of a call by NumPy, read and written through its addresses and layouts alone."""
     a, b = (np.ascontiguousarray(x) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
     c = np.full(call.shape, np.nan) if out is None else out
-    assert call.tape is not None
-    problem = call.tape.problem
+    assert call.launches is not None
+    problem = call.launches.problem
     for offsets in call.offsets:
         x, y, z = (
             placed(array, offset, shape, layout)
@@ -258,8 +261,8 @@ def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
 )
 def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size: Any, count: int) -> None:
     call = answer(asked(draw(left), draw(right)))
-    assert call.tape is not None
-    problem = call.tape.problem
+    assert call.launches is not None
+    problem = call.launches.problem
     assert (problem.m, problem.k, problem.n) == size
     assert len(call.offsets) == count
     np.testing.assert_allclose(carried_out(call, draw(left), draw(right)), draw(left) @ draw(right), atol=1e-12)
@@ -273,7 +276,7 @@ def test_only_what_blas_cannot_take_is_copied() -> None:
 
 def test_copies_count_against_the_workspace() -> None:
     a, b = VIEWS["backward"]((512, 512)), draw((512, 512))
-    call = answer(Question(operand(a), operand(b), None, "float64", Setting(0), Limits(10**7), None))
+    call = answer(Question(operand(a), operand(b), None, Setting(0, "float64"), H200, Limits(10**7), None))
     assert call.limits.workspace == 10**7 - 512 * 512 * 8
 
 
@@ -310,10 +313,11 @@ def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dty
 
 
 def test_tf32_is_another_problem() -> None:
-    big = fresh((16384, 16384), "float32")
-    calls = {math: answer(Question(big, big, None, "float32", Setting(0, math), PLENTY)) for math in ("ieee", "tf32")}
-    assert [c.decision.problem.dtype for c in calls.values() if c.decision.problem] == ["float32", "tf32"]
-    assert calls["ieee"].decision.plan != calls["tf32"].decision.plan
+    big = contiguous((16384, 16384), "float32")
+    settings = [Setting(0, "float32", "ieee"), Setting(0, "float32", "tf32")]
+    ieee, tf32 = (answer(Question(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
+    assert [d.problem.dtype for d in (ieee, tf32) if d.problem] == ["float32", "tf32"]
+    assert ieee.plan != tf32.plan
 
 
 # ---- decisions
@@ -323,38 +327,37 @@ def test_tf32_is_another_problem() -> None:
     ("device", "name"),
     [
         (H200, "H200"),
-        (Gpu(0, "NVIDIA A100-SXM4-80GB", "8.0", 108), "A100"),
-        (Gpu(0, "Tesla V100-SXM2-16GB", "7.0", 80), "V100"),
-        (Gpu(3, "NVIDIA GeForce RTX 4090", "8.9", 128), "RTX 4090"),
-        (Gpu(0, "NVIDIA H100 80GB HBM3", "9.0", 132), "H100"),
-        (Gpu(0, "NVIDIA H100 PCIe", "9.0", 114), None),  # fewer multiprocessors than the table's
-        (Gpu(0, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "8.0", 42), None),  # a part of one
-        (Gpu(0, "NVIDIA GeForce RTX 4090 D", "8.9", 114), None),
-        (Gpu(0, "Some Card 5000", "9.9", 10), None),
+        (described_gpu("NVIDIA A100-SXM4-80GB", "8.0", 108), "A100"),
+        (described_gpu("Tesla V100-SXM2-16GB", "7.0", 80), "V100"),
+        (described_gpu("NVIDIA GeForce RTX 4090", "8.9", 128), "RTX 4090"),
+        (described_gpu("NVIDIA H100 80GB HBM3", "9.0", 132), "H100"),
+        (described_gpu("NVIDIA H100 PCIe", "9.0", 114), None),  # fewer multiprocessors than the table's
+        (described_gpu("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "8.0", 42), None),  # a part of one
+        (described_gpu("NVIDIA GeForce RTX 4090 D", "8.9", 114), None),
+        (described_gpu("Some Card 5000", "9.9", 10), None),
     ],
 )
-def test_a_device_is_known_by_name_capability_and_size(device: Gpu, name: str | None) -> None:
-    found = calibration_of_device(device)
-    assert (found.name if found else None) == name
+def test_a_device_is_known_by_name_capability_and_size(device: devices.Device, name: str | None) -> None:
+    assert (device.guess.name if device.guess else None) == name
 
 
 def test_unknown_devices_and_types_are_the_vendors_and_say_why() -> None:
-    unknown = decide_on(Gpu(0, "Some Card 5000", "9.9", 10), Problem(8192, 8192, 8192, "float32"), PLENTY)
+    unknown = decide(Problem(8192, 8192, 8192, "float32"), PLENTY, described_gpu("Some Card 5000", "9.9", 10))
     assert unknown.plan == VENDOR and "Some Card 5000" in unknown.reason
-    old = decide_on(Gpu(0, "Tesla V100-SXM2-16GB", "7.0", 80), Problem(8192, 8192, 8192, "bfloat16"), PLENTY)
+    old = decide(Problem(8192, 8192, 8192, "bfloat16"), PLENTY, described_gpu("Tesla V100-SXM2-16GB", "7.0", 80))
     assert old.plan == VENDOR and "no rate for bfloat16" in old.reason
 
 
 def test_large_products_get_plans_and_small_ones_the_vendor() -> None:
-    assert decide_on(H200, Problem(16384, 16384, 16384, "float32"), PLENTY).plan != VENDOR
-    assert decide_on(H200, Problem(300, 300, 300, "float32"), PLENTY).plan == VENDOR
+    assert decide(Problem(16384, 16384, 16384, "float32"), PLENTY, H200).plan != VENDOR
+    assert decide(Problem(300, 300, 300, "float32"), PLENTY, H200).plan == VENDOR
 
 
 def test_leaner_plans_need_ever_less() -> None:
     problem = Problem(16384, 16384, 16384, "float32")
-    best = decide_on(H200, problem, PLENTY)
-    plans = list(leaner_on(H200, problem, best.plan, PLENTY))
-    needs = [decide_on(H200, problem, PLENTY).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
+    best = decide(problem, PLENTY, H200)
+    plans = list(leaner(problem, best.plan, PLENTY, H200))
+    needs = [decide(problem, PLENTY, H200).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and len(set(needs)) > 1
 
@@ -368,7 +371,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     for cached in (files._now, files._read):
         cached.cache_clear()
-    yield decide_on(H200, Problem(16384, 16384, 16384, "float32"), PLENTY)
+    yield decide(Problem(16384, 16384, 16384, "float32"), PLENTY, H200)
     for cached in (files._now, files._read):
         cached.cache_clear()
 
@@ -376,7 +379,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
     assert entry.problem is not None
     assert (entry.step, entry.considered) == ("certified entry", ())
-    plans = list(leaner_on(H200, entry.problem, entry.plan, PLENTY))
+    plans = list(leaner(entry.problem, entry.plan, PLENTY, H200))
     needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and needs[0] < entry.workspace
@@ -386,25 +389,25 @@ def test_the_types_own_error_limits_the_choice() -> None:
     """Three levels of bfloat16: within the limit that holds unless another is given, and beyond the hosts' 10."""
     problem = Problem(49152, 49152, 49152, "bfloat16")
     usual, strict = (
-        decide_on(H200, problem, Limits(1 << 40, growth)) for growth in (device_arrays.ANYTHING.error_growth, 10.0)
+        decide(problem, Limits(1 << 40, growth), H200) for growth in (H200.error_growth, devices.cpu(2).error_growth)
     )
-    assert strict.error_growth <= 10 < usual.error_growth <= device_arrays.ANYTHING.error_growth
+    assert strict.error_growth <= CPU_GROWTH == 10 < usual.error_growth <= H200.error_growth
     assert "expected error: 13.8 times" in str(usual)
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
 def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
-    big = fresh((8192, 8192), "float32")
-    call = answer(Question(big, big, None, "float32", Setting(0), Limits(limit)))
-    assert (call.tape.workspace if call.tape else 0) <= limit
-    assert (call.tape is not None) == fits
+    big = contiguous((8192, 8192), "float32")
+    call = answer(Question(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
+    assert (call.launches.workspace if call.launches else 0) <= limit
+    assert (call.launches is not None) == fits
 
 
 @pytest.mark.parametrize(
     ("device", "index"), [(0, 0), (3, 3), (np.int64(1), 1), ("cuda", 0), ("cuda:0", 0), ("cuda:12", 12)]
 )
 def test_devices_by_name_and_number(device: Any, index: int) -> None:
-    assert device_index(device) == index
+    assert cuda_index(device) == index
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", -1, True, None, 1.0])
@@ -421,8 +424,7 @@ def test_types_by_any_name(dtype: Any, name: str) -> None:
     assert type_name(dtype) == name
 
 
-def test_plans_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_plan, "gpu", lambda index: H200)
+def test_plans_for_a_device() -> None:
     decision = fmm.plan(16384, 16384, 16384, dtype="tf32", device="cuda:0", workspace=1 << 36)
     assert decision.problem is not None and decision.problem.dtype == "tf32"
     assert "H200" in str(decision.considered[0].prediction.device)
@@ -430,6 +432,7 @@ def test_plans_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_for_a_device_without_cupy_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # there is no H200
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ModuleNotFoundError, match=r"device=0 needs CuPy: pip install"):
         fmm.plan(64, 64, 64, device=0, workspace=0)
@@ -445,7 +448,7 @@ class SpentError(Exception):
 class HostArrays:
     """Arrays of a library that happens to keep them on the host; counts what is asked of it."""
 
-    name = "test"
+    name, vendor_name, differentiable, processor = "test", "test.matmul", False, "cuda"
     out_of_memory: type[BaseException] = SpentError
 
     def __init__(self) -> None:
@@ -455,31 +458,38 @@ class HostArrays:
         self.math: Any = "ieee"
         self.refusal = ""
 
-    def vendor(self, a: Any, b: Any, out: Any = None, /, **options: Any) -> Any:
+    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         self.vendors += 1
         return np.matmul(a, b, out=out)
 
-    def key(self, a: Any, b: Any, out: Any, wanted: Wanted) -> Any:
-        target = None if out is None else (out.shape, out.strides)
-        return wanted, a.shape, a.strides, b.shape, b.strides, self.math, target
+    def adopted(self, a: Any, b: Any, out: Any) -> None:
+        pass
 
-    def short(self, a: Any, b: Any) -> Any:
+    def key(self, a: Any, b: Any, out: Any) -> Any:
+        target = None if out is None else (out.shape, out.strides)
+        return a.shape, a.strides, b.shape, b.strides, self.math, target
+
+    def short_key(self, a: Any, b: Any) -> Any:
         return "short", a.shape, b.shape
 
-    def device(self, x: Any) -> int:
+    def number(self, x: Any) -> int:
         return 0
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
-        return Setting(0, self.math, self.refusal)
+        one, other = self.operand(a).dtype, self.operand(b).dtype
+        return Setting(0, one if one == other else None, self.math, self.refusal)
+
+    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+        return contiguous(shape, dtype)
+
+    def accepts(self, a: Any, b: Any) -> bool:
+        return bool(a.shape[-1] == b.shape[0])
 
     def operand(self, x: Any) -> Operand:
         return operand(x)
 
     def pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])
-
-    def common_type(self, a: Operand, b: Operand) -> str | None:
-        return a.dtype if a.dtype == b.dtype else None
 
     def copy(self, source: Any, out: Any) -> None:
         out[...] = source
@@ -493,7 +503,7 @@ class Large(HostArrays):
     """Says that its arrays are large."""
 
     def operand(self, x: Any) -> Operand:
-        return fresh((8192, 8192), "float32")
+        return contiguous((8192, 8192), "float32")
 
 
 @pytest.fixture
@@ -512,35 +522,34 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
                 raise SpentError
             return np.matmul(a, b, out=out)
 
-    monkeypatch.setattr(device_multiply, "_runner", lambda: Runner)
+    monkeypatch.setattr(product_call, "_device_run", lambda: Runner)
     calls.append(Runner)
     return calls
 
 
-def multiply(library: Any, a: Any, b: Any, out: Any = None, wanted: Wanted = device_arrays.ANYTHING) -> Any:
-    arrays: Arrays = library
-    return device_multiply.product(arrays, a, b, out, wanted)
+def multiply(library: Any, a: Any, b: Any, out: Any = None, wishes: Wishes = NO_WISHES) -> Any:
+    return product_call.product(library, a, b, out, wishes)
 
 
 def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
-    original = device_call.answer
-    monkeypatch.setattr(device_multiply, "answer", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
-    library, a, wanted = HostArrays(), draw((64, 64)), Wanted(LEVEL)
+    original = prepare.answer
+    monkeypatch.setattr(prepare, "answer", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
+    library, a, wishes = HostArrays(), draw((64, 64)), Wishes(LEVEL)
     for _ in range(3):
-        multiply(library, a, a, wanted=wanted)
+        multiply(library, a, a, wishes=wishes)
     assert len(prepared) == 1
-    multiply(library, a.T, a, wanted=wanted)
-    multiply(library, a, a, wanted=wanted._replace(error_growth=3.0))
-    multiply(library, a, a, wanted=wanted._replace(workspace=10**8))
+    multiply(library, a.T, a, wishes=wishes)
+    multiply(library, a, a, wishes=wishes._replace(error_growth=3.0))
+    multiply(library, a, a, wishes=wishes._replace(workspace=10**8))
     library.math = "tf32"
-    multiply(library, a, a, wanted=wanted)
+    multiply(library, a, a, wishes=wishes)
     assert len(prepared) == 5
     assert len({id(call) for call, *_ in runs[1:]}) == 5
 
 
 def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_multiply, "CALLS", 4)
+    monkeypatch.setattr(prepare, "CALLS", 4)
     library = HostArrays()
     for n in range(8, 20):
         multiply(library, draw((n, n)), draw((n, n)))
@@ -548,13 +557,14 @@ def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.Monk
 
 
 def test_the_free_memory_is_asked_for_once_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    library, now = HostArrays(), [100.0]
-    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
-    limits = []
+    library: Any = HostArrays()
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    shares = []
     for tick, free in ((0.0, 1000), (0.9, 10**6), (1.1, 10**6), (5.0, 0)):
         now[0], library.free = 100 + tick, free
-        limits.append(device_multiply.default_limit(library, 0))  # type: ignore[arg-type]
-    assert limits[0] == limits[1] <= 500 and 0.37 * 10**6 < limits[2] <= 0.5 * 10**6 and limits[3] == 0
+        shares.append(memory_share(library, 0))
+    assert shares[0] == shares[1] <= 500 and 0.37 * 10**6 < shares[2] <= 0.5 * 10**6 and shares[3] == 0
     assert library.asked == 3
 
 
@@ -562,7 +572,7 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
     runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, library = [100.0], Large()
-    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     needs = []
     for free in (1 << 36, 1 << 36, 1 << 30):
         library.free = free
@@ -571,33 +581,33 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
         kept = list(library.calls.values())
         now[0] += 2
     assert needs[0] == needs[1] > 1 << 29
-    assert library.vendors == 1 and kept[0].call.tape is None  # nothing fits any more
+    assert library.vendors == 1 and kept[0].call.launches is None  # nothing fits any more
 
 
 def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     now, library, a = [100.0], HostArrays(), draw((8, 8))
-    monkeypatch.setattr(device_multiply, "monotonic", lambda: now[0])
-    arrays: Arrays = library  # type: ignore[assignment]
-    assert not device_multiply.lost(arrays, library.short(a, a))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    arrays: Library = library  # type: ignore[assignment]
+    assert not just_left_to_vendor(arrays, a, a)
     multiply(library, a, a, np.empty((8, 8)))
-    multiply(library, a, a, wanted=Wanted(VENDOR))
-    assert not device_multiply.lost(arrays, library.short(a, a))  # wishes say nothing of calls without
+    multiply(library, a, a, wishes=Wishes(VENDOR))
+    assert not just_left_to_vendor(arrays, a, a)  # wishes say nothing of calls without
     multiply(library, a, a)
-    assert device_multiply.lost(arrays, library.short(a, a))
-    now[0] += device_multiply.LIFETIME + 0.01
-    assert not device_multiply.lost(arrays, library.short(a, a))
-    multiply(library, a, a, wanted=Wanted(LEVEL))
-    assert not device_multiply.lost(arrays, library.short(a, a))
+    assert just_left_to_vendor(arrays, a, a)
+    now[0] += limits.LIFETIME + 0.01
+    assert not just_left_to_vendor(arrays, a, a)
+    multiply(library, a, a, wishes=Wishes(LEVEL))
+    assert not just_left_to_vendor(arrays, a, a)
 
 
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
     library, a = HostArrays(), draw((64, 64))
     expected = a @ a
-    assert multiply(library, a, a, a, Wanted(LEVEL)) is a
+    assert multiply(library, a, a, a, Wishes(LEVEL)) is a
     np.testing.assert_array_equal(a, expected)
     assert runs[-1][1] is None  # the plan was given no out
     out = np.empty((64, 64))
-    multiply(library, a, a, out, Wanted(LEVEL))
+    multiply(library, a, a, out, Wishes(LEVEL))
     assert runs[-1][1] is out
 
 
@@ -614,24 +624,24 @@ def test_when_memory_runs_out_leaner_plans_are_tried_and_the_vendor_last(runs: l
 def test_refusals_are_explained_and_a_given_plan_is_not_silently_dropped(runs: list[Any]) -> None:
     library, a = HostArrays(), draw((64, 64))
     library.refusal = "its compute type is set"
-    decision = device_multiply.explained(library, a, a, None, device_arrays.ANYTHING)  # type: ignore[arg-type]
+    decision = product_call.explained(library, a, a, None, NO_WISHES)  # type: ignore[arg-type]
     assert decision.plan == VENDOR and decision.reason == "test answers: its compute type is set"
     with pytest.raises(PlanError, match="cannot run here: its compute type is set"):
-        multiply(library, a, a, wanted=Wanted(LEVEL))
+        multiply(library, a, a, wishes=Wishes(LEVEL))
     with pytest.raises(ValueError, match="matmul"):  # the library's own exception, where it rejects the shapes
-        multiply(library, a, draw((3, 3)), wanted=Wanted(LEVEL))
+        multiply(library, a, draw((3, 3)), wishes=Wishes(LEVEL))
     assert library.vendors == 1
 
 
 def test_a_plan_too_deep_for_the_product_is_refused(runs: list[Any]) -> None:
     """Before its tape, seven times as long for each level more, is recorded."""
     library, a = HostArrays(), draw((8, 8))
-    wanted = Wanted(Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"])))
-    for call in (multiply, device_multiply.explained):
+    wishes = Wishes(Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"])))
+    for call in (multiply, product_call.explained):
         with pytest.raises(PlanError, match="products of a 8 x 8 x 8 one; take fewer levels"):
-            call(library, a, a, None, wanted)  # type: ignore[arg-type]
+            call(library, a, a, None, wishes)  # type: ignore[arg-type]
     assert library.vendors == 0 and len(runs) == 1
-    multiply(library, a, a, wanted=Wanted(Plan.parse(" > ".join(["winograd"] * 4 + ["vendor"]))))
+    multiply(library, a, a, wishes=Wishes(Plan.parse(" > ".join(["winograd"] * 4 + ["vendor"]))))
     assert len(runs) == 2
 
 
@@ -655,7 +665,7 @@ def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
 def test_every_type_has_a_rescue() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
         text = recompute.simple_source(dtype)
-        assert text.count(recompute.AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
+        assert text.count(recompute.COMPUTE_AGAIN + "(") == 1 and text.count(recompute.SCAN + "(") == 1
 
 
 # ---- torch's tensors on the host
@@ -738,7 +748,7 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
     ],
 )
 def test_a_quick_no(size: tuple[int, int, int], itemsize: int, no: bool) -> None:
-    assert device_arrays.hopeless(*size, itemsize) is no
+    assert left_to_vendor.small_enough_for_vendor(*size, itemsize) is no
 
 
 SIDES = st.integers(1, 20000)
@@ -747,25 +757,27 @@ SIDES = st.integers(1, 20000)
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n: int, itemsize: int) -> None:
     """Either the product is hopeless anyway, or its inner side is short."""
-    if (m * k * itemsize) * (k * n * itemsize) < device_arrays.TINY_BYTES:
+    if (m * k * itemsize) * (k * n * itemsize) < left_to_vendor.SMALL_BYTES:
         work = m * k * n
-        assert k < device_arrays.SHORT or work < (device_arrays.TINY_RAGGED if itemsize == 2 else device_arrays.TINY)
+        assert k < left_to_vendor.SHORT_SIDE or work < (
+            left_to_vendor.SMALL_UNALIGNED if itemsize == 2 else left_to_vendor.SMALL
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "tf32", "complex64", "complex128"])
-@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, device_arrays.SHORT - 1])
+@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, left_to_vendor.SHORT_SIDE - 1])
 @pytest.mark.parametrize("tall", [1, 8, 64])
 def test_with_a_short_inner_side_no_plan_wins(dtype: str, k: int, tall: int) -> None:
     """Not even on the largest of the products that are so short and have so few bytes, their rows aligned or not."""
     itemsize = Problem(1, 1, 1, dtype).itemsize
-    area = device_arrays.TINY_BYTES // (k * itemsize) ** 2
+    area = left_to_vendor.SMALL_BYTES // (k * itemsize) ** 2
     for m, n in (
         (int((area * tall) ** 0.5), int((area / tall) ** 0.5)),
         (int((area / tall) ** 0.5), int((area * tall) ** 0.5)),
     ):
         for odd in (0, 1):
             sides = max(m, 1), k, max(n - n % 16 + odd, 1)
-            assert decide_on(H200, Problem(*sides, dtype), PLENTY).plan == VENDOR, sides
+            assert decide(Problem(*sides, dtype), PLENTY, H200).plan == VENDOR, sides
 
 
 # ---- the shortest way
@@ -791,35 +803,41 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     taken: list[str] = []
 
     class Library:
-        def mm(self, a: Any, b: Any) -> None:
-            taken.append("mm")
+        differentiable, processor, calls = False, "cuda", {}  # type: ignore[var-annotated]
 
-        def plain(self, a: Any, b: Any) -> None:
-            taken.append("plain")
+        def quick_vendor(self, a: Any, b: Any) -> None:
+            taken.append("quick vendor")
 
-        def matmul(self, a: Any, b: Any, out: Any, options: Any, wanted: Any) -> None:
-            taken.append("matmul")
+        def with_options(self, options: Any) -> Any:
+            return self
+
+        def short_key(self, a: Any, b: Any) -> Any:
+            return ()
+
+    def product(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> None:
+        taken.append("product")
 
     library: Any = Library()
-    monkeypatch.setitem(device_arrays.EXACT, Exact, library)
-    monkeypatch.setitem(device_arrays._plain, Exact, library)
+    monkeypatch.setitem(pick.PLAIN_TYPES, Exact, library)
+    monkeypatch.setitem(pick._known, Exact, library)
+    monkeypatch.setattr(product_call, "product", product)
     return taken
 
 
 def test_small_matrices_take_the_shortest_way_and_nothing_else_does(ways: list[str]) -> None:
     small, large, out = Exact(300, 300), Exact(2000, 2000), Exact(300, 300)
     fmm.matmul(small, small)
-    assert ways == ["mm"]
+    assert ways == ["quick vendor"]
     for a, b in ((large, large), (Exact(3, 20, 20), Exact(20, 20)), (Exact(20), Exact(20, 20))):
         fmm.matmul(a, b)
     fmm.matmul(Exact(9, 9, itemsize=0), small)  # sparse
-    first = ["mm", "plain", "mm", "mm", "plain"]  # small stacks and vectors too are the library's
+    first = ["product" if large else "quick vendor" for large in (0, 1, 0, 0, 0)]  # of small stacks and vectors too
     assert ways == first
     for wishes in ({"out": out}, {"plan": "vendor"}, {"workspace": 0}, {"max_error_growth": 2.0}):
         fmm.matmul(small, small, **wishes)
     for options in ({"dtype": "float64"}, {"order": "F"}, {"casting": "unsafe"}):
         fmm.matmul(small, small, **options)  # type: ignore[arg-type]
-    assert ways == [*first, *["matmul"] * 7]
+    assert ways == [*first, *["product"] * 7]
 
 
 def test_host_tensors_take_the_shortest_way_too() -> None:
@@ -931,20 +949,20 @@ def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
     [(1536, 1 << 40, True), (4096, 1 << 40, True), (8192, 1 << 40, False), (1536, 1 << 26, False)],
 )
 def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, recurs: bool) -> None:
-    x = fresh((n, n), "float32")
-    call = answer(Question(x, x, None, "float32", Setting(0), Limits(limit), LEVEL))
-    assert call.tape is not None and call.recurs is recurs
-    assert call.workspace - call.tape.workspace == (GRAPH_SCRATCH if recurs else 0)
+    x = contiguous((n, n), "float32")
+    call = answer(Question(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
+    assert call.launches is not None and call.recurs is recurs
+    assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if recurs else 0)
 
 
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
-    x = fresh((3072, 3072), "float32")
-    call = answer(Question(x, x, None, "float32", Setting(0), Limits(0), Plan.parse("strassen.fused > tile")))
+    x = contiguous((3072, 3072), "float32")
+    call = answer(Question(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile")))
     assert call.recurs
     assert call.workspace == 0
 
 
 def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
     for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
-        x = fresh(shape, "float32")
-        assert not answer(Question(x, x, None, "float32", Setting(0), PLENTY, plan)).recurs
+        x = contiguous(shape, "float32")
+        assert not answer(Question(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).recurs

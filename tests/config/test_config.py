@@ -24,7 +24,8 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import decide, online
+from fmm.runtime import call, decide, devices, online
+from fmm.runtime.limits import Wishes
 from tests.support import configs as tuned
 
 HERE = Identity("cpu-test-2t", "a CPU of the tests", tuned.VERSIONS)
@@ -55,7 +56,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def decided(n: int = 96, limits: Limits = ROOM, dtype: str = "float64") -> decide.Decision:
-    return decide.decide(Problem(n, n, n, dtype), limits, 2)
+    return decide.decide(Problem(n, n, n, dtype), limits, devices.cpu(2))
 
 
 # ---- which step answers
@@ -108,7 +109,7 @@ def test_a_section_without_a_calibration_has_entries_all_the_same(path: Path) ->
 
 
 def test_a_product_follows_the_config(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
+    monkeypatch.setattr("fmm.runtime.left_to_vendor.SMALLEST_SIDE", 0)
     tuned.write(path, HERE.key, found=tuned.section(tuned.entry(plan="laderman > vendor")))
     a, b = rng.standard_normal((2, 96, 96))
     assert str(fmm.explain(a, b).plan) == "laderman > vendor"
@@ -197,9 +198,9 @@ def test_loading_and_deciding_take_no_time(path: Path) -> None:
         assert files.configs().tuned(HERE, "float64")
         loads.append(time.perf_counter() - start)
     assert min(loads) < 5e-3
-    problem, cached, looks = Problem(70, 70, 66), [], []
+    problem, device, cached, looks = Problem(70, 70, 66), devices.cpu(2), [], []
     for _ in range(60):  # by turns: both meet the processor at its best
-        cached.append(seconds(lambda: decide.decide(problem, ROOM, 2)))
+        cached.append(seconds(lambda: decide.decide(problem, ROOM, device)))
         looks.append(seconds(lambda: [os.environ.get("FMM_NEVER_SET") for _ in range(4)]))
     assert min(cached) < min(looks)  # under 3 microseconds where processors are fast
 
@@ -219,20 +220,21 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "online")
-    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
+    monkeypatch.setattr("fmm.runtime.left_to_vendor.SMALLEST_SIDE", 0)
     monkeypatch.setattr(decide, "WORTH_TUNING", 0)
     tuned.write(path, HERE.key, found=tuned.section())
     a, b = rng.standard_normal((2, 64, 64))
     ran: list[str] = []
     clock = [0.0]
-    computed = fmm.runtime.host_call._computed
+    measured = call._product
 
-    def slow_vendor(call: Any, options: Any, plan: Plan, limits: Any) -> Any:
-        ran.append(str(plan))
-        clock[0] += 2.0 if plan == VENDOR else 1.0
-        return computed(call, options, plan, limits)
+    def slow_vendor(library: Any, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+        if wishes.plan is not None:
+            ran.append(str(wishes.plan))
+            clock[0] += 2.0 if wishes.plan == VENDOR else 1.0
+        return measured(library, a, b, out, wishes)
 
-    monkeypatch.setattr("fmm.runtime.host_call._computed", slow_vendor)
+    monkeypatch.setattr(call, "_product", slow_vendor)
     monkeypatch.setattr("fmm.runtime.online.time.perf_counter", lambda: clock[0])
     best = str(fmm.explain(a, b).plan)
     products = 2 + 2 * online.PAIRS
@@ -472,7 +474,7 @@ def test_a_thousand_damaged_configs_break_no_product(
 ) -> None:
     """Every product is right, and each config is either used or passed over with one line."""
     caplog.set_level(logging.WARNING, "fmm")
-    monkeypatch.setattr("fmm.runtime.host_call.SIDE", 0)
+    monkeypatch.setattr("fmm.runtime.left_to_vendor.SMALLEST_SIDE", 0)
     text = tuned.write(path, HERE.key, found=GOOD).read_text()
     a, b = rng.standard_normal((2, 96, 96))
     right, chance, steps, lines = a @ b, random.Random(1), set[str](), 0

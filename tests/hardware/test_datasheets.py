@@ -2,9 +2,9 @@
 
 import pytest
 
-from fmm.hardware.capability import capabilities, capability
+from fmm.hardware.capability import capability_limits, known_capabilities
 from fmm.hardware.datasheets import device, device_names
-from fmm.hardware.occupancy import Launch, active_blocks, most_registers, occupancy, register_counts
+from fmm.hardware.occupancy import Launch, active_blocks, launch_occupancy, most_registers, register_counts
 from fmm.perfmodel.papers.table import Table
 
 
@@ -25,7 +25,7 @@ def test_unknown_device_lists_the_known() -> None:
 
 def test_unknown_capability_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"unknown compute capability '3\.5'.*1\.3.*12\.0"):
-        capability("3.5")
+        capability_limits("3.5")
 
 
 def test_the_devices_are_those_of_the_papers_and_today() -> None:
@@ -35,7 +35,7 @@ def test_the_devices_are_those_of_the_papers_and_today() -> None:
 
 def test_capabilities_of_the_table() -> None:
     expected = {"1.3", "2.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}
-    assert expected <= set(capabilities())
+    assert expected <= set(known_capabilities())
 
 
 @pytest.mark.parametrize("name", device_names())
@@ -68,9 +68,9 @@ def test_shared_bandwidth_is_footnote_13_of_huang() -> None:
     assert device("v100").shared_bandwidth == pytest.approx(80 * 32 * 4 * 1530e6)
 
 
-@pytest.mark.parametrize("name", capabilities())
+@pytest.mark.parametrize("name", known_capabilities())
 def test_limits_are_consistent(name: str) -> None:
-    limits = capability(name)
+    limits = capability_limits(name)
     assert limits.max_threads_per_block <= limits.max_threads_per_sm
     assert limits.shared_per_block + limits.reserved_shared_per_block <= limits.shared_per_sm
     assert limits.registers_per_block <= limits.registers_per_sm
@@ -137,12 +137,12 @@ OCCUPANCY = [
 
 @pytest.mark.parametrize(("name", "threads", "registers", "shared", "blocks"), OCCUPANCY)
 def test_active_blocks(name: str, threads: int, registers: int, shared: int, blocks: int) -> None:
-    assert active_blocks(capability(name), threads, registers, shared) == blocks
+    assert active_blocks(capability_limits(name), threads, registers, shared) == blocks
 
 
-@pytest.mark.parametrize("name", capabilities())
+@pytest.mark.parametrize("name", known_capabilities())
 def test_more_of_anything_never_gives_more_blocks(name: str) -> None:
-    limits = capability(name)
+    limits = capability_limits(name)
     for threads in (32, 96, 256, 480):
         by_registers = [active_blocks(limits, threads, r) for r in range(1, 256)]
         by_shared = [active_blocks(limits, threads, 16, s) for s in range(0, limits.shared_per_sm, 1111)]
@@ -151,14 +151,14 @@ def test_more_of_anything_never_gives_more_blocks(name: str) -> None:
 
 
 def test_what_limits_occupancy() -> None:
-    found = occupancy(capability("7.0"), Launch(threads=256, registers=128, shared_bytes=8192))
+    found = launch_occupancy(capability_limits("7.0"), Launch(threads=256, registers=128, shared_bytes=8192))
     assert (found.blocks, found.limited_by) == (2, ("registers",))
     assert (found.by_threads, found.by_blocks, found.by_shared) == (8, 32, 12)
 
 
 @pytest.mark.parametrize(("threads", "blocks"), [(64, 24), (64, 18), (256, 2), (256, 8), (256, 7)])
 def test_register_counts_is_the_inverse_of_active_blocks(threads: int, blocks: int) -> None:
-    limits = capability("7.0")
+    limits = capability_limits("7.0")
     found = register_counts(limits, threads, 2048, blocks)
     every = [r for r in range(1, 256) if active_blocks(limits, threads, r, 2048) == blocks]
     assert list(found) == every
@@ -166,7 +166,7 @@ def test_register_counts_is_the_inverse_of_active_blocks(threads: int, blocks: i
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
 def test_most_registers_is_the_edge(blocks: int) -> None:
-    limits = capability("9.0")
+    limits = capability_limits("9.0")
     edge = most_registers(limits, 256, blocks)
     assert active_blocks(limits, 256, edge) >= blocks
     assert edge == limits.max_registers_per_thread or active_blocks(limits, 256, edge + 1) < blocks
@@ -178,7 +178,7 @@ def test_most_registers_is_the_edge(blocks: int) -> None:
 )
 def test_nonsense_launches_are_refused(arguments: tuple[int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        active_blocks(capability("9.0"), *arguments)
+        active_blocks(capability_limits("9.0"), *arguments)
 
 
 def test_table_refuses_ragged_rows_and_unknown_columns() -> None:

@@ -6,10 +6,10 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from fmm.hardware.capability import capabilities, capability, like
+from fmm.hardware.capability import capability_limits, known_capabilities, nearest_capability
 from fmm.hardware.chip import Fitted
 from fmm.hardware.datasheets import device, device_names
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, Strategy, strategy
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands, Side, resident, seconds
 from fmm.perfmodel.papers.huang_blocks import chip
@@ -26,12 +26,12 @@ EVERY = (*TUNED, *STRATEGIES)
 # ---- from the paper's formulas
 
 
-def names(found: list[Strategy]) -> list[str]:
+def names(found: list[TileSizes]) -> list[str]:
     return [s.name for s in found]
 
 
 @pytest.mark.parametrize("s", STRATEGIES, ids=lambda s: s.name)
-def test_what_nothing_is_added_to_is_the_papers(s: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytest.MonkeyPatch) -> None:
     """(20) and (21), whole rounds: no waiting, no other instructions, lines as they lie, an unlimited memory."""
     monkeypatch.setattr(block_time, "COPY", 0)
     monkeypatch.setattr(block_time, "LOOP", 0)
@@ -48,7 +48,7 @@ def test_what_nothing_is_added_to_is_the_papers(s: Strategy, monkeypatch: pytest
 
 def test_terms_written_out() -> None:
     """Huge by hand: 512 multiply-adds, 16 + 16 wide reads, 1 + 1 copies; A's fragments of four steps in 256 cycles."""
-    huge = strategy("Huge")
+    huge = named_strategy("Huge")
     assert block_time.issued(huge, GEMM, block_time.ROWS, H200) == 512 + 32 + 2 * 5 + 50
     burst = 2 * (256 * 8 * 4 * 4 / 128 - 2 * 64)
     near = block_time.waited(huge, GEMM, block_time.ROWS, H200, 1e6)
@@ -60,7 +60,7 @@ def test_terms_written_out() -> None:
 
 def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
-    a, b = block_time.sides(strategy("Huge"), (2, 2, 2))
+    a, b = block_time.sides(named_strategy("Huge"), (2, 2, 2))
     assert (a.instructions, b.instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
     assert (a.stored, b.stored) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
     assert (a.bursts, b.bursts) == (False, False)
@@ -68,13 +68,13 @@ def test_a_sum_is_copied_read_added_and_written() -> None:
 
 def test_fewer_lanes_bind_before_slots() -> None:
     """64 lanes take two cycles for a warp's multiply-add, and other instructions go in between."""
-    huge, half = strategy("Huge"), replace(H200, limits=capability("8.0"))
+    huge, half = named_strategy("Huge"), replace(H200, limits=capability_limits("8.0"))
     assert block_time.issued(huge, GEMM, block_time.ROWS, half) == 1024
 
 
 @pytest.mark.parametrize("w", [GEMM, (2, 2, 2)])
 @pytest.mark.parametrize("s", EVERY, ids=lambda s: s.name)
-def test_time_grows_with_every_side(s: Strategy, w: Operands) -> None:
+def test_time_grows_with_every_side(s: TileSizes, w: Operands) -> None:
     shape = (1000, 1000, 1000)
     base = seconds(s, w, shape, H200)
     for i in range(3):
@@ -92,12 +92,19 @@ def test_every_device_with_shared_memory_enough_has_a_best(name: str) -> None:
 
 def test_what_cannot_be_launched_is_refused() -> None:
     with pytest.raises(ValueError, match="no block fits"):
-        seconds(strategy("Broad"), GEMM, (8, 8, 8), replace(H200, limits=replace(H200.limits, shared_per_block=1024)))
+        seconds(
+            named_strategy("Broad"), GEMM, (8, 8, 8), replace(H200, limits=replace(H200.limits, shared_per_block=1024))
+        )
 
 
 def test_a_new_capability_is_like_the_newest_before_it() -> None:
-    assert like("9.0") is capability("9.0")
-    assert [like(x).capability for x in ("10.3", "12.1", "8.7", "1.0")] == ["10.0", "12.0", "8.6", capabilities()[0]]
+    assert nearest_capability("9.0") is capability_limits("9.0")
+    assert [nearest_capability(x).capability for x in ("10.3", "12.1", "8.7", "1.0")] == [
+        "10.0",
+        "12.0",
+        "8.6",
+        known_capabilities()[0],
+    ]
 
 
 # ---- against what was measured

@@ -15,8 +15,8 @@ import pytest
 from fmm.kernels.algorithms.additions import Program
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
-from fmm.kernels.cpu.arena import Arena, block
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Sum
@@ -155,7 +155,7 @@ def counted(plan: Plan, size: Size, itemsize: int, transaction: int, beta: int =
     backend = Counting(itemsize, transaction)
     m, k, n = size
     a, b, c = (numbers(*shape, backend.tally) for shape in ((m, k), (k, n), (m, n)))
-    execute(plan, a, b, c, backend, ObjectArena(backend.tally), 1, beta)
+    execute_plan(plan, a, b, c, backend, ObjectArena(backend.tally), 1, beta)
     return backend
 
 
@@ -234,9 +234,9 @@ def test_workspace_is_the_arenas_peak() -> None:
     for text in ("winograd > hasa > vendor", "strassen.sequential > strassen > vendor"):
         plan, (m, k, n) = Plan.parse(text), (37, 41, 29)
         found = cost(plan, m, k, n, 8)
-        arena = Arena(block(found.workspace), np.dtype(float))
+        arena = Arena(aligned_block(found.workspace), np.dtype(float))
         a, b, c = np.ones((m, k)), np.ones((k, n)), np.empty((m, n))
-        execute(plan, a, b, c, NumpyBackend(Threads(1)), arena)
+        execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), arena)
         # C-ordered operands: a temporary needs less than the allowance for either order
         assert 0.9 * found.workspace <= arena.peak <= found.workspace
         assert np.allclose(c, k)

@@ -11,7 +11,7 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device_names
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.kernels.plans.workspace import workspace
@@ -127,7 +127,7 @@ def test_sums_on_rows_that_begin_anywhere(dtype: str, term: str, n: int, plans: 
 @pytest.mark.parametrize("plan", ["strassen", "strassen^2", "strassen^3", "winograd", "winograd^2"])
 def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str) -> None:
     batched = ".batched" if plan.startswith("strassen") else ""
-    tape = operations(Plan.parse(f"{plan}{batched}.pad16 > vendor"), Problem(1024, 1024, 1024, dtype))
+    tape = record_operations(Plan.parse(f"{plan}{batched}.pad16 > vendor"), Problem(1024, 1024, 1024, dtype))
     first = Plan.parse(f"{plan} > vendor").levels[0]
     assert isinstance(first, Level)
     kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]

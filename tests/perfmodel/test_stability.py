@@ -11,10 +11,11 @@ import pytest
 
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
-from fmm.kernels.algorithms.scheme import Scheme, SchemeError, parse
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError
+from fmm.kernels.algorithms.scheme_text import parse
 from fmm.kernels.algorithms.step_table import step_table, step_table_names, table_scheme
-from fmm.kernels.cpu.arena import Arena, block
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -218,7 +219,7 @@ def test_measured_errors_are_within_the_bound(text: str, rng: np.random.Generato
 
 def run(plan: Plan, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     c = np.empty((a.shape[0], b.shape[1]), a.dtype)
-    execute(plan, a, b, c, NumpyBackend(Threads(1)), Arena(block(1 << 22), a.dtype))
+    execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), Arena(aligned_block(1 << 22), a.dtype))
     return c
 
 

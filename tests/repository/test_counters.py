@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import counters, ncu
 from fmm.kernels.algorithms.table_kernel import kernel_table
-from fmm.kernels.cuda.products.tile_sizes import GPU8, strategy
+from fmm.kernels.cuda.products.tile_sizes import GPU8, named_strategy
 from fmm.perfmodel.papers import li_counts
 
 LONG = """==PROF== Connected to process 4242 (/usr/bin/python3.12)
@@ -81,7 +81,7 @@ def recorded(wrong: dict[str, float] | None = None) -> list[ncu.Launch]:
     """A run in which the device moves what the model says; `wrong`: factors of a kernel's loads."""
     found = []
     for plan in counters.plans():
-        m, block = SIZE // 2 if plan.levels else SIZE, strategy(plan.leaf.partition(".")[2])
+        m, block = SIZE // 2 if plan.levels else SIZE, named_strategy(plan.leaf.partition(".")[2])
         for name in counters.calls(plan):
             kernel = kernel_table()[name]
             stored = 4 * m * m * len(kernel.writes) // 32

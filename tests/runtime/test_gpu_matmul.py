@@ -7,8 +7,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,7 @@ from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.runtime import device_call as device_multiply
-from fmm.runtime import prepare as device_call
+from fmm.runtime import left_to_vendor, limits, prepare
 from fmm.runtime.decide import Decision
 from tests.support.device_arrays import (
     CORRUPTIONS,
@@ -54,18 +51,16 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     """Every product that is left to fmm gets a plan, whatever its size; the list says which were decided."""
     decided: list[Plan] = []
 
-    def decide(device: Any, problem: Any, limits: Any) -> Decision:
+    def decide(problem: Any, limits: Any, device: Any) -> Decision:
         plan = Plan.parse(LEVEL)
         if workspace(plan, *problem.size, problem.itemsize) > limits.workspace:
             return Decision(VENDOR, problem, "no room")
         decided.append(plan)
         return Decision(plan, problem, "for the test")
 
-    monkeypatch.setattr(device_call, "decide_on", decide)
-    for module in ("fmm.arrays.cupy_library", "fmm.arrays.torch_library"):
-        if find_spec(module.removeprefix("fmm.arrays.").removesuffix("_library")):
-            monkeypatch.setattr(import_module(module), "hopeless", lambda m, k, n, itemsize: m * k * n < 256**3)
-    monkeypatch.setattr("fmm.api.TINY_BYTES", 0)
+    monkeypatch.setattr(prepare, "decide", decide)
+    monkeypatch.setattr(left_to_vendor, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 256**3)
+    monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
     forget()
     yield decided
     forget()
@@ -596,11 +591,11 @@ def test_default_workspace_is_a_share_of_what_is_free(library: Any) -> None:
     from fmm.arrays.cupy_library import CUPY
 
     free = CUPY.free_bytes(0)
-    device_multiply._shares.clear()
-    assert 0.3 * free < device_multiply.default_limit(CUPY, 0) <= 0.5 * free
+    limits._shares.clear()
+    assert 0.3 * free < limits.memory_share(CUPY, 0) <= 0.5 * free
     a = library.array(draw((64, 64)), "float32")
-    limits = [fmm.explain(a, a, workspace=w).workspace for w in (0, 10**6)]
-    assert limits == [0, 0]
+    needs = [fmm.explain(a, a, workspace=w).workspace for w in (0, 10**6)]
+    assert needs == [0, 0]
 
 
 def test_a_stream_under_capture_is_left_to_the_vendor(eager: list[Plan]) -> None:

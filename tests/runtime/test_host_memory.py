@@ -20,13 +20,15 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays import host_memory, numpy_library
+from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels import VENDOR, workspace
 from fmm.kernels.cpu import numpy_backend
-from fmm.kernels.cpu.arena import block
+from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import host_call, host_memory, host_operands
+from fmm.runtime import host_run, limits
 from tests.support import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -144,7 +146,7 @@ def test_a_limit_holds_for_the_copies_of_operands_that_blas_cannot_read(how: str
 
 
 def test_the_default_limit_is_a_share_of_the_memory() -> None:
-    assert 0 < host_memory.default_limit() <= host_memory.SHARE * host_memory.available() * 1.1
+    assert 0 < limits.memory_share(NUMPY, 2) <= limits.SHARE * host_memory.available() * 1.1
     assert 0 < host_memory.available() <= host_memory.total() * 1.01
 
 
@@ -231,11 +233,11 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
 
     def noted(nbytes: int) -> Array:
-        found = block(nbytes)
+        found = aligned_block(nbytes)
         taken.append(found.ctypes.data)
         return found
 
-    monkeypatch.setattr(host_memory, "block", noted)
+    monkeypatch.setattr(host_memory, "aligned_block", noted)
     return taken
 
 
@@ -251,7 +253,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
             loans.append((threading.get_ident(), start, start + found.nbytes))
             yield found
 
-    monkeypatch.setattr(host_call, "borrowed", noted)
+    monkeypatch.setattr(host_run, "borrowed", noted)
     return loans
 
 
@@ -365,16 +367,17 @@ def test_the_result_is_right_when_memory_runs_out(
 ) -> None:
     """A leaner plan, at last the vendor's: the right result, into out as well as into a new array."""
     a, b = CALLS[call]
-    scarce = Scarce(block if which == "blocks" else np.empty, FAILS[fails])
+    allocate: dict[str, Callable[..., Any]] = {"blocks": aligned_block, "panels": np.empty, "results": np.ndarray}
+    scarce = Scarce(allocate[which], FAILS[fails])
     for plan in ("winograd > strassen > vendor", None):
         for out in (None, np.full_like(np.matmul(a, b), np.nan)):
             with monkeypatch.context() as patch:
                 if which == "blocks":
-                    patch.setattr(host_memory, "block", scarce)
+                    patch.setattr(host_memory, "aligned_block", scarce)
                 elif which == "panels":
                     patch.setattr(numpy_backend, "np", Module(empty=scarce))
                 else:
-                    patch.setattr(host_operands, "np", Module(empty=scarce))
+                    patch.setattr(numpy_library, "np", Module(ndarray=scarce))
                 c = fmm.matmul(a, b, out=out, plan=plan)
             assert out is None or c is out
             assert close(c, a, b)
@@ -390,9 +393,9 @@ def test_leaner_plans_are_tried_before_the_vendor(monkeypatch: pytest.MonkeyPatc
         asked.append(nbytes)
         if nbytes > 400_000:
             raise MemoryError
-        return block(nbytes)
+        return aligned_block(nbytes)
 
-    monkeypatch.setattr(host_memory, "block", small)
+    monkeypatch.setattr(host_memory, "aligned_block", small)
     assert close(fmm.matmul(a, b), a, b)
     assert len(asked) > 1 and asked == sorted(asked, reverse=True)
     assert 0 < asked[-1] <= 400_000, "the vendor did it, though a lean plan would have fitted"
@@ -407,9 +410,9 @@ def test_the_leaner_plan_is_kept_for_the_rest_of_a_stack(monkeypatch: pytest.Mon
         tried.append("too much" if nbytes > 400_000 else "granted")
         if nbytes > 400_000:
             raise MemoryError
-        return block(nbytes)
+        return aligned_block(nbytes)
 
-    monkeypatch.setattr(host_memory, "block", small)
+    monkeypatch.setattr(host_memory, "aligned_block", small)
     c = fmm.matmul(np.stack([a] * 4), np.stack([b] * 4))
     assert all(close(x, a, b) for x in c)
     assert "too much" not in tried[tried.index("granted") :]
@@ -481,9 +484,9 @@ def test_out_that_overlaps_an_operand_survives_an_exception() -> None:
 
 def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair(700)
-    monkeypatch.setattr(host_call, "blas_threads", lambda: 3)
+    monkeypatch.setattr(numpy_library, "blas_threads", lambda: 3)
     fmm.plan(700, 700, 700)  # proves the schemes, by panels of this thread's own
-    panel, out, failed = numpy_backend._panel, np.full((700, 700), 7.0), threading.Event()
+    panel, out, failed = numpy_backend._sum_panel, np.full((700, 700), 7.0), threading.Event()
 
     def interrupted(*arguments: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -492,7 +495,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
         failed.wait(10)  # or this thread may do it all before another has begun
         panel(*arguments)
 
-    monkeypatch.setattr(numpy_backend, "_panel", interrupted)
+    monkeypatch.setattr(numpy_backend, "_sum_panel", interrupted)
     with pytest.raises(ZeroDivisionError):
         fmm.matmul(a, b, out=out, plan=PLANS[0])
     assert bool((out == 7).all()) or close(out, a, b)
@@ -573,7 +576,7 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
             both.wait()
             yield found
 
-    monkeypatch.setattr(host_call, "borrowed", held)
+    monkeypatch.setattr(host_run, "borrowed", held)
     a, b = pair()
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.append(fmm.matmul(a, b, plan=PLANS[0]))) for _ in range(2)]
@@ -631,7 +634,7 @@ def test_a_forked_child_multiplies() -> None:
     assert close(fmm.matmul(a, b, plan=PLANS[0]), a, b)
 
 
-LOCKING = ("fmm.runtime.host_memory", "fmm.kernels.cpu.thread_pool")
+LOCKING = ("fmm.arrays.host_memory", "fmm.kernels.cpu.thread_pool")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -678,7 +681,7 @@ def _within(seconds: int, work: Callable[[], bool]) -> bool:
 AT_EXIT = """
 import atexit, numpy as np, fmm
 a = np.ones((700, 700))
-fmm.runtime.host_call.blas_threads = lambda: 2
+fmm.arrays.numpy_library.blas_threads = lambda: 2
 def last():
     c = fmm.matmul(a, a, plan="winograd > vendor")
     print("right" if (c == 700).all() else "wrong")

@@ -14,9 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
+from fmm.arrays.library import Setting
 from fmm.kernels import VENDOR, PlanError
-from fmm.perfmodel.choose import Limits
-from fmm.runtime import host_call
+from fmm.problem import Problem
+from fmm.runtime import call as calls
+from fmm.runtime import left_to_vendor
+from fmm.runtime.limits import Wishes
+from fmm.runtime.prepare import Call as Prepared
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Build = Callable[[], Call]  # makes the same call anew, so that both functions get arrays of their own
@@ -756,17 +760,17 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
     """To ask again would take milliseconds right after a long product, when all that Python needs is cold."""
     asked: list[fmm.Decision] = []
 
-    def decided(call: Any, limits: Limits) -> fmm.Decision:
-        asked.append(fmm.Decision(VENDOR, host_call._problem(call.size, call.dtype), "for tests", (), "probed model"))
-        return asked[-1]
+    def prepared(library: Any, a: Any, b: Any, out: Any, wishes: Wishes) -> Prepared:
+        problem = Problem(len(a), len(b), b.shape[1], a.dtype.name)
+        asked.append(fmm.Decision(VENDOR, problem, "for tests", (), "probed model"))
+        return Prepared(asked[-1], Setting(1))
 
-    monkeypatch.setattr(host_call, "_decide", decided)
-    monkeypatch.setattr(host_call, "WORTH_REMEMBERING", 2 * 1100**3)
-    monkeypatch.setattr(host_call, "_left_to_numpy", {})
+    monkeypatch.setattr(calls, "prepared", prepared)
+    monkeypatch.setitem(left_to_vendor.REMEMBERED, "cpu", left_to_vendor.Memory(10.0, 2 * 1100**3))
     now = [100.0]
-    monkeypatch.setattr(host_call, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     a, b = draw((1200, 1200), "f4"), draw((1200, 1200), "f4")
-    calls: list[tuple[int, Callable[[], object]]] = [
+    products: list[tuple[int, Callable[[], object]]] = [
         (1, lambda: fmm.matmul(a, b, workspace=0)),
         (2, lambda: fmm.matmul(a, b)),  # limits of one's own are not the usual ones
         (2, lambda: fmm.matmul(a, b)),
@@ -776,8 +780,8 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
         (5, lambda: fmm.matmul(a[:900], b)),
         (6, lambda: fmm.matmul(a[:900], b)),  # too small to be worth it
     ]
-    for expected, call in calls:
-        call()
+    for expected, multiply in products:
+        multiply()
         assert len(asked) == expected
     now[0] += 11
     fmm.matmul(a, b)

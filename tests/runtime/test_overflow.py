@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
-from fmm.kernels.cpu.arena import Arena, block
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -360,9 +360,9 @@ def test_gain_bounds_every_intermediate(plan: str, size: tuple[int, int, int]) -
     parsed = Plan.parse(plan)
     for left, right in ((1.0, 1.0), (2.0**600, 2.0**-600), (2.0**-600, 2.0**600)):
         backend, c = Magnitudes(), np.zeros((m, n))
-        arena = Arena(block(workspace(parsed, m, k, n, 8)), np.dtype("f8"))
+        arena = Arena(aligned_block(workspace(parsed, m, k, n, 8)), np.dtype("f8"))
         arena.memory[...] = 0
-        execute(parsed, np.full((m, k), left), np.full((k, n), right), c, backend, arena)
+        execute_plan(parsed, np.full((m, k), left), np.full((k, n), right), c, backend, arena)
         top = max(backend.largest, float(c.max()))
         assert top <= gain(parsed, m, k, n) * max(left * right * k, left, right) * (1 + 1e-12)
 

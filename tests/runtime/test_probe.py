@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import BUILT_IN, Calibration, Rate, cpu
 from fmm.perfmodel.choose import Limits, choose
 from fmm.problem import Problem
-from fmm.runtime import decide, probe
+from fmm.runtime import decide, devices, probe
 
 LARGE = Limits(1 << 50)
 TEMPTING = Problem(20000, 20000, 20000)
@@ -53,7 +53,7 @@ def test_what_is_measured_is_plausible(dtype: str, fresh: None) -> None:
 @pytest.mark.parametrize("at_a_time", [1, 2])
 def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the sums are: two levels of 5000 x 7000 x 6000 end in products of 1250, of 8192 in 2048."""
-    monkeypatch.setattr(probe, "lanes", lambda threads: nullcontext((at_a_time, 1)))
+    monkeypatch.setattr(probe, "threads_per_product", lambda threads: nullcontext((at_a_time, 1)))
     monkeypatch.setattr(probe, "_products", lambda dtype, pipe: Rate(1e9, 0.0, 1.0))
     monkeypatch.setattr(probe, "_sums", lambda threads: 1e15)
     found = probe.measured(2, "float64")
@@ -90,7 +90,7 @@ def test_a_process_measures_once_for_each_precision(fresh: None, monkeypatch: py
 
 
 def test_nothing_is_measured_for_products_that_no_plan_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "measured", lambda threads, dtype: pytest.fail("it costs a twentieth of a second"))
+    monkeypatch.setattr(devices, "measured", lambda threads, dtype: pytest.fail("it costs a twentieth of a second"))
     for size in ((8, 8, 8), (1000, 1000, 1000), (100, 20000, 20000)):
         assert fmm.plan(*size).plan == VENDOR
 
@@ -98,18 +98,19 @@ def test_nothing_is_measured_for_products_that_no_plan_can_win(monkeypatch: pyte
 @pytest.mark.parametrize(("stream", "wins"), [(1e9, False), (1e11, True)])
 def test_a_guess_is_checked_by_measurement(stream: float, wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow sums: the vendor, whatever the built-in calibration proposes."""
-    monkeypatch.setattr(decide, "measured", lambda threads, dtype: rates(1e12, stream))
-    found = decide.decide(TEMPTING, LARGE, 2)
+    monkeypatch.setattr(devices, "measured", lambda threads, dtype: rates(1e12, stream))
+    found = decide.decide(TEMPTING, LARGE, devices.cpu(2))
     assert (found.plan != VENDOR) == wins
     assert "for tests" in found.reason
-    assert list(decide.leaner(TEMPTING, found.plan, LARGE, 2))[-1:] == ([VENDOR] if wins else [])
+    leaner = list(decide.leaner(TEMPTING, found.plan, LARGE, devices.cpu(2)))
+    assert VENDOR not in leaner and (not leaner or wins)
 
 
 def test_a_calibration_that_was_not_guessed_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuned device's, say."""
-    monkeypatch.setattr(decide, "measured", lambda threads, dtype: pytest.fail("measured again"))
-    monkeypatch.setattr(decide, "calibration", lambda threads: replace(cpu(threads), source="tuned"))
-    assert decide.decide(TEMPTING, LARGE, 2).plan != VENDOR
+    monkeypatch.setattr(devices, "measured", lambda threads, dtype: pytest.fail("measured again"))
+    monkeypatch.setattr(devices, "built_in", lambda threads: replace(cpu(threads), source="tuned"))
+    assert decide.decide(TEMPTING, LARGE, devices.cpu(2)).plan != VENDOR
 
 
 def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,7 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "held", lambda: 2)
+    monkeypatch.setattr(probe, "threads_given_up", lambda: 2)
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
     assert probe.measured(2, "float64").source == BUILT_IN
     assert not probe._found, "it is tried again"

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.arena import block
+from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.operations import OperationList
-from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import Scalar as Given
 from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
 from fmm.kernels.cuda.sums.sum_launch import Array, SumOp
@@ -30,8 +30,8 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
             _sum(op, memory)
         elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(tape.problem.dtype))
-        elif isinstance(op, TileOp | Several):
-            for product in op.ops if isinstance(op, Several) else (op,):
+        elif isinstance(op, TileOp | TileGroup):
+            for product in op.ops if isinstance(op, TileGroup) else (op,):
                 (tile or _tile)(product, memory)
 
 
@@ -123,7 +123,7 @@ def _tile(op: TileOp, memory: Memory) -> None:
 
 
 def buffer(nbytes: int) -> Matrix:
-    memory = block(nbytes + GUARD)
+    memory = aligned_block(nbytes + GUARD)
     memory[:] = POISON
     return memory
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Access, TileKernel, source
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Access, TileKernel, tiled_source
 from tests.support.host_compiler import SANITIZER, header, shared_library
 
 FLAGS = ("-std=c++20", "-O0", "-w", *SANITIZER)
@@ -43,7 +43,7 @@ def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
     told = f"fmm::Again<{told}>" if made.flag == "obeys" else told
     driver = DRIVER.format(told=told, threads=made.strategy.threads, entry=ENTRY)
     assert made.shared <= SHARED_BYTES
-    return tiled_library(source(made, access) + driver)
+    return tiled_library(tiled_source(made, access) + driver)
 
 
 def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:

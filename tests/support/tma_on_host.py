@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.device_code.read import header as device_code
+from fmm.kernels.cuda.device_code.read import header_text as device_code
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import Strategy
-from fmm.kernels.cuda.products.tiled import Several, TileOp
-from fmm.kernels.cuda.products.tma import BulkOp, bulk_op, rows_are_aligned
-from fmm.kernels.cuda.products.tma_source import BulkKernel, source
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.products.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
+from fmm.kernels.cuda.products.tma import TmaOp, rows_are_aligned, tma_op
+from fmm.kernels.cuda.products.tma_source import TmaKernel, tma_source
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
@@ -20,24 +20,24 @@ from tests.support.host_compiler import header
 from tests.support.tiles import tiled_product
 
 SMS = 132
-SMALL = Strategy("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp_n=4, stages=6, blocks=1)
+SMALL = TileSizes("Small128", m_s=64, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=8, warp_n=4, stages=6, blocks=1)
 
 
-def launch_of(plan: str, problem: Problem, s: Strategy, multiprocessors: int = SMS) -> BulkOp:
-    tape = operations(Plan.parse(plan), problem)
+def launch_of(plan: str, problem: Problem, s: TileSizes, multiprocessors: int = SMS) -> TmaOp:
+    tape = record_operations(Plan.parse(plan), problem)
     assert tape.workspace == 0
     (op,) = tape.ops
     tiled = tiled_product(op, "float32") if isinstance(op, GemmOp) else op
-    assert isinstance(tiled, TileOp | Several)
+    assert isinstance(tiled, TileOp | TileGroup)
     assert rows_are_aligned(tiled)
-    made = bulk_op(tiled, s, multiprocessors)
+    made = tma_op(tiled, s, multiprocessors)
     assert made is not None
     return made
 
 
-def for_the_host(kernel: BulkKernel, host: str, gates: str) -> str:
+def for_the_host(kernel: TmaKernel, host: str, gates: str) -> str:
     """The kernel's source, with functions in the place of what only a GPU has: of all that is in ptx_tma.cuh."""
-    text, engine = source(kernel), device_code("ptx_tma.cuh").replace("#pragma once\n", "", 1)
+    text, engine = tma_source(kernel), device_code("ptx_tma.cuh").replace("#pragma once\n", "", 1)
     assert text.count(engine) == 1
     return header("language.h") + host + text.replace(engine, header("copies.h") + gates)
 
@@ -60,10 +60,10 @@ def check(
     size: tuple[int, int, int],
     orders: str,
     scalars: tuple[float, float],
-    s: Strategy,
+    s: TileSizes,
     host: Any,
     multiprocessors: int = SMS,
-) -> BulkOp:
+) -> TmaOp:
     """Small integers: exact. Nothing beside C is touched, counts are as before."""
     m, k, n = size
     shapes = (m, k), (k, n), (m, n)

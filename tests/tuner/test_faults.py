@@ -93,7 +93,7 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
         "        time.sleep(60)\n"
         "    time.sleep(seconds)\n"
         "fake.time = SimpleNamespace(sleep=sleep)\n"
-        "tune.chosen = lambda name: [fake.FakeDevice(pace=0.001)]\n"
+        "tune.chosen = lambda name: [fake.FakeDevice(real_time=0.001)]\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -420,7 +420,7 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
 
 @pytest.mark.timed
 def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Path) -> None:
-    fake.pace = 0.2
+    fake.real_time = 0.2
     start = time.monotonic()
     assert main(["--time-limit", "0.5", "--quiet", "--output", str(tmp_path)]) == 0
     assert time.monotonic() - start < 2.5
@@ -428,7 +428,7 @@ def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Pat
 
 @pytest.mark.timed
 def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, tmp_path: Path) -> None:
-    fake.pace = 1.0
+    fake.real_time = 1.0
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
     counts = []
     for more in ([], ["--resume"], ["--resume"]):

@@ -11,9 +11,10 @@ from fmm.config import files
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime.decide_gpu import decide_on, gpu
+from fmm.runtime import devices
+from fmm.runtime.decide import decide
 from fmm.tuner.cli import main
-from fmm.tuner.journal import Journal, Pace
+from fmm.tuner.journal import Journal, RoundLimits
 from fmm.tuner.trials import Run
 
 pytestmark = pytest.mark.gpu
@@ -30,8 +31,8 @@ def test_every_type_and_part_is_measured(dtype: str) -> None:
     assert tuple(device.dtypes) == TYPES
     journal = Journal("run", device)
     runs = [Run(), Run(PLAN), Run(PLAN, "sums"), Run(PLAN, "products"), Run(VENDOR, "whole", 1)]
-    with journal.open("probe", Problem(515, 521, 530, dtype)) as desk:
-        samples = desk.rounds(runs, Pace(3))
+    with journal.open("probe", Problem(515, 521, 530, dtype)) as timed:
+        samples = timed.rounds(runs, RoundLimits(3))
     assert not [t.failed for t in journal.recorded if t.failed]
     assert all(len(found) == 3 and min(found) > 0 for found in samples.values())
 
@@ -40,8 +41,8 @@ def test_what_does_not_fit_is_a_row() -> None:
     from fmm.tuner.devices.cuda import CudaDevice
 
     journal = Journal("run", CudaDevice(0))
-    with journal.open("probe", Problem(1 << 20, 1 << 20, 1 << 20, "float64")) as desk:
-        assert desk.rounds([Run()], Pace(1)) == {Run(): []}
+    with journal.open("probe", Problem(1 << 20, 1 << 20, 1 << 20, "float64")) as timed:
+        assert timed.rounds([Run()], RoundLimits(1)) == {Run(): []}
     (trial,) = journal.recorded
     assert trial.failed and "memory" in trial.failed
 
@@ -57,5 +58,5 @@ def test_a_short_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files._now.cache_clear()
-    decided = decide_on(gpu(0), Problem(9000, 9000, 9000, "float32"), Limits(1 << 40))
+    decided = decide(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda(0))
     assert decided.step == "calibrated model"

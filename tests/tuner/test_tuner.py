@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from fmm.arrays.library import ANYTHING
 from fmm.config import certify, schema
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import Limits, choose, ranked
+from fmm.perfmodel.choose import GPU_GROWTH, Limits, choose, ranked
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
@@ -32,11 +31,12 @@ from fmm.tuner.conclude import entries, noise_floor
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.devices.fake import TRUTH, FakeDevice, FakeSession
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.journal import Journal, Pace, ReplayedError, speedup
+from fmm.tuner.journal import Journal, ReplayedError, RoundLimits, speedup
 from fmm.tuner.search import fits
 from fmm.tuner.shapes import ShapesError
 from fmm.tuner.space import built, inverse, search_space
 from fmm.tuner.stages import Outcome, scattered, tune
+from fmm.tuner.thresholds import thresholds
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
@@ -239,7 +239,7 @@ def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
 
 
 def test_the_time_limit_is_kept_within_one_trial() -> None:
-    device = FakeDevice(pace=0.05)
+    device = FakeDevice(real_time=0.05)
     journal = Journal("run", device, limit=0.1)
     outcome = tune(journal, "float64", SMALL)
     assert outcome.stopped == "the time was up"
@@ -273,8 +273,8 @@ def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
     orders = []
     for _ in range(2):
         journal = Journal("run", FakeDevice())
-        with journal.open("probe", Problem(500, 500, 500)) as desk:
-            desk.rounds([Run(), Run(Plan.parse("winograd > vendor"))], Pace(8))
+        with journal.open("probe", Problem(500, 500, 500)) as timed:
+            timed.rounds([Run(), Run(Plan.parse("winograd > vendor"))], RoundLimits(8))
         orders.append([t.plan for t in journal.recorded])
     assert orders[0] == orders[1]
     rounds = [tuple(orders[0][i : i + 2]) for i in range(0, 16, 2)]
@@ -299,12 +299,12 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(FakeSession, name, noted(name))
     device = FakeDevice(broken=frozenset({str(broken.plan)}))
     journal, problem = Journal("run", device), Problem(500, 500, 500)
-    with journal.open("probe", problem) as desk:
-        live = desk.rounds([Run(), broken, fine], Pace(2))
+    with journal.open("probe", problem) as timed:
+        live = timed.rounds([Run(), broken, fine], RoundLimits(2))
     assert seen == ["prepare"] * 3 + ["sample"] * 4 and live[broken] == []
     replayed = Journal("run", device, journal.recorded, live=False)
-    with replayed.open("probe", problem) as desk:
-        assert desk.rounds([Run(), broken, fine], Pace(2)) == live
+    with replayed.open("probe", problem) as timed:
+        assert timed.rounds([Run(), broken, fine], RoundLimits(2)) == live
 
 
 class SlowGpu(FakeDevice):
@@ -327,16 +327,16 @@ def test_cheap_runs_get_more_rounds() -> None:
     counts = []
     for n in (256, 4096):
         journal = Journal("run", FakeDevice())
-        with journal.open("probe", Problem(n, n, n)) as desk:
-            counts.append(len(desk.rounds([Run()], Pace(2, 9, 0.05))[Run()]))
+        with journal.open("probe", Problem(n, n, n)) as timed:
+            counts.append(len(timed.rounds([Run()], RoundLimits(2, 9, 0.05))[Run()]))
     assert counts == [9, 2]
 
 
 def test_unsure_medians_are_measured_on_but_not_where_that_is_dear() -> None:
     counts = []
-    for pace in (Pace(3), Pace(3, patient=9), Pace(3, patient=9, dear=1e-9)):
-        with Journal("run", FakeDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as desk:
-            counts.append(len(desk.rounds([Run()], pace)[Run()]))
+    for limits in (RoundLimits(3), RoundLimits(3, patient=9), RoundLimits(3, patient=9, dear=1e-9)):
+        with Journal("run", FakeDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as timed:
+            counts.append(len(timed.rounds([Run()], limits)[Run()]))
     assert counts == [3, 9, 3]
 
 
@@ -348,11 +348,11 @@ def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
     problem, run = Problem(64, 64, 64), Run()
     past = [Trial("run", "probe", problem.size, "float64", "vendor", "whole", 0, 0, i * 0.1, 1.0 + i) for i in range(3)]
     journal = Journal("run", Closed(), past)
-    with journal.open("probe", problem) as desk:
-        assert desk.rounds([run], Pace(3)) == {run: [1.0, 2.0, 3.0]}
+    with journal.open("probe", problem) as timed:
+        assert timed.rounds([run], RoundLimits(3)) == {run: [1.0, 2.0, 3.0]}
         assert journal.elapsed == pytest.approx(0.2)  # the recorded clock
         with pytest.raises(AssertionError):
-            desk.sample(run)
+            timed.sample(run)
 
 
 def test_out_of_memory_is_a_row() -> None:
@@ -361,8 +361,8 @@ def test_out_of_memory_is_a_row() -> None:
             raise MemoryError
 
     journal = Journal("run", Full())
-    with journal.open("probe", Problem(64, 64, 64)) as desk, pytest.raises(FailedError, match="out of memory"):
-        desk.sample(Run())
+    with journal.open("probe", Problem(64, 64, 64)) as timed, pytest.raises(FailedError, match="out of memory"):
+        timed.sample(Run())
     assert journal.recorded[0].failed == "out of memory"
 
 
@@ -504,17 +504,17 @@ def test_errors_are_those_of_the_predictions() -> None:
 
 
 def test_thresholds_are_equation_2s() -> None:
-    found = fitting.thresholds(TRUTH, "float64")
+    found = thresholds(TRUTH, "float64")
     assert found["tau2"] == pytest.approx(recursion_point(found["ratio"], WINOGRAD))
     assert found["tau1"] == found["tau2"] / 2 and found["epsilon"] == 0
     assert found["recursion_points"] == [found["tau2"] * x for x in (1, 2, 4)]
 
 
 def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
-    point = int(fitting.thresholds(TRUTH, "float64")["tau2"])
+    point = int(thresholds(TRUTH, "float64")["tau2"])
     loses = [((n, n, n), 0.9) for n in range(point, 3 * point, point // 4)]
     wins = [((n, n, n), 1.1) for n in range(3 * point, 5 * point, point // 4)]
-    found = fitting.thresholds(TRUTH, "float64", [*loses, *wins])
+    found = thresholds(TRUTH, "float64", [*loses, *wins])
     assert 2.5 * point < found["tau2"] < 3.3 * point and found["epsilon"] > 0
 
 
@@ -550,7 +550,7 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
     assert fits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
-    assert (expected_growth(Plan.parse(plan), dtype) <= (ANYTHING if gpu else Limits(0)).error_growth) == kept
+    assert (expected_growth(Plan.parse(plan), dtype) <= (GPU_GROWTH if gpu else Limits(0).error_growth)) == kept
 
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:

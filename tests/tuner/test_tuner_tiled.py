@@ -18,17 +18,15 @@ from fmm.perfmodel.predict import predict, vendor
 from fmm.perfmodel.work import Tiles, estimated
 from fmm.problem import Layout, Problem
 from fmm.runtime.decide import certified, modelled
-from fmm.runtime.decide_gpu import Gpu
-from fmm.runtime.prepare import _recorded as recorded
+from fmm.runtime.prepare import recorded
 from fmm.tuner.conclude import concluded, entries
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import LADDER, below, ladder
 from fmm.tuner.stages import tune
 from fmm.tuner.trials import Trial
-from tests.support.chips import H200 as H200_CHIP
+from tests.support.devices import H200
 
-H200 = Gpu(0, "NVIDIA H200", "9.0", 132, chip=H200_CHIP)
 FUSED, HYBRID = (p for p in candidates(True) if p.timed_by_tiles)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
 RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, waves=40.0, inside=0.7)

@@ -14,7 +14,8 @@ from math import prod
 from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.consider import considered_forms
-from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, parse, rotated, transposed
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, rotated, transposed
+from fmm.kernels.algorithms.scheme_text import parse
 from fmm.kernels.registry import Registry, depends_on_rows
 
 LARGEST = 2500  # products of a composition: strassen^4 has 2401, and takes seconds to compose

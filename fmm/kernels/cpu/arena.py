@@ -11,7 +11,7 @@ from fmm.kernels.plans.memory_layout import ALIGN, leading, temporary_bytes
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def block(nbytes: int) -> Array:
+def aligned_block(nbytes: int) -> Array:
     """`nbytes` of uninitialised memory that starts on a cache line."""
     raw = np.empty(nbytes + ALIGN, np.uint8)
     start = -raw.ctypes.data % ALIGN

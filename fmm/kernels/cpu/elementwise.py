@@ -25,18 +25,18 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class CallSchedule:
     calls: tuple[Call, ...]
     scratch: int
 
 
 @lru_cache(maxsize=4096)
-def schedule(
+def elementwise_calls(
     program: Program,
     present: tuple[bool, ...],
     wanted: tuple[bool, ...],
     aliases: tuple[tuple[int, int], ...],
-) -> Schedule:
+) -> CallSchedule:
     """The calls that make the wanted outputs from the reads that are present (the others count as zero)."""
     outputs = [o for o, want in enumerate(wanted) if want]
     kept: dict[int, set[int]] = {}
@@ -58,13 +58,13 @@ class _Builder:
         self.free: list[int] = []
         self.last_use = {v: i for i, terms in enumerate(program.lines, program.inputs) for _, v in terms}
 
-    def build(self) -> Schedule:
+    def build(self) -> CallSchedule:
         for o, value in enumerate(self.program.outputs):
             if value < self.program.inputs:
                 self._pass_on(o, value)
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             self._line(number, terms)
-        return Schedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
+        return CallSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
 
     def _pass_on(self, output: int, value: int) -> None:
         """An output that is an input: copied at the end, from a safe copy if some sum is written over the input."""
@@ -106,7 +106,7 @@ class _Builder:
         elif c in (1, -1):
             self.calls.append(Call("copy" if c == 1 else "negate", dest, first))
         else:
-            self.calls.append(Call("scale", dest, first, factor=number(c)))
+            self.calls.append(Call("scale", dest, first, factor=plain_number(c)))
         for d, value in rest:
             self._accumulate(dest, d, self.slot[value])
 
@@ -115,7 +115,7 @@ class _Builder:
             self.calls.append(Call("add" if c == 1 else "subtract", dest, dest, source))
             return
         scaled = self._take()
-        self.calls.append(Call("scale", scaled, source, factor=number(c)))
+        self.calls.append(Call("scale", scaled, source, factor=plain_number(c)))
         self.calls.append(Call("add", dest, dest, scaled))
         self.free.append(scaled)
 
@@ -133,6 +133,6 @@ class _Builder:
             self.free.append(slot)
 
 
-def number(c: Coefficient) -> float | complex:
+def plain_number(c: Coefficient) -> float | complex:
     """A coefficient as the scalar that multiplies an array (it never widens a float32 one)."""
     return c if isinstance(c, complex) else float(c)

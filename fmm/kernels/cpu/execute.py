@@ -31,7 +31,7 @@ class Backend(Protocol):
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
 
 
-def execute(
+def execute_plan(
     plan: Plan,
     a: Array,
     b: Array,

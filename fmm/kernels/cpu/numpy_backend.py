@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.elementwise import Call, Schedule, schedule
+from fmm.kernels.cpu.elementwise import Call, CallSchedule, elementwise_calls
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.leaf import Multiply, leaf_use
 from fmm.kernels.plans.level_steps import Sum
@@ -47,14 +47,14 @@ class NumpyBackend:
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
             reads, writes = [x.T for x in reads], [x.T for x in writes]
         tasks: list[Callable[[], None]] = []
-        for window in _regions(reads, writes):
-            present = tuple(_inside(x, window) for x in reads)
-            wanted = tuple(_inside(x, window) for x in writes)
+        for window in _uniform_regions(reads, writes):
+            present = tuple(_reaches(x, window) for x in reads)
+            wanted = tuple(_reaches(x, window) for x in writes)
             if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
                 continue
-            plan = schedule(step.program, present, wanted, step.aliases)
+            plan = elementwise_calls(step.program, present, wanted, step.aliases)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
-            tasks += [partial(_panel, plan, slots, panel) for panel in _panels(window, plan, slots)]
+            tasks += [partial(_sum_panel, plan, slots, panel) for panel in _cache_panels(window, plan, slots)]
         self.threads.run(tasks)
 
 
@@ -66,11 +66,11 @@ def host_product(leaf: str) -> Multiply:
     return leaf_use(leaf).leaf.multiply or numpy_product
 
 
-def _inside(x: Array, window: Window) -> bool:
+def _reaches(x: Array, window: Window) -> bool:
     return bool(window[0].start < x.shape[0] and window[1].start < x.shape[1])
 
 
-def _regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
+def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
     """Cut the writes into rectangles within which every array is either wholly there or wholly absent."""
     rows, cols = (max(w.shape[axis] for w in writes) for axis in (0, 1))
     edges = [
@@ -80,7 +80,7 @@ def _regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window
         yield slice(top, bottom), slice(left, right)
 
 
-def _panels(window: Window, plan: Schedule, slots: Sequence[Array | None]) -> Iterator[Window]:
+def _cache_panels(window: Window, plan: CallSchedule, slots: Sequence[Array | None]) -> Iterator[Window]:
     """Panels of a region, wide rather than high."""
     room = PANEL // next(x.itemsize for x in slots if x is not None)
     rows, cols = (s.stop - s.start for s in window)
@@ -94,7 +94,7 @@ def _panels(window: Window, plan: Schedule, slots: Sequence[Array | None]) -> It
             )
 
 
-def _panel(plan: Schedule, slots: Sequence[Array | None], window: Window) -> None:
+def _sum_panel(plan: CallSchedule, slots: Sequence[Array | None], window: Window) -> None:
     views: list[Any] = [None if x is None else x[window] for x in slots]
     sample = next(v for v in views if v is not None)
     views += [np.empty(sample.shape, sample.dtype) for _ in range(plan.scratch)]

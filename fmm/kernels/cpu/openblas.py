@@ -34,7 +34,7 @@ _lock = Lock()
 _held = 0
 
 
-def held() -> int:
+def threads_given_up() -> int:
     """How many threads BLAS will have again, while a call of fmm has left it with one; else 0."""
     return _held
 
@@ -43,7 +43,7 @@ def held() -> int:
 def one_thread_each(count: int) -> Iterator[bool]:
     """Products run on the calling thread alone, if BLAS would use `count` threads now; False where that cannot be."""
     global _held
-    library, lock = openblas(), _lock.now
+    library, lock = loaded_openblas(), _lock.now
     if library is None or not lock.acquire(blocking=False):
         yield False
         return
@@ -63,7 +63,7 @@ def one_thread_each(count: int) -> Iterator[bool]:
 
 
 @lru_cache(maxsize=1)
-def openblas() -> OpenBlas | None:
+def loaded_openblas() -> OpenBlas | None:
     """Found in the module that NumPy multiplies with, and in what that was linked with."""
     module = sys.modules.get("numpy.linalg._umath_linalg")
     try:
@@ -82,6 +82,6 @@ def openblas() -> OpenBlas | None:
 def _after_fork() -> None:
     """A forked child has no call of its parent's: its BLAS is what it was before that."""
     global _held
-    if _held and (library := openblas()) is not None:
+    if _held and (library := loaded_openblas()) is not None:
         library.limit(_held)
     _held = 0

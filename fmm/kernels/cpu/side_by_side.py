@@ -24,13 +24,13 @@ from fmm.kernels.cpu.thread_pool import Threads, side_by_side
 from fmm.kernels.plans.leaf import Multiply
 from fmm.kernels.plans.level_steps import Sum
 
-LANES = 2  # measured with two; with more, a plan would have too few products to share
-LEAST = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
+PRODUCTS_AT_ONCE = 2  # measured with two; with more, a plan would have too few products to share
+LEAST_FLOPS = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
 WINDOW = 32  # tasks looked ahead: the products of a level, and the sums of the next that can begin beside them
-SHARE = 32  # products below this part of the whole begin before the check is done: little is lost should it fail
+SMALL_SHARE = 32  # products below this part of the whole begin before the check is done: little is lost should it fail
 BANDS = 4  # of rows, that a sum is cut into, so that it can begin where the rows that it needs are there
-ROWS = 384  # a product is not cut into fewer rows: the other operand is packed for each part ...
-WHOLE = 192  # ... nor elsewhere than between whole tiles of any BLAS's: the last digits would depend on the cut
+LEAST_ROWS = 384  # a product is not cut into fewer rows: the other operand is packed for each part ...
+ROW_UNIT = 192  # ... nor elsewhere than between whole tiles of any BLAS's: the last digits would depend on the cut
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Task:
     multiply: Multiply | None = None  # of a product that may be cut: by what
 
     def __post_init__(self) -> None:
-        self.read, self.written = [_span(x) for x in self.reads], [_span(x) for x in self.writes]
+        self.read, self.written = [_byte_span(x) for x in self.reads], [_byte_span(x) for x in self.writes]
 
     @staticmethod
     def multiplying(multiply: Multiply, left: Array, right: Array, dest: Array) -> Task:
@@ -53,22 +53,26 @@ class Task:
         return Task((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
 
     def must_follow(self, other: Task) -> bool:
-        return _meet(self.written, other.written) or _meet(self.written, other.read) or _meet(self.read, other.written)
+        return (
+            _spans_meet(self.written, other.written)
+            or _spans_meet(self.written, other.read)
+            or _spans_meet(self.read, other.written)
+        )
 
     def halves(self) -> list[Task]:
         """Two products of about half the rows each; none if those would be too few, or nobody knows how to cut it."""
         if self.multiply is None:
             return []
         (left, right), (dest,) = self.reads, self.writes
-        middle = round(len(left) / 2 / WHOLE) * WHOLE
-        parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= ROWS else ()
+        middle = round(len(left) / 2 / ROW_UNIT) * ROW_UNIT
+        parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= LEAST_ROWS else ()
         return [Task.multiplying(self.multiply, left[part], right, dest[part]) for part in parts]
 
 
 Span = tuple[int, int, Array]
 
 
-def _span(x: Array) -> Span:
+def _byte_span(x: Array) -> Span:
     """From which byte to which an array lies, and the array: of a thousand pairs, few lie so that they could meet."""
     low = high = x.__array_interface__["data"][0]
     if not x.size:
@@ -81,15 +85,15 @@ def _span(x: Array) -> Span:
     return low, high + x.itemsize, x
 
 
-def _meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
+def _spans_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
     for low, high, x in some:
         for start, end, y in others:
-            if low < end and start < high and _share(x, y):
+            if low < end and start < high and _share_elements(x, y):
                 return True
     return False
 
 
-def _share(x: Array, y: Array) -> bool:
+def _share_elements(x: Array, y: Array) -> bool:
     """Have two arrays an element in common? In doubt, yes: the question can be hard."""
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # NumPy's stubs know 0 and -1
@@ -97,7 +101,7 @@ def _share(x: Array, y: Array) -> bool:
         return True
 
 
-class Flow:
+class TaskQueue:
     """Tasks that wait or run, in the order in which they were added."""
 
     def __init__(self, flops: int = 0) -> None:
@@ -118,7 +122,7 @@ class Flow:
                 raise self.error
             before = [*self.running, *self.waiting]
             task.after = {other for other in before if task.must_follow(other)}
-            if self.gate in before and task.flops * SHARE > self.flops:
+            if self.gate in before and task.flops * SMALL_SHARE > self.flops:
                 task.after.add(self.gate)
             self.waiting.append(task)
             self.changed.notify()
@@ -191,7 +195,7 @@ class Flow:
 class SideBySide(NumpyBackend):
     """The NumPy backend whose steps become tasks of a flow."""
 
-    flow: Flow
+    flow: TaskQueue
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Done before the first large product, beside the sums."""
@@ -211,28 +215,28 @@ class SideBySide(NumpyBackend):
 
 
 @contextmanager
-def lanes(count: int) -> Iterator[tuple[int, int]]:
+def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
     """How `count` threads are shared meanwhile: how many products run at a time, and threads for each."""
-    with one_thread_each(count if count == LANES else 0) as alone:
+    with one_thread_each(count if count == PRODUCTS_AT_ONCE else 0) as alone:
         yield (count, 1) if alone else (1, count)
 
 
 @contextmanager
-def backend(count: int, flops: int) -> Iterator[NumpyBackend]:
+def backend_for(count: int, flops: int) -> Iterator[NumpyBackend]:
     """What runs a plan on `count` threads: two products at a time where that is possible, else one on all threads."""
-    if flops < LEAST:
+    if flops < LEAST_FLOPS:
         yield NumpyBackend(Threads(count))
         return
-    with lanes(count) as (at_a_time, each):
+    with threads_per_product(count) as (at_a_time, each):
         if at_a_time == 1:
             yield NumpyBackend(Threads(count))
             return
-        with _flow(Flow(flops), at_a_time, each) as found:
+        with _running_queue(TaskQueue(flops), at_a_time, each) as found:
             yield found
 
 
 @contextmanager
-def _flow(flow: Flow, count: int, each: int) -> Iterator[NumpyBackend]:
+def _running_queue(flow: TaskQueue, count: int, each: int) -> Iterator[NumpyBackend]:
     workers = side_by_side(count, flow.work)
     if not workers:
         yield NumpyBackend(Threads(each))
@@ -244,12 +248,12 @@ def _flow(flow: Flow, count: int, each: int) -> Iterator[NumpyBackend]:
         raise
     finally:
         flow.close()
-        _ended(flow, workers)
+        _wait_for_workers(flow, workers)
     if flow.error:
         raise flow.error
 
 
-def _ended(flow: Flow, workers: Sequence[Future[None]]) -> None:
+def _wait_for_workers(flow: TaskQueue, workers: Sequence[Future[None]]) -> None:
     """Wait for the workers, whatever happens: none may write any more when the caller goes on."""
     while True:
         try:

@@ -12,26 +12,26 @@ from dataclasses import dataclass, field
 
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.side_by_side import LANES, SideBySide, backend
+from fmm.kernels.cpu.side_by_side import PRODUCTS_AT_ONCE, SideBySide, backend_for
 from fmm.kernels.plans.level_steps import Sum
 
 
 @dataclass
-class Spent:
+class StepTimes:
     """Seconds of the whole processor: what one of two threads does takes half of it. Sums: all that is no product."""
 
     sums: float = 0.0
     products: float = 0.0
 
 
-def spent(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> Spent:
+def time_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
     """Run steps of a product of so many flops on `count` threads, as fmm.matmul would, and say what they took."""
-    found = Spent()
-    with backend(count, flops) as usual:
+    found = StepTimes()
+    with backend_for(count, flops) as usual:
         steps(usual if isinstance(usual, SideBySide) else _Timed(usual.threads, found))
     if isinstance(usual, SideBySide):
         seconds = usual.flow.seconds
-        return Spent(seconds[False] / LANES, seconds[True] / LANES)
+        return StepTimes(seconds[False] / PRODUCTS_AT_ONCE, seconds[True] / PRODUCTS_AT_ONCE)
     return found
 
 
@@ -39,7 +39,7 @@ def spent(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> Sp
 class _Timed(NumpyBackend):
     """One step at a time, each on all threads."""
 
-    spent: Spent = field(default_factory=Spent)
+    spent: StepTimes = field(default_factory=StepTimes)
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         start = time.perf_counter()

@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import Level, Plan, PlanError
@@ -33,7 +33,7 @@ class Polynomial:
         self.terms = {word: c for word, c in terms.items() if c}
 
     def __add__(self, other: object) -> Polynomial:
-        right = _polynomial(other).terms
+        right = _as_polynomial(other).terms
         words = self.terms.keys() | right.keys()
         zero = Fraction(0)
         return Polynomial({w: self.terms.get(w, zero) + right.get(w, zero) for w in words})
@@ -42,30 +42,30 @@ class Polynomial:
 
     def __mul__(self, other: object) -> Polynomial:
         terms: dict[Word, Fraction] = {}
-        for (x, c), (y, d) in product(self.terms.items(), _polynomial(other).terms.items()):
+        for (x, c), (y, d) in product(self.terms.items(), _as_polynomial(other).terms.items()):
             terms[x + y] = terms.get(x + y, Fraction(0)) + c * d
         return Polynomial(terms)
 
     def __rmul__(self, other: object) -> Polynomial:
-        return _polynomial(other) * self
+        return _as_polynomial(other) * self
 
     def __neg__(self) -> Polynomial:
         return Polynomial({word: -c for word, c in self.terms.items()})
 
     def __sub__(self, other: object) -> Polynomial:
-        return self + -_polynomial(other)
+        return self + -_as_polynomial(other)
 
     def __rsub__(self, other: object) -> Polynomial:
-        return _polynomial(other) - self
+        return _as_polynomial(other) - self
 
     def __eq__(self, other: object) -> bool:
-        return self.terms == _polynomial(other).terms
+        return self.terms == _as_polynomial(other).terms
 
     def __repr__(self) -> str:
         return " + ".join(f"{c} {'*'.join(w)}" for w, c in sorted(self.terms.items())) or "0"
 
 
-def _polynomial(x: object) -> Polynomial:
+def _as_polynomial(x: object) -> Polynomial:
     if isinstance(x, Polynomial):
         return x
     if isinstance(x, int | float | Fraction):
@@ -85,20 +85,20 @@ class _SymbolicArena:
         pass
 
 
-def symbols(letter: str, rows: int, cols: int) -> Array:
+def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
     x = np.empty((rows, cols), dtype=object)
     for i, j in np.ndindex(rows, cols):
         x[i, j] = Polynomial({(f"{letter}{i}.{j}",): Fraction(1)})
     return x
 
 
-def defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) -> str | None:
+def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) -> str | None:
     """None if the plan computes alpha A B + beta C on symbols of this size, else what goes wrong."""
-    a, b = symbols("a", m, k), symbols("b", k, n)
-    c = symbols("c", m, n) if beta else np.full((m, n), None, dtype=object)
+    a, b = symbolic_matrix("a", m, k), symbolic_matrix("b", k, n)
+    c = symbolic_matrix("c", m, n) if beta else np.full((m, n), None, dtype=object)
     old = c.copy()
     try:
-        execute(plan, a, b, c, NumpyBackend(Threads(1)), _SymbolicArena(), alpha, beta)
+        execute_plan(plan, a, b, c, NumpyBackend(Threads(1)), _SymbolicArena(), alpha, beta)
     except (TypeError, PlanError) as error:
         return str(error)
     for i, j in np.ndindex(m, n):
@@ -109,9 +109,9 @@ def defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) ->
     return None
 
 
-def first_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | None:
+def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | None:
     for size in sizes:
-        if (found := defect(plan, *size[:3])) is not None:
+        if (found := plan_defect(plan, *size[:3])) is not None:
             return f"{'x'.join(map(str, size))}: {found}"
     return None
 
@@ -120,7 +120,7 @@ def first_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | None:
 def unequal_blocks(table: str) -> bool:
     """Does this step table stay correct when the blocks differ by a row or a column? Found by proof, never declared."""
     plan = Plan((Level(table, "sequential", "unequal"),))
-    return first_defect(plan, product((2, 3), repeat=3)) is None
+    return first_plan_defect(plan, product((2, 3), repeat=3)) is None
 
 
 def proved_fringe(table: str) -> str:
@@ -128,6 +128,6 @@ def proved_fringe(table: str) -> str:
     if unequal_blocks(table):
         return "unequal"
     plan = Plan((Level(table, "sequential", "pad"),))
-    if (found := first_defect(plan, [Level(table, "sequential", "pad").size])) is not None:
+    if (found := first_plan_defect(plan, [Level(table, "sequential", "pad").size])) is not None:
         raise PlanError(f"the step table {table} does not compute AB: {found}")
     return "pad"

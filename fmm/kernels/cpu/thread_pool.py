@@ -47,9 +47,9 @@ class Threads:
 
     def run(self, tasks: Sequence[Task]) -> None:
         queue = deque(tasks)
-        others = _started(min(self.count, MOST, len(tasks)) - 1, queue)
+        others = _start_helpers(min(self.count, MOST, len(tasks)) - 1, queue)
         try:
-            _work(queue)
+            _work_off(queue)
         finally:
             # Who has not begun by now is not needed; an error must not leave while another thread still writes.
             wait([other for other in others if not other.cancel()])
@@ -58,7 +58,7 @@ class Threads:
                 other.result()
 
 
-def _work(queue: deque[Task]) -> None:
+def _work_off(queue: deque[Task]) -> None:
     with np.errstate(all="ignore"):  # per thread; what overflows here is computed again by the vendor
         before = np.setbufsize(BUFFER)
         try:
@@ -92,22 +92,22 @@ _lock = Lock()
 _helpers: list[Helper] = []
 
 
-def _started(count: int, queue: deque[Task]) -> list[Future[None]]:
+def _start_helpers(count: int, queue: deque[Task]) -> list[Future[None]]:
     """Helpers at work on the queue; fewer, or none, once the interpreter is exiting."""
     others: list[Future[None]] = []
     if count < 1:
         return others
     try:
-        helpers = _hired(count)
+        helpers = _hire_helpers(count)
         _keep_off(helpers)
         for helper in helpers:
-            others.append(helper.executor.submit(_work, queue))
+            others.append(helper.executor.submit(_work_off, queue))
     except RuntimeError:
         pass
     return others
 
 
-def _hired(count: int) -> list[Helper]:
+def _hire_helpers(count: int) -> list[Helper]:
     """The first `count` helpers; RuntimeError once the interpreter is exiting."""
     with _lock.now:
         while len(_helpers) < count:
@@ -119,10 +119,10 @@ def side_by_side(count: int, task: Task) -> list[Future[None]]:
     """The task on `count` helpers at a time, each on a processor of its own; none once the interpreter is exiting."""
     begun: list[Future[None]] = []
     try:
-        helpers = _hired(count)
-        _spread(helpers)
+        helpers = _hire_helpers(count)
+        _pin_to_processors(helpers)
         for helper in helpers:
-            begun.append(helper.executor.submit(_work, deque([task])))
+            begun.append(helper.executor.submit(_work_off, deque([task])))
     except RuntimeError:
         pass
     return begun
@@ -141,7 +141,7 @@ def _keep_off(helpers: Sequence[Helper]) -> None:
         pass  # a system that does not let us: the helpers run where they like
 
 
-def _spread(helpers: Sequence[Helper]) -> None:
+def _pin_to_processors(helpers: Sequence[Helper]) -> None:
     """Give each helper one of the processors that there are just enough of: Linux takes its time to spread them."""
     if not sys.platform.startswith("linux"):
         return
@@ -164,7 +164,7 @@ in_child(_helpers.clear)
 def blas_threads() -> int:
     """How many threads numpy's BLAS would use now: asked of threadpoolctl if it is installed, else guessed as the
     libraries do, from the environment and the processors that this process may use."""
-    if (count := openblas.held()) > 0:
+    if (count := openblas.threads_given_up()) > 0:
         return count
     if (controller := _controller()) is not None:
         counts = [lib.num_threads or 1 for lib in controller.lib_controllers if lib.user_api == "blas"]
@@ -173,11 +173,11 @@ def blas_threads() -> int:
     for name in VARIABLES:
         value = os.environ.get(name, "").split(",")[0]
         if value.isdecimal() and int(value) > 0:
-            return min(int(value), processors())
-    return processors()
+            return min(int(value), usable_processors())
+    return usable_processors()
 
 
-def processors() -> int:
+def usable_processors() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

@@ -58,11 +58,11 @@ def gemm_op(
     if not columns_contiguous(dests[0]):
         lefts, rights, dests = (tuple(transposed_view(v) for v in views) for views in (rights, lefts, dests))
         m, n = n, m
-    left, right, dest = (_factor(views, itemsize) for views in (lefts, rights, dests))
+    left, right, dest = (_batch_factor(views, itemsize) for views in (lefts, rights, dests))
     return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta, scratch)
 
 
-def _factor(views: Sequence[View], itemsize: int) -> Factor:
+def _batch_factor(views: Sequence[View], itemsize: int) -> Factor:
     x, distance = views[0], constant_distance(views, itemsize)
     assert distance is not None and 1 in x.strides
     columns = columns_contiguous(x)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STANDARD = ("--std=c++17",)  # options of the compiler
+PARAMETER_BYTES = 4096  # that every driver passes to a kernel
 
 
 @dataclass(frozen=True)

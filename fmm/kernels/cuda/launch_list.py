@@ -109,10 +109,10 @@ class LaunchList:
 
     def describe(self) -> tuple[str, ...]:
         """What runs, step by step; equal neighbours are one line."""
-        return tuple(_described(self.steps))
+        return tuple(_step_lines(self.steps))
 
 
-def _described(steps: tuple[Step, ...]) -> Iterator[str]:
+def _step_lines(steps: tuple[Step, ...]) -> Iterator[str]:
     labels = (step.label for step in steps if not isinstance(step, Turn))
     for label, run in groupby(labels):
         count = sum(1 for _ in run)

@@ -7,12 +7,12 @@ from functools import cached_property
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
-from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-Operation = SumOp | GemmOp | TileOp | Several | Turn
+Operation = SumOp | GemmOp | TileOp | TileGroup | Turn
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ from fmm.kernels.algorithms.additions import Coefficient, Program
 from fmm.kernels.cuda.gemm import gemm_op
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
-from fmm.kernels.cuda.products.fused import Blocks, Fused
-from fmm.kernels.cuda.products.tiled import Several, TileOp, strategy_of, updating_op
+from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
 from fmm.kernels.cuda.recompute.recompute import recompute_launches
-from fmm.kernels.cuda.select import Target, select
+from fmm.kernels.cuda.select import Target, select_launches
 from fmm.kernels.cuda.sums.sum_launch import sum_op
 from fmm.kernels.cuda.views import View, constant_distance, operand_views
 from fmm.kernels.plans.blocks import blocks
@@ -32,15 +32,15 @@ from fmm.problem import Problem
 
 
 @lru_cache(maxsize=1024)
-def record(plan: Plan, problem: Problem, target: Target) -> LaunchList:
+def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     """The launch list of a plan on a chip; PlanError where a sum cannot be told to a GPU kernel, or the leaf is not for
     the type."""
-    wanted = operations(plan, problem)
+    wanted = record_operations(plan, problem)
     steps: list[Step] = []
     lanes: list[int] = []
     unseen = False
     for op, lane in zip(wanted.ops, wanted.lanes, strict=True):
-        found = (op,) if isinstance(op, Turn) else select(op, problem.dtype, target)
+        found = (op,) if isinstance(op, Turn) else select_launches(op, problem.dtype, target)
         steps += found
         lanes += [lane] * len(found)
         unseen = unseen or _writes_unseen(op, found)
@@ -56,13 +56,13 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
     """Is C written by what raises no flag: the vendor, a kernel that cannot, or numbers that are added atomically?"""
     if isinstance(op, Turn) or not op.writes_result:
         return False
-    if isinstance(op, TileOp | Several) and op.kernel.epilogue.atomic:
+    if isinstance(op, TileOp | TileGroup) and op.kernel.epilogue.atomic:
         return True
     return not all(isinstance(step, Launch) and any(slot.base == FLAG for slot in step.slots) for step in steps)
 
 
 @lru_cache(maxsize=1024)
-def operations(plan: Plan, problem: Problem) -> OperationList:
+def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     if problem.dtype not in plan.types:
         raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
@@ -142,7 +142,7 @@ class Recorder:
         parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
         views = [[self.part(operands[p.name], p) for p in found] for found in places]
-        fused = Fused(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
+        fused = FusedLaunches(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
             self._scale(operands["C"], beta)
         for lanes in fused.stages() if alpha else ():

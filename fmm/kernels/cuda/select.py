@@ -14,11 +14,11 @@ from typing import Protocol
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
-from fmm.kernels.cuda.products.tile_sizes import SUMMING, SUMMING_BULK, Strategy, engine_strategy
-from fmm.kernels.cuda.products.tiled import WIDE, Several, TileOp, strategy_of, tile_launches
+from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
+from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.products.tma import BulkOp, bulk_op, rows_are_aligned, tma_launch
-from fmm.kernels.cuda.products.wgmma import group_op, wgmma_launch
+from fmm.kernels.cuda.products.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
+from fmm.kernels.cuda.products.wgmma import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_launch
 from fmm.kernels.plans.plan_error import PlanError
 
@@ -29,11 +29,11 @@ ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they 
 class TileModel(Protocol):
     """Which tile is the fastest: fmm.perfmodel.tile_choice has such a model."""
 
-    def fastest(self, op: TileOp, chip: Chip) -> Strategy:
+    def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
         """For a product whose leaf leaves the strategy open."""
         ...
 
-    def fastest_by_engine(self, op: TileOp, chip: Chip) -> Strategy | None:
+    def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
         """The strategy by which the copy engine's kernel is faster than the tiled one with its own; None if it is
         not."""
         ...
@@ -55,16 +55,18 @@ class Target:
         return dict(zip(BASES, self.alignment, strict=True))
 
 
-def select(op: SumOp | GemmOp | TileOp | Several, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+def select_launches(
+    op: SumOp | GemmOp | TileOp | TileGroup, dtype: str, target: Target
+) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
         return (sum_launch(op, target.divides, target.flagged),)
     if isinstance(op, GemmOp):
-        return _gemm(op, dtype, target)
-    return _tiles(op, target)
+        return _select_product(op, dtype, target)
+    return _by_tiles(op, target)
 
 
-def _gemm(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+def _select_product(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By the leaf: the vendor's call, tiles, or tiles of the tensor cores where they can be."""
     name = op.use.leaf.name
     if name not in PRODUCTS:
@@ -72,31 +74,31 @@ def _gemm(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, 
     return PRODUCTS[name](op, dtype, target)
 
 
-def _vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
-    return (VendorCall(op, _labelled("cuBLAS", op)),)
+def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
+    return (VendorCall(op, _batch_label("cuBLAS", op)),)
 
 
-def _candidate(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
-    return (VendorCall(op, _labelled(f"cuBLASLt, candidate {op.use.number}", op)),)
+def _by_candidate(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
+    return (VendorCall(op, _batch_label(f"cuBLASLt, candidate {op.use.number}", op)),)
 
 
-def _own(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By tiles, or, for types whose sums are not inside, by the tensor cores; else by the vendor, who says why."""
     if dtype in SUMMING:
         s = strategy_of(op.use) or SUMMING[dtype]
-        return _tiles(tile_op(op, dtype, s), target)
+        return _by_tiles(tile_op(op, dtype, s), target)
     found = _by_warpgroups(op, dtype, target)
     if isinstance(found, Launch):
         return (found,)
-    return (VendorCall(op.by_vendor, _labelled(f"cuBLAS, not {op.leaf}, because {found}", op)),)
+    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
 
 
 # By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
 Product = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
-PRODUCTS: dict[str, Product] = {"vendor": _vendor, "lt": _candidate, "tile": _own}
+PRODUCTS: dict[str, Product] = {"vendor": _by_vendor, "lt": _by_candidate, "tile": _by_own_kernel}
 
 
-def _labelled(name: str, op: GemmOp) -> str:
+def _batch_label(name: str, op: GemmOp) -> str:
     return f"{name}, a batch of {op.count}" if op.count > 1 else name
 
 
@@ -106,13 +108,15 @@ def _by_warpgroups(op: GemmOp, dtype: str, target: Target) -> Launch | str:
         return "only compute capability 9.0 has its instructions"
     if any(target.divides[x.base] % WIDE for x in op.pieces):
         return f"an operand does not begin at a multiple of {WIDE} bytes"
-    found = group_op(op, dtype, target.chip.multiprocessors)
+    found = wgmma_op(op, dtype, target.chip.multiprocessors)
     if found is None:
-        return f"its kernel cannot read these operands: rows of whole {WIDE} bytes, alpha real, beta 0 or 1"
+        wants = f"lines of whole {WIDE} bytes, alpha real, beta 0 or 1"
+        inner = ", both along the inner dimension" if dtype == "tf32" else ""
+        return f"its kernel cannot do this product: it wants {wants}{inner}"
     return wgmma_launch(found)
 
 
-def _tiles(op: TileOp | Several, target: Target) -> tuple[Launch, ...]:
+def _by_tiles(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
     """By the copy engine's kernel where it can do it and is faster; else by the tiled one."""
     if isinstance(op, TileOp) and op.open:
         op = op.with_strategy(target.tiles.fastest(op, target.chip))
@@ -122,15 +126,15 @@ def _tiles(op: TileOp | Several, target: Target) -> tuple[Launch, ...]:
     return tile_launches(op, target.chip, target.divides, target.flagged)
 
 
-def _by_engine(op: TileOp | Several, target: Target) -> BulkOp | None:
+def _by_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
     chip = target.chip
     bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
     aligned = rows_are_aligned(op) and all(target.divides[base] % WIDE == 0 for base in bases)
     if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):
         return None
     if own := engine_strategy(op.kernel.strategy.name):
-        return bulk_op(op, own, chip.multiprocessors)
-    if isinstance(op, Several):
-        return bulk_op(op, SUMMING_BULK, chip.multiprocessors) if op.order == "turns" else None
+        return tma_op(op, own, chip.multiprocessors)
+    if isinstance(op, TileGroup):
+        return tma_op(op, TMA_SUMMING, chip.multiprocessors) if op.order == "turns" else None
     s = target.tiles.fastest_by_engine(op, chip) if op.open else None
-    return bulk_op(op, s, chip.multiprocessors) if s else None
+    return tma_op(op, s, chip.multiprocessors) if s else None

@@ -1,1 +1,1 @@
-"""fmm/kernels/plans."""
+"""Plans: their text form, their levels and leaves, and the steps that they become."""

@@ -7,11 +7,11 @@ else's having to know of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Final
 
 from fmm.kernels.algorithms.consider import SEARCHED
@@ -30,6 +30,14 @@ class CandidateForm:
     patterns: tuple[str, ...]
     most_products: int  # that a plan of the form may make
     reason: str
+
+    def plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
+        """What the form makes of a level and a leaf. Too large compositions are not even tried: they take seconds."""
+        for pattern in self.patterns if self.name in level.forms else ():
+            power = sum(int(p or 1) for p in re.findall(r"\{a\}(?:\^(\d))?", pattern))
+            if level.products**power <= self.most_products:
+                with suppress(PlanError):
+                    yield Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
 
 
 # From the fastest down to those that need the least workspace.
@@ -87,24 +95,13 @@ FORMS: Final = (
 @lru_cache(maxsize=4)
 def candidates(device: str) -> tuple[Plan, ...]:
     """What is compared on such a device (`cpu` or `cuda`): the vendor's product first, other leaves alone last."""
-    found = [VENDOR]
+    found, leaves = [VENDOR], leaves_on(device)
     for form in FORMS:
         if form.device == device:
-            found += _plans(form)
-    found += [Plan(leaf=name) for leaf in leaves_on(device) if "alone" in leaf.forms for name in leaf.tried_names]
+            names = [name for leaf in leaves if form.name in leaf.forms for name in leaf.tried_names]
+            found += [plan for name in names for level in considered_levels() for plan in form.plans(level, name)]
+    found += [Plan(leaf=name) for leaf in leaves if "alone" in leaf.forms for name in leaf.tried_names]
     return tuple(dict.fromkeys(found))
-
-
-def _plans(form: CandidateForm) -> Iterator[Plan]:
-    """Those of one form, for each leaf that may end it."""
-    leaves = [name for leaf in leaves_on(form.device) if form.name in leaf.forms for name in leaf.tried_names]
-    for leaf in leaves:
-        for level in considered_levels():
-            for pattern in form.patterns if form.name in level.forms else ():
-                with suppress(PlanError):
-                    plan = Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
-                    if prod(x.products for x in plan.levels) <= form.most_products:
-                        yield plan
 
 
 def leaves_on(device: str) -> list[Leaf]:

@@ -64,8 +64,12 @@ class PlanLevel(ABC):
         return False
 
     def dtype_below(self, dtype: str) -> str:
-        """The type of its products' operands, where it is asked for one of this type."""
+        """The type of its products, where it is asked for one of this type: a level may change the numbers."""
         return dtype
+
+    def itemsize_below(self, itemsize: int) -> int:
+        """Bytes of a number in its temporaries and in its products, where it is asked for numbers of so many."""
+        return itemsize
 
     # ---- what becomes of a product
 
@@ -183,6 +187,7 @@ class CandidateLevel(NamedTuple):
 
     text: str
     forms: tuple[str, ...]
+    products: int  # that it makes of one
     lean: bool = False  # it needs less workspace than others, and is listed behind them
 
 

@@ -1,4 +1,4 @@
-"""fmm/kernels/plans/memory_layout.py."""
+"""How temporaries lie in memory, and how many bytes they take."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ memory, for all leaves.)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -79,9 +80,19 @@ class Plan:
         """That the leaf multiplies, with sums inside its products if the last level wants them there."""
         return self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
 
+    def leaf_type(self, dtype: str) -> str:
+        """What its leaf multiplies, where the plan is asked for a product of this type."""
+        for step in self.levels:
+            dtype = step.dtype_below(dtype)
+        return dtype
+
+    def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
+        """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
+        return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
+
     def considered_for(self, dtype: str) -> bool:
         """Is it compared for this type without anybody's asking for it?"""
-        return dtype in self._considered
+        return self.leaf_type(dtype) in self._considered
 
     @cached_property
     def _considered(self) -> frozenset[str]:

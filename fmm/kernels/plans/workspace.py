@@ -24,9 +24,10 @@ def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coeffici
     recipe = None if plan.fused else lower(plan, m, k, n, alpha, beta)
     if recipe is None:
         return plan.leaf_use.leaf.scratch
-    own = sum(temporary_bytes(rows, cols, itemsize) for _, rows, cols in recipe.temporaries)
-    inner = {(p.plan, *p.size, p.accumulate) for p in recipe.products}
-    return own + recipe.lanes * max((workspace(p, *size, itemsize, 1, int(acc)) for p, *size, acc in inner), default=0)
+    inner = dict.fromkeys((p.plan, *p.size, p.accumulate) for p in recipe.products)
+    inside = plan.itemsize_inside(itemsize, [p for p, *_ in inner])
+    own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in recipe.temporaries)
+    return own + recipe.lanes * max((workspace(p, *size, inside, 1, int(acc)) for p, *size, acc in inner), default=0)
 
 
 def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, int], int]:

@@ -15,7 +15,7 @@ from fmm.hardware.datasheets import device
 from fmm.hardware.occupancy import register_counts
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, Strategy, strategy
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TileSizes, named_strategy
 from fmm.kernels.plans.fused_order import FIGURE_6, stages
 from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands
@@ -90,14 +90,14 @@ def huang_fig3() -> Table:
     return Table("huang-fig3", "Figure 3: CUTLASS's six strategies", columns, rows, (note,))
 
 
-def _strategy_row(s: Strategy) -> tuple[Cell, ...]:
+def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     x, y = FIGURE_3_THREADS[s.name]
     holds = _bound(s, GEMM, v100(), 18).holds
     sizes = (s.name, s.m_s, s.n_s, s.k_s, s.m_r, s.n_r)
     return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.threads, holds)
 
 
-def _bound(s: Strategy, w: Operands, on: Machine, equation: int) -> huang_blocks.Bound:
+def _bound(s: TileSizes, w: Operands, on: Machine, equation: int) -> huang_blocks.Bound:
     return next(b for b in huang_blocks.bounds(s, w, on) if b.equation == equation)
 
 
@@ -187,7 +187,7 @@ def _sizes() -> tuple[tuple[str, float | None, float], ...]:
 
 
 def _limits() -> tuple[tuple[str, float | None, float], ...]:
-    on, huge = v100(), strategy("Huge")
+    on, huge = v100(), named_strategy("Huge")
     one, two = VAR_0[1:]
     pointers = 2 * (one[0] + one[1]) + 5
     throughput = on.element_bytes * on.flop / huang_blocks.global_intensity(huge, two)
@@ -255,7 +255,7 @@ def huang_footnote15() -> Table:
 
 
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
-    s, w, on = strategy(name), VAR_0[level], v100()
+    s, w, on = named_strategy(name), VAR_0[level], v100()
     computed = huang_blocks.blocks_per_sm(s, w, on)
     follows = register_counts(on.limits, s.threads, on.element_bytes * block_time.shared_tile(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
@@ -281,7 +281,7 @@ def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Tab
 
 
 def _tflops(name: str, size: int) -> tuple[float, float, float]:
-    s, on, shape = strategy(name), v100(), (size, size, size)
+    s, on, shape = named_strategy(name), v100(), (size, size, size)
 
     def at(level: int) -> float:
         split = (2**level,) * 3

@@ -21,7 +21,7 @@ from fmm.hardware.capability import Capability
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import Device
 from fmm.hardware.occupancy import active_blocks, most_registers
-from fmm.kernels.cuda.products.tile_sizes import Strategy
+from fmm.kernels.cuda.products.tile_sizes import TileSizes
 from fmm.perfmodel.block_time import Operands, flops, global_elements, registers, shared_elements, shared_tile
 from fmm.problem import Shape, positive
 
@@ -103,7 +103,7 @@ class Bound:
         return self.have < self.need if self.below else self.have >= self.need
 
 
-def bounds(s: Strategy, w: Operands, on: Machine, k: int | None = None) -> tuple[Bound, ...]:
+def bounds(s: TileSizes, w: Operands, on: Machine, k: int | None = None) -> tuple[Bound, ...]:
     """Every bound for one product, k deep (None: as k grows without limit)."""
     step = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
@@ -119,19 +119,19 @@ def bounds(s: Strategy, w: Operands, on: Machine, k: int | None = None) -> tuple
 
 
 def admitted(
-    strategies: Iterable[Strategy], operands: Iterable[Operands], on: Machine, k: int | None = None
-) -> tuple[Strategy, ...]:
+    strategies: Iterable[TileSizes], operands: Iterable[Operands], on: Machine, k: int | None = None
+) -> tuple[TileSizes, ...]:
     """The strategies that meet every bound for every product in `operands`."""
     wanted = tuple(operands)
     return tuple(s for s in strategies if all(b.holds for w in wanted for b in bounds(s, w, on, k)))
 
 
-def global_intensity(s: Strategy, w: Operands, k: int | None = None) -> float:
+def global_intensity(s: TileSizes, w: Operands, k: int | None = None) -> float:
     """Left side of (13): flops per element of global traffic."""
     return _ratio(partial(flops, s, w), partial(global_elements, s, w), k)
 
 
-def shared_intensity(s: Strategy, w: Operands, k: int | None = None) -> float:
+def shared_intensity(s: TileSizes, w: Operands, k: int | None = None) -> float:
     """Left side of (15): flops per element of shared traffic."""
     return _ratio(partial(flops, s, w), partial(shared_elements, s), k)
 
@@ -145,7 +145,7 @@ def _ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | Non
     return top(k) / bottom(k)
 
 
-def _register_words(s: Strategy, w: Operands, on: Machine) -> int:
+def _register_words(s: TileSizes, w: Operands, on: Machine) -> int:
     return ceil(registers(s, w) * on.registers_per_element)
 
 
@@ -198,13 +198,13 @@ class RegisterModel:
     unprinted: int = 0
     least_blocks: int = 0
 
-    def count(self, s: Strategy, w: Operands, on: Machine) -> int:
+    def count(self, s: TileSizes, w: Operands, on: Machine) -> int:
         wanted = self.wanted(s, w, on)
         if not self.least_blocks:
             return wanted
         return min(wanted, most_registers(on.limits, s.threads, self.least_blocks))
 
-    def wanted(self, s: Strategy, w: Operands, on: Machine) -> int:
+    def wanted(self, s: TileSizes, w: Operands, on: Machine) -> int:
         """Before any spilling."""
         return _register_words(s, w, on) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
 
@@ -217,7 +217,7 @@ FOOTNOTE_14 = RegisterModel()
 FOOTNOTE_15 = RegisterModel(unprinted=12, least_blocks=2)
 
 
-def blocks_per_sm(s: Strategy, w: Operands, on: Machine, model: RegisterModel = FOOTNOTE_15) -> int:
+def blocks_per_sm(s: TileSizes, w: Operands, on: Machine, model: RegisterModel = FOOTNOTE_15) -> int:
     """Active blocks of this kernel on one SM."""
     tile = on.element_bytes * shared_tile(s)
     return active_blocks(on.limits, s.threads, model.count(s, w, on), tile)
@@ -243,7 +243,7 @@ class BlockTime:
         return max(("flop", self.flop), ("gmop", self.gmop), ("smop", self.smop), key=lambda pair: pair[1])[0]
 
 
-def block_time(s: Strategy, w: Operands, shape: Shape, on: Machine, model: RegisterModel = FOOTNOTE_15) -> BlockTime:
+def block_time(s: TileSizes, w: Operands, shape: Shape, on: Machine, model: RegisterModel = FOOTNOTE_15) -> BlockTime:
     """Eq. (19) to (22) for one product of shape (m, k, n)."""
     m, k, n = positive(shape)
     per_sm = blocks_per_sm(s, w, on, model)
@@ -259,7 +259,7 @@ def block_time(s: Strategy, w: Operands, shape: Shape, on: Machine, model: Regis
     )
 
 
-def direct_seconds(s: Strategy, counts: Mapping[Operands, int], split: Shape, shape: Shape, on: Machine) -> float:
+def direct_seconds(s: TileSizes, counts: Mapping[Operands, int], split: Shape, shape: Shape, on: Machine) -> float:
     """A direct fast multiplication: its products one after the other, each on shape / split, rounded up."""
     m, k, n = positive(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))

@@ -1,1 +1,1 @@
-"""fmm/tuner/commands."""
+"""What fmm-tune does, one file a command."""

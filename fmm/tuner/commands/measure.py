@@ -17,7 +17,8 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.problem import Problem
-from fmm.runtime.decide import answer
+from fmm.runtime import devices
+from fmm.runtime.decide import decide
 from fmm.tuner.commands import suites
 from fmm.tuner.commands.config import guarded, sections
 from fmm.tuner.commands.options import add_json
@@ -25,7 +26,7 @@ from fmm.tuner.commands.tune import output_path
 from fmm.tuner.devices.choose import UnknownDeviceError, chosen
 from fmm.tuner.devices.device import Device
 from fmm.tuner.environment import command, device_folder, environment
-from fmm.tuner.journal import Journal, Pace, Samples, speedup
+from fmm.tuner.journal import Journal, RoundLimits, Samples, speedup
 from fmm.tuner.trials import Run
 
 SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")
@@ -81,11 +82,11 @@ def _bench(options: argparse.Namespace) -> int:
 def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """fmm's own choice and the given plans, in rounds with the vendor."""
     limits = Limits(device.memory, usual_growth(device.untuned().batches))
-    decision = answer(problem, limits, device.identity, device.untuned)
+    decision = decide(problem, limits, devices.Device(device.identity, device.untuned()))
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)
-    with journal.open("bench", problem) as desk:
-        samples = desk.rounds(runs, Pace(rounds))
+    with journal.open("bench", problem) as timed:
+        samples = timed.rounds(runs, RoundLimits(rounds))
     for run in runs:
         if samples[run]:
             step = decision.step if run.plan == decision.plan else "given"
@@ -164,8 +165,8 @@ def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, st
         if tried and cost > left:
             break
         run = Run(Plan.parse(entry.plan))
-        with journal.open("canary", Problem(*entry.size, dtype)) as desk:
-            samples = desk.rounds([Run(), run], Pace(CANARY_ROUNDS if cost <= left else 1))
+        with journal.open("canary", Problem(*entry.size, dtype)) as timed:
+            samples = timed.rounds([Run(), run], RoundLimits(CANARY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
         gain = speedup(samples, Run(), run) if samples[run] else 0.0
         if gain < max(1.0, entry.low - entry.noise - 0.02):

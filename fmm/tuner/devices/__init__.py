@@ -1,1 +1,1 @@
-"""fmm/tuner/devices."""
+"""What can be tuned: a CPU, a CUDA device, and a formula with noise that stands in for either."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from fmm.kernels.cuda.products import tiled_source
 from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_source import OPTIONS, source
+from fmm.kernels.cuda.sums.sum_source import OPTIONS, sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -25,12 +25,12 @@ Source = tuple[str, tuple[str, ...]]  # and the compiler's options
 
 def sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[Source]:
     """The sources of the kernels of a plan that are so labelled, of all without a label."""
-    tape = operations(Plan.parse(plan), Problem(*size, dtype))
+    tape = record_operations(Plan.parse(plan), Problem(*size, dtype))
     sums = {(op.kernel, op.access): None for op in tape.ops if isinstance(op, SumOp) and label in ("", op.label)}
     for kernel, access in sums:
-        yield source(kernel, access, False), OPTIONS
+        yield sum_source(kernel, access, False), OPTIONS
     for op in dict.fromkeys((op.kernel, op.access) for op in tape.ops if isinstance(op, TileOp)):
-        yield tiled_source.source(*op), tiled_source.OPTIONS
+        yield tiled_source.tiled_source(*op), tiled_source.OPTIONS
 
 
 def claimed(text: str, folder: Path) -> bool:

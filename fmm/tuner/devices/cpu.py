@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 
 import fmm
+from fmm.arrays import host_memory
+from fmm.arrays.numpy_library import NUMPY
 from fmm.config import identity
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.arena import Arena, Array
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.side_by_side import lanes
-from fmm.kernels.cpu.step_timer import Spent, spent
-from fmm.kernels.cpu.thread_pool import blas_threads, processors
+from fmm.kernels.cpu.side_by_side import threads_per_product
+from fmm.kernels.cpu.step_timer import StepTimes, time_steps
+from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.runtime import host_memory
+from fmm.runtime.limits import memory_share
 from fmm.runtime.overflow import may_overflow
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import EFFORTS, Effort
@@ -45,7 +47,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
-        with lanes(self.threads) as (self.lanes, _):
+        with threads_per_product(self.threads) as (self.lanes, _):
             pass
         self._normal: tuple[tuple[str, int], Array] | None = None
 
@@ -56,7 +58,12 @@ class CpuDevice:
     @property
     def conditions(self) -> Mapping[str, Any]:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        return {"processor": identity.processor(), "processors": processors(), "threads": self.threads, "load": load}
+        return {
+            "processor": identity.processor(),
+            "processors": usable_processors(),
+            "threads": self.threads,
+            "load": load,
+        }
 
     @property
     def dtypes(self) -> Sequence[str]:
@@ -64,7 +71,7 @@ class CpuDevice:
 
     @property
     def memory(self) -> int:
-        return host_memory.default_limit()
+        return memory_share(NUMPY, self.threads)
 
     def untuned(self) -> Calibration:
         return in_lanes(cpu(self.threads), self.lanes)
@@ -174,16 +181,16 @@ class CpuSession:
             kept.update(vars(self._timed(run.plan)))
         return kept.pop(run.part)
 
-    def _timed(self, plan: Plan) -> Spent:
+    def _timed(self, plan: Plan) -> StepTimes:
         m, k, n = self.problem.size
         with host_memory.borrowed(workspace(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
 
             def steps(backend: NumpyBackend) -> None:
                 backend.first((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
-                execute(plan, self.a, self.b, self.c, backend, arena)
+                execute_plan(plan, self.a, self.b, self.c, backend, arena)
 
-            return spent(self.threads, 2 * m * k * n, steps)
+            return time_steps(self.threads, 2 * m * k * n, steps)
 
 
 def _awake() -> None:

@@ -23,7 +23,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.runtime.decide_gpu import calibration_of_device, gpu
+from fmm.runtime import devices
 from fmm.runtime.device_backend import DeviceBackend, recorded
 from fmm.tuner.devices.compile_ahead import Ahead, ahead
 from fmm.tuner.devices.cuda_operands import Operands
@@ -51,7 +51,7 @@ class CudaDevice:
 
     @cached_property
     def identity(self) -> Identity:
-        return gpu(self.index).identity
+        return devices.cuda(self.index).identity
 
     @property
     def conditions(self) -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ class CudaDevice:
 
     def untuned(self) -> Calibration:
         """By the datasheet; of an unknown device, numbers that the first measurements replace."""
-        if (known := calibration_of_device(gpu(self.index))) is not None:
+        if (known := devices.cuda(self.index).guess) is not None:
             return known
         rates = {t: Rate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)

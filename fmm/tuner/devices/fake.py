@@ -36,12 +36,12 @@ FAKE = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0", "bl
 
 @dataclass
 class FakeDevice:
-    """Times are the formula's, times lognormal noise of `noise`; `pace` is how much of them really passes."""
+    """Times are the formula's, times lognormal noise of `noise`; `real_time` is how much of them really passes."""
 
     truth: Calibration = TRUTH
     noise: float = 0.01
     seed: int = 0
-    pace: float = 0.0
+    real_time: float = 0.0
     broken: frozenset[str] = frozenset()  # plans that fail
     identity: Identity = FAKE
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
@@ -97,6 +97,6 @@ class FakeSession:
         seconds = predicted(run, self.problem, counted(run.plan, self.problem), self.device.truth)
         seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
         seconds *= exp(self.random.gauss(0.0, self.device.noise))
-        if self.device.pace:
-            time.sleep(seconds * self.device.pace)
+        if self.device.real_time:
+            time.sleep(seconds * self.device.real_time)
         return seconds

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import canonical, scheme, scheme_names
-from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, parse, rotated, transposed
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, rotated, transposed
+from fmm.kernels.algorithms.scheme_text import parse
 
 # The package's attribute of this name is the function.
 MODULE = importlib.import_module("fmm.kernels.algorithms.catalogue")

@@ -19,7 +19,14 @@ from fmm.kernels.algorithms.step_table import (
     step_table_names,
 )
 from fmm.kernels.algorithms.table_kernel import kernel_table, parse_kernel
-from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, proved_fringe, symbols, unequal_blocks
+from fmm.kernels.cpu.symbolic_proof import (
+    Polynomial,
+    first_plan_defect,
+    plan_defect,
+    proved_fringe,
+    symbolic_matrix,
+    unequal_blocks,
+)
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Level, Plan, PlanError
 from tests.oracles import li
@@ -57,7 +64,7 @@ def test_the_papers_tables_are_there() -> None:
 def test_every_table_computes_ab(name: str) -> None:
     table = step_table(name)
     assert table.products == 7
-    assert first_defect(plan_of(table), [(2, 2, 2), (4, 4, 4), (4, 2, 4)]) is None
+    assert first_plan_defect(plan_of(table), [(2, 2, 2), (4, 4, 4), (4, 2, 4)]) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +103,7 @@ def test_which_tables_bear_unequal_blocks(name: str) -> None:
     # The proof looks at sides of 2 and 3; its claim is for every size.
     if UNEQUAL[name]:
         plan = Plan((Level(name, "sequential", "unequal"),))
-        assert first_defect(plan, [(1, 1, 1), (1, 5, 2), (5, 1, 4), (3, 2, 5), (5, 5, 5), (4, 5, 1)]) is None
+        assert first_plan_defect(plan, [(1, 1, 1), (1, 5, 2), (5, 1, 4), (3, 2, 5), (5, 5, 5), (4, 5, 1)]) is None
 
 
 NAIVE = """
@@ -134,17 +141,17 @@ incInc(M, C11, C21)
 def test_a_naive_table_fails_on_unequal_blocks() -> None:
     """D'Alberto's post: without attention to the sizes of the temporary results one has an incorrect algorithm."""
     table = parse(NAIVE, "naive.txt")
-    assert first_defect(plan_of(table, "unequal"), [(2, 2, 2), (4, 2, 6)]) is None
+    assert first_plan_defect(plan_of(table, "unequal"), [(2, 2, 2), (4, 2, 6)]) is None
     # The last row and column of C11 are lost in C22, which has none.
-    assert (defect(plan_of(table, "unequal"), 3, 2, 3) or "").startswith("entry 0,1 is")
-    assert defect(plan_of(table, "pad"), 3, 2, 3) is None
+    assert (plan_defect(plan_of(table, "unequal"), 3, 2, 3) or "").startswith("entry 0,1 is")
+    assert plan_defect(plan_of(table, "pad"), 3, 2, 3) is None
 
 
 def test_the_posts_printed_formula_is_no_algorithm() -> None:
     """It drops the minus signs that the code below it has."""
     text = text_of("adaptive-winograd")
     unsigned = text.replace("sub(B12, B11, T)", "add(B12, B11, T)").replace("sub(S, A11, S)", "add(S, A11, S)")
-    assert defect(plan_of(parse(unsigned)), 2, 2, 2) is not None
+    assert plan_defect(plan_of(parse(unsigned)), 2, 2, 2) is not None
 
 
 def test_hasas_printed_slip_is_no_algorithm() -> None:
@@ -152,7 +159,7 @@ def test_hasas_printed_slip_is_no_algorithm() -> None:
     text = text_of("hasa")
     assert "add(B11, B12, T2)" in text
     printed = text.replace("add(B11, B12, T2)", "add(B11, B12, T3)").replace("temps   T1 T2 M", "temps   T1 T2 T3 M")
-    assert defect(plan_of(parse(printed)), 2, 2, 2) is not None
+    assert plan_defect(plan_of(parse(printed)), 2, 2, 2) is not None
 
 
 @pytest.mark.parametrize("name", ["li-fig2", "li-fig12", "li-fig16"])
@@ -238,7 +245,7 @@ def calls_of(table: StepTable) -> list[Call]:
 
 
 def computes_ab(calls: list[Call]) -> bool:
-    a, b = symbols("a", 2, 2), symbols("b", 2, 2)
+    a, b = symbolic_matrix("a", 2, 2), symbolic_matrix("b", 2, 2)
     values = {
         f"{letter}{i + 1}{j + 1}": x[i, j] for letter, x in (("A", a), ("B", b)) for i, j in product((0, 1), (0, 1))
     }
@@ -279,7 +286,7 @@ def rejected(table: StepTable, calls: list[Call]) -> bool:
     except StepError as error:
         assert str(error).startswith("mutant.txt"), "the message names the file"
         return True
-    return defect(plan_of(mutant), 2, 2, 2) is not None
+    return plan_defect(plan_of(mutant), 2, 2, 2) is not None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -307,7 +314,7 @@ def test_the_proof_accepts_what_is_right() -> None:
         ("li-fig16", "incInc(T1, C11, C22)", "incInc(T1, C22, C11)"),
     ):
         assert old in text_of(name)
-        assert defect(plan_of(parse(text_of(name).replace(old, new))), 2, 2, 2) is None
+        assert plan_defect(plan_of(parse(text_of(name).replace(old, new))), 2, 2, 2) is None
 
 
 # ---- what the papers print and count
@@ -464,13 +471,13 @@ def test_a_stale_read_is_found_by_the_proof() -> None:
     """Without S1, the next product reads S3, which is still in T1: written, but not what is meant."""
     old = "add(A21, A22, T1)       # S1\n"
     assert old in FIG3
-    assert defect(plan_of(parse(FIG3.replace(old, ""))), 2, 2, 2) is not None
+    assert plan_defect(plan_of(parse(FIG3.replace(old, ""))), 2, 2, 2) is not None
 
 
 def test_reading_what_nobody_wrote_is_found_by_the_proof_too() -> None:
     """A column that a cropped write left out: temporaries of the proof hold None, not zero."""
     table = parse(NAIVE, "naive.txt")
-    assert "entry" in (defect(plan_of(table, "unequal"), 2, 2, 3) or "")
+    assert "entry" in (plan_defect(plan_of(table, "unequal"), 2, 2, 3) or "")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -495,7 +502,7 @@ def test_a_table_is_right_whatever_its_temporaries_are_called(name: str, new: st
     except StepError as error:
         assert new in str(error)
         return
-    assert first_defect(plan_of(table, "pad"), [(2, 2, 2), (3, 2, 3)]) is None
+    assert first_plan_defect(plan_of(table, "pad"), [(2, 2, 2), (3, 2, 3)]) is None
 
 
 def test_a_temporary_called_p_is_not_the_scratch_of_a_fused_kernel() -> None:
@@ -503,8 +510,8 @@ def test_a_temporary_called_p_is_not_the_scratch_of_a_fused_kernel() -> None:
     early = text_of("li-fig12")
     step = next(line for line in early.splitlines() if line.startswith("add(A21, A22, T2)"))
     early = early.replace(step + "\n", "").replace("mulIncInc(C12, C21", f"{step}\nmulIncInc(C12, C21")
-    assert first_defect(plan_of(parse(early)), [(2, 2, 2)]) is None
-    assert first_defect(plan_of(parse(re.sub(r"\bT2\b", "P", early))), [(2, 2, 2)]) is None
+    assert first_plan_defect(plan_of(parse(early)), [(2, 2, 2)]) is None
+    assert first_plan_defect(plan_of(parse(re.sub(r"\bT2\b", "P", early))), [(2, 2, 2)]) is None
 
 
 # ---- the folder
@@ -532,7 +539,7 @@ def test_a_table_dropped_into_the_folder_is_found(folder: Path) -> None:
     assert MODULE.step_table_names() == ("hasa", "mine")
     assert step_table("mine").products == 7
     assert str(Plan.parse("mine > vendor")) == "mine > vendor"
-    assert defect(Plan.parse("mine > vendor"), 3, 5, 3) is None
+    assert plan_defect(Plan.parse("mine > vendor"), 3, 5, 3) is None
 
 
 def test_a_wrong_table_dropped_into_the_folder_is_refused(folder: Path) -> None:
@@ -554,7 +561,7 @@ def test_a_table_that_says_too_much_of_its_fringe_is_refused(folder: Path) -> No
     (folder / "naive.txt").write_text(f"{NAIVE}\nfringe  unequal\n", encoding="utf-8")
     with pytest.raises(PlanError, match="the step table naive says that it bears unequal blocks, but it does not"):
         Plan.parse("naive > vendor")
-    assert defect(Plan.parse("naive.pad > vendor"), 3, 5, 3) is None
+    assert plan_defect(Plan.parse("naive.pad > vendor"), 3, 5, 3) is None
 
 
 WORDS = [("fringe  peel", "unknown fringe 'peel'; valid: unequal, pad"), ("consider  all", "cannot consider it 'all'")]

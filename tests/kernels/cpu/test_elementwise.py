@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import Coefficient, Program, Terms, plain, updating
 from fmm.kernels.algorithms.table_kernel import kernel_table
-from fmm.kernels.cpu.elementwise import Call, schedule
-from fmm.kernels.cpu.elementwise import number as scalar
+from fmm.kernels.cpu.elementwise import Call, elementwise_calls
+from fmm.kernels.cpu.elementwise import plain_number as scalar
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Place, Sum
@@ -33,7 +33,7 @@ def run(
 ) -> list[float | None]:
     """Run the schedule on one-number panels; a read that is None is absent; the wanted writes come back."""
     present = tuple(x is not None for x in reads)
-    found = schedule(program, present, tuple(wanted), aliases)
+    found = elementwise_calls(program, present, tuple(wanted), aliases)
     places = dict(aliases)
     cells: list[list[complex]] = [[complex("nan") if x is None else x] for x in reads]
     cells += [cells[places[o]] if o in places else [complex("nan")] for o in range(len(wanted))]
@@ -137,7 +137,7 @@ SHORT = [
 def test_calls_are_as_few_as_they_can_be(
     program: Program, present: tuple[bool, ...], aliases: Aliases, operations: list[str]
 ) -> None:
-    found = schedule(program, present, (True,) * len(program.outputs), aliases)
+    found = elementwise_calls(program, present, (True,) * len(program.outputs), aliases)
     assert len(found.calls) <= len(operations)
     assert {call.op for call in found.calls} <= set(operations)
     assert found.scratch <= 1
@@ -145,8 +145,8 @@ def test_calls_are_as_few_as_they_can_be(
 
 def test_unwanted_outputs_cost_nothing() -> None:
     program = plain([(1, 1), (1, -1)], 2)
-    assert len(schedule(program, (True, True), (False, True), ()).calls) == 1
-    assert schedule(program, (True, True), (False, False), ()).calls == ()
+    assert len(elementwise_calls(program, (True, True), (False, True), ()).calls) == 1
+    assert elementwise_calls(program, (True, True), (False, False), ()).calls == ()
 
 
 def test_scratch_panels_are_used_again() -> None:
@@ -154,7 +154,7 @@ def test_scratch_panels_are_used_again() -> None:
     lines: list[Terms] = [((1, 0), (1, 1))]
     lines += [((1, number), (1, 0)) for number in range(2, 12)]
     program = Program(2, tuple(lines), (12,))
-    assert schedule(program, (True, True), (True,), ()).scratch <= 2
+    assert elementwise_calls(program, (True, True), (True,), ()).scratch <= 2
 
 
 # ---- any program, any aliases, any part of it present or wanted

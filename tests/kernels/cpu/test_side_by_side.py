@@ -16,9 +16,9 @@ import pytest
 import fmm
 from fmm.kernels.cpu import openblas, side_by_side
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, numpy_product
-from fmm.kernels.cpu.side_by_side import Flow, SideBySide, Task
-from fmm.kernels.cpu.step_timer import spent
-from fmm.kernels.cpu.thread_pool import Threads, blas_threads, processors
+from fmm.kernels.cpu.side_by_side import SideBySide, Task, TaskQueue
+from fmm.kernels.cpu.step_timer import time_steps
+from fmm.kernels.cpu.thread_pool import Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime import probe
@@ -29,17 +29,18 @@ from tests.support import ROOT
 Array = np.ndarray[Any, Any]
 
 pytestmark = pytest.mark.skipif(
-    openblas.openblas() is None or processors() < 2, reason="needs OpenBLAS with its own threads, and two processors"
+    openblas.loaded_openblas() is None or usable_processors() < 2,
+    reason="needs OpenBLAS with its own threads, and two processors",
 )
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two BLAS threads, and flows for products of any size, cut into small parts."""
-    monkeypatch.setattr(side_by_side, "LEAST", 0)
-    monkeypatch.setattr(side_by_side, "ROWS", 8)
-    monkeypatch.setattr(side_by_side, "WHOLE", 8)
-    library = openblas.openblas()
+    monkeypatch.setattr(side_by_side, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(side_by_side, "LEAST_ROWS", 8)
+    monkeypatch.setattr(side_by_side, "ROW_UNIT", 8)
+    library = openblas.loaded_openblas()
     assert library is not None
     before = library.count()
     library.limit(2)
@@ -79,7 +80,7 @@ def test_the_last_digits_do_not_depend_on_who_was_first(
     dtype: str, order: Any, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """Products are cut where a thread would be idle, that is by chance; a row's digits are the same in any cut."""
-    monkeypatch.setattr(side_by_side, "WHOLE", 192)
+    monkeypatch.setattr(side_by_side, "ROW_UNIT", 192)
     shapes = ((2301, 450), (450, 303))
     a, b = (np.asarray(rng.standard_normal(shape), dtype, order=order) for shape in shapes)
     first = fmm.matmul(a, b, plan="winograd > vendor")
@@ -106,13 +107,13 @@ def test_two_products_run_side_by_side(eager: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_small_product_is_not_worth_it(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(side_by_side, "Flow", lambda: pytest.fail("a flow for nothing"))
+    monkeypatch.setattr(side_by_side, "TaskQueue", lambda: pytest.fail("a flow for nothing"))
     fmm.matmul(*rng.standard_normal((2, 256, 256)), plan="winograd > vendor")
 
 
 @pytest.mark.parametrize("count", [1, 3, 16])
 def test_other_numbers_of_threads_do_as_before(count: int) -> None:
-    with side_by_side.backend(count, 1 << 60) as found:
+    with side_by_side.backend_for(count, 1 << 60) as found:
         assert type(found) is NumpyBackend and found.threads == Threads(count)
 
 
@@ -134,7 +135,7 @@ def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monke
     seen, original = set(), NumpyBackend.sum
 
     def watched(self: NumpyBackend, *arguments: Any) -> None:
-        seen.add((self.threads.count, openblas.held(), threading.current_thread().name[:3]))
+        seen.add((self.threads.count, openblas.threads_given_up(), threading.current_thread().name[:3]))
         original(self, *arguments)
 
     monkeypatch.setattr(NumpyBackend, "sum", watched)
@@ -144,7 +145,7 @@ def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monke
 
 @pytest.mark.timed
 def test_what_waits_for_its_processor_takes_no_time() -> None:
-    flowing, x, y, z = Flow(), *np.zeros((3, 4, 4))
+    flowing, x, y, z = TaskQueue(), *np.zeros((3, 4, 4))
 
     def busy() -> None:
         end = time.thread_time() + 0.02
@@ -165,7 +166,7 @@ def test_sums_and_products_are_told_apart(count: int, eager: None) -> None:
     def steps(backend: NumpyBackend) -> None:
         backend.multiply("vendor", x[:600], x, np.empty((600, 1500)))
 
-    found = spent(count, 1 << 60, steps)
+    found = time_steps(count, 1 << 60, steps)
     assert found.sums == 0 < found.products
 
 
@@ -199,7 +200,7 @@ def test_two_tasks_meet_where_their_arrays_do() -> None:
 
 
 def test_the_window_is_bounded_and_in_order() -> None:
-    flowing, x, done = Flow(), np.zeros(4), []
+    flowing, x, done = TaskQueue(), np.zeros(4), []
     for i in range(side_by_side.WINDOW):
         flowing.add(Task([x], [x], lambda i=i: done.append(i)))  # type: ignore[misc]
     late = threading.Thread(target=flowing.add, args=(Task([x], [x], lambda: done.append(-1)),))
@@ -217,7 +218,7 @@ def test_the_window_is_bounded_and_in_order() -> None:
 @pytest.mark.timed
 @pytest.mark.parametrize(("share", "order"), [(8, ["sum", "check", "product"]), (64, ["sum", "product", "check"])])
 def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None:
-    flowing, log = Flow(share * 128), list[str]()
+    flowing, log = TaskQueue(share * 128), list[str]()
     backend = SideBySide(Threads(1), flowing)
     x, y = np.ones((2, 4, 4))
 
@@ -238,7 +239,7 @@ def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None
 
 
 def test_a_product_that_is_alone_is_shared() -> None:
-    flowing = Flow()
+    flowing = TaskQueue()
     x, y, z = np.ones((2400, 8)), np.ones((8, 8)), np.empty((2400, 8))
     after = Task((z[-1:],), (), lambda: None)
     flowing.add(Task.multiplying(numpy_product, x, y, z))
@@ -293,16 +294,16 @@ def test_what_is_not_finite_is_numpys(bad: float, eager: None, rng: np.random.Ge
 
 def test_the_count_that_others_see_is_the_usual_one(eager: None) -> None:
     with openblas.one_thread_each(2) as alone:
-        library = openblas.openblas()
+        library = openblas.loaded_openblas()
         assert alone and library is not None and library.count() == 1
         assert blas_threads() == 2
         with openblas.one_thread_each(2) as second:
             assert not second, "one call at a time"
-    assert openblas.held() == 0
+    assert openblas.threads_given_up() == 0
 
 
 def test_a_library_that_is_limited_is_left_alone(eager: None) -> None:
-    library = openblas.openblas()
+    library = openblas.loaded_openblas()
     assert library is not None
     library.limit(1)
     try:
@@ -317,13 +318,13 @@ import atexit, sys, threading
 import numpy as np
 import fmm
 from fmm.kernels.cpu import openblas as blas, side_by_side
-side_by_side.LEAST = 0
-blas.openblas().limit(2)
+side_by_side.LEAST_FLOPS = 0
+blas.loaded_openblas().limit(2)
 a = np.arange(4096.0).reshape(64, 64)
 
 def last():
     assert (fmm.matmul(a, a, plan="winograd > vendor") == a @ a).all()
-    print("done", blas.openblas().count())
+    print("done", blas.loaded_openblas().count())
 
 threading._register_atexit(last) if "late" in sys.argv else atexit.register(last)
 """
@@ -342,7 +343,7 @@ AFTER_FORK = """
 import os, warnings
 warnings.simplefilter("ignore")
 from fmm.kernels.cpu import openblas as blas
-library = blas.openblas()
+library = blas.loaded_openblas()
 library.limit(2)
 with blas.one_thread_each(2):
     child = os.fork()

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cpu import thread_pool
-from fmm.kernels.cpu.arena import Arena, block
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, processors
+from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from tests.support import ROOT
@@ -39,7 +39,7 @@ def no_threadpoolctl(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyP
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_threadpoolctl_limits_are_honoured(count: int) -> None:
-    if processors() < count:
+    if usable_processors() < count:
         pytest.skip("one processor")
     with pytest.importorskip("threadpoolctl").threadpool_limits(count):
         assert blas_threads() == count
@@ -53,13 +53,13 @@ def test_a_limit_ends_with_its_block() -> None:
 
 
 def test_without_anything_said_all_processors(no_threadpoolctl: pytest.MonkeyPatch) -> None:
-    assert blas_threads() == processors()
-    assert processors() >= 1
+    assert blas_threads() == usable_processors()
+    assert usable_processors() >= 1
 
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_the_environment_is_read_without_threadpoolctl(name: str, no_threadpoolctl: pytest.MonkeyPatch) -> None:
-    no_threadpoolctl.setattr(thread_pool, "processors", lambda: 16)
+    no_threadpoolctl.setattr(thread_pool, "usable_processors", lambda: 16)
     no_threadpoolctl.setenv(name, "3")
     assert blas_threads() == 3
 
@@ -80,7 +80,7 @@ ENVIRONMENTS: list[tuple[dict[str, str], int]] = [
 
 @pytest.mark.parametrize(("values", "count"), ENVIRONMENTS)
 def test_what_the_environment_says(values: dict[str, str], count: int, no_threadpoolctl: pytest.MonkeyPatch) -> None:
-    no_threadpoolctl.setattr(thread_pool, "processors", lambda: 16)
+    no_threadpoolctl.setattr(thread_pool, "usable_processors", lambda: 16)
     for name, value in values.items():
         no_threadpoolctl.setenv(name, value)
     assert blas_threads() == count
@@ -89,7 +89,7 @@ def test_what_the_environment_says(values: dict[str, str], count: int, no_thread
 def test_processors_are_those_that_this_process_may_use() -> None:
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("no processor affinity on this system")
-    assert processors() == len(os.sched_getaffinity(0))
+    assert usable_processors() == len(os.sched_getaffinity(0))
 
 
 # ---- running
@@ -203,7 +203,7 @@ def test_whoever_is_free_takes_the_next_task() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and /proc are Linux's")
 def test_helpers_keep_off_the_callers_processor() -> None:
-    if processors() < 2:
+    if usable_processors() < 2:
         pytest.skip("one processor")
     everywhere, seen = os.sched_getaffinity(0), {}
     here = min(everywhere)
@@ -278,8 +278,8 @@ def test_results_do_not_depend_on_the_threads(text: str, rng: np.random.Generato
     with pytest.importorskip("threadpoolctl").threadpool_limits(1):  # BLAS may differ with its own threads
         for count in (1, 2, 4):
             c = np.full((m, n), np.nan)
-            arena = Arena(block(workspace(plan, m, k, n, 8)), a.dtype)
-            execute(plan, a, b, c, NumpyBackend(Threads(count)), arena)
+            arena = Arena(aligned_block(workspace(plan, m, k, n, 8)), a.dtype)
+            execute_plan(plan, a, b, c, NumpyBackend(Threads(count)), arena)
             found.append(c)
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])

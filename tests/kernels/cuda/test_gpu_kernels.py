@@ -13,9 +13,9 @@ import pytest
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.launch_list import LaunchList, Turn
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_source import ENTRY, source
+from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -383,7 +383,7 @@ def test_kernels_keep_their_numbers_in_registers(cupy: Any) -> None:
     for text, dtype in product(
         ("winograd.batched.pad16", "strassen^2.batched.pad16"), ("float32", "float64", "bfloat16")
     ):
-        tape = operations(Plan.parse(f"{text} > vendor"), Problem(512, 512, 512, dtype))
+        tape = record_operations(Plan.parse(f"{text} > vendor"), Problem(512, 512, 512, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
-            kernel = cupy.RawModule(code=source(op.kernel, op.access), options=("--std=c++17",)).get_function(ENTRY)
+            kernel = cupy.RawModule(code=sum_source(op.kernel, op.access), options=("--std=c++17",)).get_function(ENTRY)
             assert kernel.local_size_bytes <= 16, (text, dtype, op.label)

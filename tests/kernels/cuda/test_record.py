@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
-from fmm.kernels.cpu.arena import Arena, block
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
 from fmm.kernels.plans.lower import lower
 from fmm.kernels.plans.plan import Level, Plan, PlanError
@@ -36,13 +36,13 @@ def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, OperationList]:
     """The tape's C and the executor's; nothing but C and the workspace may have changed."""
     rng = np.random.default_rng(7)
     memory, (a, b, c) = matrices(problem, rng)
-    tape = operations(plan, problem)
+    tape = record_operations(plan, problem)
     memory["W"] = buffer(tape.workspace)
     before = {name: x.copy() for name, x in memory.items()}
     expected = c.copy()
     play(tape, memory)
-    arena = Arena(block(_needed(_vendors(plan), problem)), np.dtype(problem.dtype))
-    execute(_vendors(plan), a, b, expected, NumpyBackend(Threads(1)), arena, problem.alpha, problem.beta)
+    arena = Arena(aligned_block(_needed(_vendors(plan), problem)), np.dtype(problem.dtype))
+    execute_plan(_vendors(plan), a, b, expected, NumpyBackend(Threads(1)), arena, problem.alpha, problem.beta)
     assert (memory["A"] == before["A"]).all() and (memory["B"] == before["B"]).all()
     assert all((x[-GUARD:] == POISON).all() for x in memory.values())
     found = c.copy()
@@ -151,7 +151,7 @@ def test_products_with_their_updates_compute_what_the_executor_does(text: str) -
 def test_a_table_above_the_tiled_kernel_is_one_launch_a_step(name: str) -> None:
     """Of all tables; the launch has the blocks that the table's kernel reads and writes."""
     plan, problem = Plan.parse(f"{name} > tile"), Problem(64, 64, 64, "float32")
-    ops, steps = operations(plan, problem).ops, step_table(name).steps
+    ops, steps = record_operations(plan, problem).ops, step_table(name).steps
     assert len(ops) == len(steps) == cost(plan, 64, 64, 64, 4).launches
     for op, step in zip(ops, steps, strict=True):
         assert isinstance(op, TileOp if step.kernel.product else SumOp)
@@ -168,7 +168,7 @@ OVERLAPPED = ("strassen.overlapped.pad4 > winograd.pad", "winograd.overlapped > 
 def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
     """Between a fork and its join, all of one lane before the other: nothing that one needs is the other's."""
     problem = Problem(45, 38, 51, "float64")
-    tape = operations(Plan.parse(f"{text} > vendor"), problem)
+    tape = record_operations(Plan.parse(f"{text} > vendor"), problem)
     assert tape.lanes_used == 2 and tape.workspace == _needed(tape.plan, problem)
     memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
     memory["W"] = buffer(tape.workspace)
@@ -196,7 +196,7 @@ def test_a_single_product_runs_beside_nothing(text: str) -> None:
 
 def test_tf32_is_float32_but_for_the_products() -> None:
     plan = Plan.parse("strassen.pad16 > vendor")
-    tf32, ieee = (operations(plan, Problem(64, 64, 64, dtype)) for dtype in ("tf32", "float32"))
+    tf32, ieee = (record_operations(plan, Problem(64, 64, 64, dtype)) for dtype in ("tf32", "float32"))
     assert {op.kernel.element for op in tf32.ops if isinstance(op, SumOp)} == {"float32"}
     assert tf32.workspace == ieee.workspace and [repr(op) for op in tf32.ops] == [repr(op) for op in ieee.ops]
 
@@ -250,7 +250,7 @@ def test_the_workspace_is_what_the_plan_says(text: str, dtype: str) -> None:
     plan = parsed(text)
     for size in ((40, 56, 72), (33, 18, 75)):
         problem = Problem(*size, dtype)
-        used, said = operations(plan, problem).workspace, _needed(plan, problem)
+        used, said = record_operations(plan, problem).workspace, _needed(plan, problem)
         # A peeled strip is added by the GEMM itself; the executor of a leaf without beta needs a scratch.
         assert used <= said if "peel" in text or "balanced" in text else used == said
 
@@ -276,11 +276,11 @@ def test_any_tape_computes_what_the_executor_does(
 
 def test_one_level_is_four_launches_and_a_tape_is_kept() -> None:
     problem = Problem(256, 256, 256, "float32")
-    tape = operations(Plan.parse("strassen.batched.pad16 > vendor"), problem)
+    tape = record_operations(Plan.parse("strassen.batched.pad16 > vendor"), problem)
     assert [type(op) for op in tape.ops] == [SumOp, SumOp, GemmOp, SumOp]
     gemm = tape.ops[2]
     assert isinstance(gemm, GemmOp) and (gemm.count, gemm.m, gemm.n, gemm.k) == (7, 128, 128, 128)
-    assert operations(Plan.parse("strassen.batched.pad16 > vendor"), Problem(256, 256, 256, "float32")) is tape
+    assert record_operations(Plan.parse("strassen.batched.pad16 > vendor"), Problem(256, 256, 256, "float32")) is tape
 
 
 def test_kernels_do_not_depend_on_sizes_or_scalars() -> None:
@@ -291,7 +291,7 @@ def test_kernels_do_not_depend_on_sizes_or_scalars() -> None:
         for size in ((256, 512, 320), (1000, 777, 901))
         for alpha in (2.5, -3)
     ]
-    kernels = {tuple(op.kernel for op in operations(plan, p).ops if isinstance(op, SumOp)) for p in problems}
+    kernels = {tuple(op.kernel for op in record_operations(plan, p).ops if isinstance(op, SumOp)) for p in problems}
     assert len(kernels) == 1
 
 
@@ -308,7 +308,7 @@ def test_kernels_do_not_depend_on_sizes_or_scalars() -> None:
     ],
 )
 def test_wide_accesses_only_where_all_is_aligned(dtype: str, n: int, access: str) -> None:
-    tape = operations(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, dtype))
+    tape = record_operations(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, dtype))
     assert {op.access for op in tape.ops if isinstance(op, SumOp)} == {access}
 
 
@@ -326,7 +326,7 @@ def test_a_leaf_says_along_what_its_operands_lie(
 ) -> None:
     """Whatever the order of the caller's arrays, the product is the same one; the split that turns has high tiles."""
     problem = Problem(64, 96, 160, "float32", tuple(Layout(order, 160) for _ in "ABC"))  # type: ignore[arg-type]
-    tape = operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
+    tape = record_operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
     sums = [op for op in tape.ops if isinstance(op, SumOp)]
     (gemm,) = (op for op in tape.ops if isinstance(op, GemmOp))
     assert gemm.use.product == leaf.partition(".")[0]
@@ -338,7 +338,7 @@ def test_a_leaf_says_along_what_its_operands_lie(
 
 def test_every_element_has_a_thread() -> None:
     for n, dtype, leaf in product((1, 129, 1000), ("float64", "bfloat16"), ("vendor", "vendor.outer")):
-        tape = operations(Plan.parse(f"strassen.batched > {leaf}"), Problem(3 * n, n, 5 * n, dtype))
+        tape = record_operations(Plan.parse(f"strassen.batched > {leaf}"), Problem(3 * n, n, 5 * n, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
             (across, down, deep), (height, width) = op.grid, op.kernel.tile
             assert across * width >= op.cols > (across - 1) * width
@@ -346,14 +346,14 @@ def test_every_element_has_a_thread() -> None:
 
 
 def test_a_very_tall_matrix_is_folded_into_the_grid() -> None:
-    tape = operations(Plan.parse("strassen.batched > vendor"), Problem(4_000_000, 8, 8, "float32"))
+    tape = record_operations(Plan.parse("strassen.batched > vendor"), Problem(4_000_000, 8, 8, "float32"))
     down, deep = tape.ops[0].grid[1:]  # type: ignore[union-attr]
     assert down <= 65535 and deep > 1 and 2_000_000 <= down * deep < 2_000_000 + deep
 
 
 def test_parameters_are_the_structure_of_the_kernel() -> None:
     problem = Problem(40, 24, 56, "float32", alpha=0.3, beta=-7.0)
-    op = operations(Plan.parse("strassen.batched > vendor"), problem).ops[-1]
+    op = record_operations(Plan.parse("strassen.batched > vendor"), problem).ops[-1]
     assert isinstance(op, SumOp)
     assert [complex(c) for c in op.scalars] == [0.3, -7.0]
     arrays, tail = op.parameters[: ARRAY_BYTES * 2], op.parameters[ARRAY_BYTES * 2 :]
@@ -368,7 +368,7 @@ def test_parameters_are_the_structure_of_the_kernel() -> None:
         (lambda: Problem(2, 3, 4, "int8"), "int8"),
         (lambda: Problem(2, 3, 4, "float32", (Layout("C", 2), Layout("C", 4), Layout("C", 4))), "A is 2 x 3"),
         # 343 products of unequal blocks: more arrays than a launch can describe
-        (lambda: operations(Plan.parse("strassen^3 > vendor"), Problem(101, 103, 107, "float32")), "pad"),
+        (lambda: record_operations(Plan.parse("strassen^3 > vendor"), Problem(101, 103, 107, "float32")), "pad"),
     ],
 )
 def test_what_cannot_be_recorded_is_an_error_that_says_why(make: Any, message: str) -> None:

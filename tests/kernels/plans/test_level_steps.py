@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.cpu.arena import Arena, block
-from fmm.kernels.cpu.elementwise import schedule
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.elementwise import elementwise_calls
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.blocks import blocks, cuts, side
@@ -170,7 +170,7 @@ def test_the_join_in_place_needs_no_copies(name: str, calls: int) -> None:
     assert recipe is not None
     join = recipe.steps[-1]
     assert isinstance(join, Sum)
-    found = schedule(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
+    found = elementwise_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.aliases)
     assert [call.op for call in found.calls if call.op not in ("add", "subtract")] == []
     assert len(found.calls) == calls
 
@@ -283,8 +283,8 @@ def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Genera
             shapes = ((m, k), (k, n), (m, n))
             a, b, c = (make(small_integers(rng, s, dtype.str)) for make, s in zip(layout, shapes, strict=True))
             wanted = alpha * (a @ b) + beta * c
-            arena = Arena(block(workspace(plan, m, k, n, dtype.itemsize, alpha, beta)), dtype)
-            execute(plan, a, b, c, backend, arena, alpha, beta)
+            arena = Arena(aligned_block(workspace(plan, m, k, n, dtype.itemsize, alpha, beta)), dtype)
+            execute_plan(plan, a, b, c, backend, arena, alpha, beta)
             assert (arena.peak, arena.used) == (arena.memory.nbytes, 0)
             assert np.array_equal(c, wanted)
 
@@ -292,9 +292,9 @@ def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Genera
 def test_an_arena_that_is_too_small_is_noticed(rng: np.random.Generator) -> None:
     plan = Plan.parse("strassen > vendor")
     a = small_integers(rng, (8, 8), "f8")
-    arena = Arena(block(workspace(plan, 8, 8, 8, 8) - ALIGN), np.dtype("f8"))
+    arena = Arena(aligned_block(workspace(plan, 8, 8, 8, 8) - ALIGN), np.dtype("f8"))
     with pytest.raises(AssertionError, match="too small"):
-        execute(plan, a, a, a.copy(), NumpyBackend(Threads(1)), arena)
+        execute_plan(plan, a, a, a.copy(), NumpyBackend(Threads(1)), arena)
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([4, 8, 16]))
@@ -310,7 +310,7 @@ def test_rows_of_temporaries(rows: int, cols: int, item: int) -> None:
 
 
 def test_arena_gives_aligned_views_in_either_order() -> None:
-    arena = Arena(block(1 << 16), np.dtype("f4"))
+    arena = Arena(aligned_block(1 << 16), np.dtype("f4"))
     first, second = arena.take(5, 7), arena.take(5, 7, fortran=True)
     assert first.shape == second.shape == (5, 7)
     assert first.strides == second.strides[::-1] == (64, 4)

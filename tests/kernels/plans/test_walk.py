@@ -19,10 +19,10 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cpu.arena import Arena, block
-from fmm.kernels.cpu.execute import execute
+from fmm.kernels.cpu.arena import Arena, aligned_block
+from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.symbolic_proof import Polynomial, defect, first_defect, symbols
+from fmm.kernels.cpu.symbolic_proof import Polynomial, first_plan_defect, plan_defect, symbolic_matrix
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import Level, Plan, PlanError
@@ -92,7 +92,7 @@ def whole_numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) 
 
 
 def poisoned_arena(plan: Plan, size: Size, dtype: np.dtype[Any], alpha: Coefficient, beta: Coefficient) -> Arena:
-    memory = block(workspace(plan, *size, dtype.itemsize, alpha, beta))
+    memory = aligned_block(workspace(plan, *size, dtype.itemsize, alpha, beta))
     memory[:] = 255  # NaN in every format
     return Arena(memory, dtype)
 
@@ -107,7 +107,7 @@ def check(
         c[...] = np.nan  # must not be read
     x, y, z = (make(values) for make, values in zip(layout, (a, b, c), strict=True))
     arena = poisoned_arena(plan, size, x.dtype, alpha, beta)
-    execute(plan, x, y, z, BACKEND, arena, alpha, beta)
+    execute_plan(plan, x, y, z, BACKEND, arena, alpha, beta)
     where = f"{plan} {size} {dtype} {[f.__name__ for f in layout]} alpha={alpha} beta={beta}"
     assert np.array_equal(z, wanted), where
     assert np.array_equal(x, a), f"A changed: {where}"
@@ -224,7 +224,7 @@ def test_with_alpha_zero_nan_does_not_pass(text: str) -> None:
     """BLAS's rule: C = beta C, whatever A and B hold."""
     plan, nan, c = Plan.parse(text), np.full((6, 6), np.nan), np.arange(36.0).reshape(6, 6)
     wanted = 2 * c
-    execute(plan, nan, nan, c, BACKEND, poisoned_arena(plan, (6, 6, 6), c.dtype, 0, 2), 0, 2)
+    execute_plan(plan, nan, nan, c, BACKEND, poisoned_arena(plan, (6, 6, 6), c.dtype, 0, 2), 0, 2)
     assert np.array_equal(c, wanted)
 
 
@@ -308,7 +308,7 @@ def test_random_normal_data(text: str, growth: float, dtype: str, rng: np.random
         a, b = a + 1j * rng.standard_normal(a.shape), b + 1j * rng.standard_normal(b.shape)
     a, b = a.astype(dtype), b.astype(dtype)
     c = np.full((m, n), np.nan, dtype)
-    execute(plan, a, b, c, BACKEND, poisoned_arena(plan, (m, k, n), a.dtype, 1, 0))
+    execute_plan(plan, a, b, c, BACKEND, poisoned_arena(plan, (m, k, n), a.dtype, 1, 0))
     wide = np.clongdouble if dtype[0] == "c" else np.longdouble
     error = float(np.abs(c - a.astype(wide) @ b.astype(wide)).max())
     scale = k * float(np.finfo(dtype).eps) * float(np.abs(a).max()) * float(np.abs(b).max())
@@ -323,7 +323,7 @@ def test_a_workspace_is_used_again_without_a_trace(rng: np.random.Generator) -> 
     arena = poisoned_arena(plan, (31, 29, 37), a.dtype, 1, 0)
     for _ in range(2):
         found.append(np.full((31, 37), np.nan))
-        execute(plan, a, b, found[-1], BACKEND, arena)
+        execute_plan(plan, a, b, found[-1], BACKEND, arena)
     assert np.array_equal(found[0], found[1])
 
 
@@ -349,7 +349,7 @@ EVERY_SIZE = list(product(range(1, 6), repeat=3))
 
 @pytest.mark.parametrize("text", quick_and_slow(PROVED[::3], [text for i, text in enumerate(PROVED) if i % 3]))
 def test_plans_are_proved_on_every_small_size(text: str) -> None:
-    assert first_defect(Plan.parse(text), EVERY_SIZE) is None
+    assert first_plan_defect(Plan.parse(text), EVERY_SIZE) is None
 
 
 DEEP = [
@@ -368,7 +368,7 @@ DEEP = [
 
 @pytest.mark.parametrize(("text", "sizes"), DEEP)
 def test_deeper_plans_are_proved(text: str, sizes: list[Size]) -> None:
-    assert first_defect(Plan.parse(text), sizes) is None
+    assert first_plan_defect(Plan.parse(text), sizes) is None
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_deeper_plans_are_proved(text: str, sizes: list[Size]) -> None:
 )
 def test_updates_are_proved(text: str) -> None:
     for (alpha, beta), size in product([(1, 1), (2, 0), (-1, 3), (0, 2), (0, 0)], [(2, 3, 2), (3, 5, 4), (1, 1, 1)]):
-        assert defect(Plan.parse(text), *size, alpha, beta) is None
+        assert plan_defect(Plan.parse(text), *size, alpha, beta) is None
 
 
 def level_of(wrong: Scheme, traversal: str = "stacked") -> Plan:
@@ -397,10 +397,10 @@ def test_the_prover_rejects_a_wrong_scheme(letter: str, traversal: str) -> None:
         rows[place][p] = -rows[place][p] if rows[place][p] else Fraction(1)
         changed: dict[str, Any] = {letter: tuple(map(tuple, rows))}
         wrong = replace(scheme("strassen"), **changed)
-        found = first_defect(level_of(wrong, traversal), [(2, 2, 2)])
+        found = first_plan_defect(level_of(wrong, traversal), [(2, 2, 2)])
         assert found is not None
         assert "entry" in found
-    assert first_defect(level_of(scheme("strassen"), traversal), [(2, 2, 2), (3, 3, 3)]) is None
+    assert first_plan_defect(level_of(scheme("strassen"), traversal), [(2, 2, 2), (3, 3, 3)]) is None
 
 
 class Forgetful(NumpyBackend):
@@ -413,11 +413,11 @@ class Forgetful(NumpyBackend):
 
 def test_the_prover_rejects_a_backend_that_skips_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fmm.kernels.cpu.symbolic_proof.NumpyBackend", Forgetful)
-    assert "nothing was written" in (defect(Plan.parse("strassen > vendor"), 2, 2, 2) or "")
+    assert "nothing was written" in (plan_defect(Plan.parse("strassen > vendor"), 2, 2, 2) or "")
 
 
 def test_symbols_do_not_commute() -> None:
-    (x,), (y,) = symbols("a", 1, 1)[0], symbols("b", 1, 1)[0]
+    (x,), (y,) = symbolic_matrix("a", 1, 1)[0], symbolic_matrix("b", 1, 1)[0]
     assert x * y != y * x
     assert x * y - x * y == 0
     assert (x + y) * (x - y) == x * x - x * y + y * x - y * y

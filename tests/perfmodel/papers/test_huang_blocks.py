@@ -10,7 +10,7 @@ import pytest
 
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, Strategy, strategy
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TileSizes, named_strategy
 from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands
@@ -66,15 +66,15 @@ def test_figure_3_threads() -> None:
 
 
 @pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
-def test_a_warp_has_32_threads_and_a_block_whole_warps(preset: Strategy) -> None:
+def test_a_warp_has_32_threads_and_a_block_whole_warps(preset: TileSizes) -> None:
     assert preset.warp_m * preset.warp_n == 32
     assert preset.threads_m % preset.warp_m == preset.threads_n % preset.warp_n == 0
 
 
 def test_strategy_by_name() -> None:
-    assert strategy("huge").m_s == 128
+    assert named_strategy("huge").m_s == 128
     with pytest.raises(ValueError, match=r"unknown strategy 'giant'.*Small.*Huge"):
-        strategy("giant")
+        named_strategy("giant")
 
 
 # ---- equations (8) to (14)
@@ -82,7 +82,7 @@ def test_strategy_by_name() -> None:
 
 def test_counts_per_block_written_out() -> None:
     """Huge, W = (2,1,2), k = 64, by hand."""
-    huge = strategy("Huge")
+    huge = named_strategy("Huge")
     assert block_time.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
     assert block_time.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
     assert block_time.write_back(huge) == 128 * 128  # (10)
@@ -93,7 +93,7 @@ def test_counts_per_block_written_out() -> None:
 
 def test_operands_that_differ_by_side() -> None:
     """Tall, W = (4,1,2), k = 10, by hand: what belongs to A is not taken for B."""
-    tall, w = strategy("Tall"), (4, 1, 2)
+    tall, w = named_strategy("Tall"), (4, 1, 2)
     assert block_time.registers(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
     assert block_time.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
     assert block_time.flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
@@ -102,14 +102,14 @@ def test_operands_that_differ_by_side() -> None:
 
 @pytest.mark.parametrize("preset", STRATEGIES, ids=lambda s: s.name)
 @pytest.mark.parametrize("w", [GEMM, ONE, TWO, (1, 4, 4), (4, 2, 2)])
-def test_intensities_tend_to_their_limits(preset: Strategy, w: Operands) -> None:
+def test_intensities_tend_to_their_limits(preset: TileSizes, w: Operands) -> None:
     for intensity in (huang_blocks.global_intensity, huang_blocks.shared_intensity):
         assert intensity(preset, w, 10**9) == pytest.approx(intensity(preset, w), rel=1e-5)
 
 
 def test_depth_must_be_positive() -> None:
     with pytest.raises(ValueError, match="k must be positive, not 0"):
-        huang_blocks.global_intensity(strategy("Huge"), GEMM, 0)
+        huang_blocks.global_intensity(named_strategy("Huge"), GEMM, 0)
 
 
 # ---- (13) and (15) to (18)
@@ -134,7 +134,7 @@ def test_least_tile_meets_13_exactly(on: Machine, w: Operands, k: int | None) ->
     """The solved form against the bound itself, on tiles just above and just below."""
     size = huang_blocks.least_square_tile(w, on, k)
     for tile, holds in ((int(size), False), (int(size) + 1, True)):
-        square = replace(strategy("Huge"), m_s=tile, n_s=tile, m_r=1, n_r=1)
+        square = replace(named_strategy("Huge"), m_s=tile, n_s=tile, m_r=1, n_r=1)
         assert (huang_blocks.global_intensity(square, w, k) >= huang_blocks.global_need(on)) is holds
 
 
@@ -161,7 +161,7 @@ def test_greatest_piece_of_16(on: Machine) -> None:
 @pytest.mark.parametrize(("w", "most"), [(GEMM, 13), (ONE, 12), (TWO, 11)])
 def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) -> None:
     for size, holds in ((most, True), (most + 1, False)):
-        square = replace(strategy("Huge"), m_r=size, n_r=size)
+        square = replace(named_strategy("Huge"), m_r=size, n_r=size)
         assert (block_time.registers(square, w) < 255) is holds
         assert (size < huang_blocks.greatest_square_piece(w, on)) is holds
 
@@ -187,13 +187,13 @@ def test_bounds_17_and_18(on: Machine) -> None:
         if b.equation in (16, 17, 18) and not b.holds
     }
     assert fails == {("Small", 18)}  # 64 threads x 2 elements against a tile of 256
-    deep = replace(strategy("Huge"), k_s=96)
+    deep = replace(named_strategy("Huge"), k_s=96)
     assert not next(b for b in huang_blocks.bounds(deep, GEMM, on) if b.equation == 17).holds  # 96 KiB
 
 
 def test_section_5_4(on: Machine) -> None:
     """Direct 2-level: 'up to 160 registers', 'up to 1,900 GB/s'; 1-level adds m_R + n_R registers."""
-    huge = strategy("Huge")
+    huge = named_strategy("Huge")
     assert block_time.registers(huge, TWO) == 160
     assert on.element_bytes * on.flop / huang_blocks.global_intensity(huge, TWO) == pytest.approx(1900e9, rel=0.01)
     assert block_time.registers(huge, ONE) - block_time.registers(huge, GEMM) == huge.m_r + huge.n_r
@@ -204,7 +204,7 @@ def test_doubles_take_twice_the_room() -> None:
     single = huang_blocks.machine(device("v100"), element_bytes=4)
     assert double.flop == single.flop / 2
     assert huang_blocks.global_need(double) == pytest.approx(huang_blocks.global_need(single))
-    huge = strategy("Huge")
+    huge = named_strategy("Huge")
     have = {b.equation: b.have for b in huang_blocks.bounds(huge, ONE, double)}
     assert (have[16], have[17]) == (256, 16384)
     assert huang_blocks.admitted([huge], [ONE], double) == ()  # 256 registers are not below 255
@@ -228,7 +228,7 @@ def test_no_other_constant_gives_footnote_15(on: Machine) -> None:
 
     def reproduce(per_pointer: int) -> list[int]:
         models = {n: replace(FOOTNOTE_15, per_pointer=per_pointer, unprinted=n) for n in range(64)}
-        small, kernels = strategy("Small"), (GEMM, ONE, TWO)
+        small, kernels = named_strategy("Small"), (GEMM, ONE, TWO)
         found = {n: [huang_blocks.blocks_per_sm(small, w, on, x) for w in kernels] for n, x in models.items()}
         return [n for n, active in found.items() if active == [24, 20, 18]]
 
@@ -238,8 +238,8 @@ def test_no_other_constant_gives_footnote_15(on: Machine) -> None:
 
 def test_footnote_14_alone_does_not_give_footnote_15(on: Machine) -> None:
     kernels = (GEMM, ONE, TWO)
-    small = [huang_blocks.blocks_per_sm(strategy("Small"), w, on, FOOTNOTE_14) for w in kernels]
-    huge = [huang_blocks.blocks_per_sm(strategy("Huge"), w, on, FOOTNOTE_14) for w in kernels]
+    small = [huang_blocks.blocks_per_sm(named_strategy("Small"), w, on, FOOTNOTE_14) for w in kernels]
+    huge = [huang_blocks.blocks_per_sm(named_strategy("Huge"), w, on, FOOTNOTE_14) for w in kernels]
     assert (small, huge) == ([32, 32, 20], [2, 1, 1])
 
 
@@ -248,7 +248,7 @@ def test_footnote_14_alone_does_not_give_footnote_15(on: Machine) -> None:
 
 def test_time_written_out(on: Machine) -> None:
     """Huge GEMM at 4096: 1024 tiles on 160 active blocks are 7 waves."""
-    n, huge = 4096, strategy("Huge")
+    n, huge = 4096, named_strategy("Huge")
     time = huang_blocks.block_time(huge, GEMM, (n, n, n), on)
     assert time.flop == pytest.approx(7 * 160 * 2 * 128 * 128 * n / on.flop)
     assert time.smop == pytest.approx(7 * 160 * 4 * (2 * 2048 + 2 * 128) * n / on.smop)
@@ -257,7 +257,7 @@ def test_time_written_out(on: Machine) -> None:
 
 
 def test_fringes_cost_whole_tiles(on: Machine) -> None:
-    huge = strategy("Huge")
+    huge = named_strategy("Huge")
     assert huang_blocks.block_time(huge, GEMM, (129, 64, 1), on) == huang_blocks.block_time(
         huge, GEMM, (256, 64, 128), on
     )
@@ -265,7 +265,7 @@ def test_fringes_cost_whole_tiles(on: Machine) -> None:
 
 def test_time_is_that_of_the_axes_in_their_order(on: Machine) -> None:
     """Shapes are (m, k, n): a deep product has few tiles."""
-    tall = strategy("Tall")
+    tall = named_strategy("Tall")
     deep = huang_blocks.block_time(tall, GEMM, (128, 4096, 32), on)
     assert deep.gmop == pytest.approx(4 * block_time.global_elements(tall, GEMM, 4096) / on.gmop)
 
@@ -273,11 +273,11 @@ def test_time_is_that_of_the_axes_in_their_order(on: Machine) -> None:
 @pytest.mark.parametrize("shape", [(0, 1, 1), (4, -1, 4), (4, 4, 0)])
 def test_sizes_must_be_positive(on: Machine, shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        huang_blocks.block_time(strategy("Huge"), GEMM, shape, on)
+        huang_blocks.block_time(named_strategy("Huge"), GEMM, shape, on)
 
 
 def test_a_kernel_that_does_not_fit_is_refused(on: Machine) -> None:
-    greedy = replace(strategy("Huge"), m_r=4, n_r=4, k_s=200)
+    greedy = replace(named_strategy("Huge"), m_r=4, n_r=4, k_s=200)
     with pytest.raises(ValueError, match="no block fits"):
         huang_blocks.block_time(greedy, GEMM, (128, 128, 128), on)
 
@@ -304,7 +304,7 @@ def test_figure_10_small() -> None:
 
 
 def test_direct_time_of_one_level_is_its_seven_products(on: Machine) -> None:
-    huge, shape, half = strategy("Huge"), (4096, 4096, 4096), (2048, 2048, 2048)
+    huge, shape, half = named_strategy("Huge"), (4096, 4096, 4096), (2048, 2048, 2048)
     expected = sum(n * huang_blocks.block_time(huge, w, half, on).seconds for w, n in counts(1).items())
     assert huang_blocks.direct_seconds(huge, counts(1), (2, 2, 2), shape, on) == pytest.approx(expected)
 
@@ -313,7 +313,7 @@ def test_direct_time_of_one_level_is_its_seven_products(on: Machine) -> None:
 @pytest.mark.parametrize("element_bytes", [4, 8])
 def test_the_model_answers_for_every_device(name: str, element_bytes: int) -> None:
     gpu = huang_blocks.machine(device(name), element_bytes)
-    time = huang_blocks.block_time(strategy("Medium"), ONE, (1000, 1000, 1000), gpu)
+    time = huang_blocks.block_time(named_strategy("Medium"), ONE, (1000, 1000, 1000), gpu)
     assert 0 < huang_blocks.effective_tflops((1000, 1000, 1000), time.seconds) <= 1e-12 * gpu.flop
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.products.tiled_source import source as tiled
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.products.tiled_source import tiled_source as tiled
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_source import source
+from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.perfmodel.choose import candidates
 from fmm.problem import Problem
@@ -114,10 +114,10 @@ def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
         for plan in plans:
             if plan == VENDOR:
                 continue
-            for op in operations(plan, Problem(m, k, n, "float32")).ops:
+            for op in record_operations(plan, Problem(m, k, n, "float32")).ops:
                 if isinstance(op, SumOp | TileOp):
                     told = (op.kernel, op.access)
-                    text = tiled(*told) if isinstance(op, TileOp) else source(*told, False)
+                    text = tiled(*told) if isinstance(op, TileOp) else sum_source(*told, False)
                     met += 1
                     missing |= {text} - made
     assert met > 100 and len(missing) <= 0.2 * len(made), (len(missing), len(made))

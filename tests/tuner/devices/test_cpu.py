@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays import host_memory
 from fmm.config import files
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import decide, host_memory
+from fmm.runtime import decide, devices
 from fmm.tuner.cli import main
 from fmm.tuner.commands.suites import fast_plan
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
 from fmm.tuner.devices.device import FailedError
-from fmm.tuner.journal import Journal, Pace
+from fmm.tuner.journal import Journal, RoundLimits
 from fmm.tuner.trials import Run
 
 WINOGRAD = Plan.parse("winograd > vendor")
@@ -30,8 +31,8 @@ WINOGRAD = Plan.parse("winograd > vendor")
 def test_every_type_is_measured(dtype: str) -> None:
     journal = Journal("run", CpuDevice())
     runs = [Run(), Run(WINOGRAD), Run(WINOGRAD, "sums"), Run(VENDOR, "whole", 1)]
-    with journal.open("probe", Problem(65, 66, 67, dtype)) as desk:
-        samples = desk.rounds(runs, Pace(2))
+    with journal.open("probe", Problem(65, 66, 67, dtype)) as timed:
+        samples = timed.rounds(runs, RoundLimits(2))
     assert all(len(found) == 2 and min(found) > 0 for found in samples.values())
     assert not [t for t in journal.recorded if t.failed]
 
@@ -72,8 +73,8 @@ def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.Monke
     """The system hands out more than there is, and kills whoever uses it."""
     monkeypatch.setattr(host_memory, "available", lambda: 3 * 100 * 100 * 8 - 1)
     journal = Journal("run", CpuDevice())
-    with journal.open("bench", Problem(100, 100, 100)) as desk:
-        assert desk.rounds([Run()], Pace(1)) == {Run(): []}
+    with journal.open("bench", Problem(100, 100, 100)) as timed:
+        assert timed.rounds([Run()], RoundLimits(1)) == {Run(): []}
     assert [t.failed for t in journal.recorded] == ["out of memory"]
 
 
@@ -81,8 +82,8 @@ def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.Monke
 def test_the_parts_take_less_than_the_whole() -> None:
     journal = Journal("run", CpuDevice())
     runs = [Run(WINOGRAD), Run(WINOGRAD, "sums"), Run(WINOGRAD, "products")]
-    with journal.open("probe", Problem(1200, 1200, 1200)) as desk:
-        samples = desk.rounds(runs, Pace(5))
+    with journal.open("probe", Problem(1200, 1200, 1200)) as timed:
+        samples = timed.rounds(runs, RoundLimits(5))
     whole, sums, products = (min(samples[run]) for run in runs)
     assert 0 < sums < products and sums + products < 1.3 * whole
 
@@ -114,7 +115,7 @@ def test_a_real_tuning_is_obeyed(
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files._now.cache_clear()
-    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), blas_threads())
+    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu(blas_threads()))
     assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out

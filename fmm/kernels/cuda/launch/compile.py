@@ -17,7 +17,7 @@ THREADS = 8  # that compile at a time
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-class Function(NamedTuple):
+class LoadedKernel(NamedTuple):
     """The address of a compiled kernel, and what keeps it loaded."""
 
     address: int
@@ -25,7 +25,7 @@ class Function(NamedTuple):
 
 
 @lru_cache(maxsize=2048)
-def compiled(device: int, kernel: Kernel) -> Function:
+def compiled_kernel(device: int, kernel: Kernel) -> LoadedKernel:
     """On the current device, whose number it is; allowed the shared memory that it wants."""
     if kernel.architecture:
         return _for_architecture(kernel)
@@ -33,10 +33,10 @@ def compiled(device: int, kernel: Kernel) -> Function:
     function = module.get_function(kernel.entry)
     if kernel.shared:
         function.max_dynamic_shared_size_bytes = kernel.shared
-    return Function(function.kernel.ptr, (module, function))
+    return LoadedKernel(function.kernel.ptr, (module, function))
 
 
-def _for_architecture(kernel: Kernel) -> Function:
+def _for_architecture(kernel: Kernel) -> LoadedKernel:
     """CuPy compiles for what all devices of a compute capability have; for one architecture NVRTC is asked here."""
     program = nvrtc.createProgram(kernel.source, f"{kernel.entry}.cu", (), ())
     try:
@@ -47,7 +47,7 @@ def _for_architecture(kernel: Kernel) -> Function:
         nvrtc.destroyProgram(program)
     function = module.get_function(kernel.entry)
     driver.funcSetAttribute(function.ptr, MOST_SHARED, kernel.shared)
-    return Function(function.ptr, (module, function))
+    return LoadedKernel(function.ptr, (module, function))
 
 
 def compile_all(device: int, kernels: Collection[Kernel]) -> None:
@@ -55,7 +55,7 @@ def compile_all(device: int, kernels: Collection[Kernel]) -> None:
 
     def compile_one(kernel: Kernel) -> None:
         with cupy.cuda.Device(device):
-            compiled(device, kernel)
+            compiled_kernel(device, kernel)
 
     if len(kernels) == 1:
         compile_one(next(iter(kernels)))

@@ -32,20 +32,20 @@ class Lane(NamedTuple):
     event: int
 
 
-class Gemm(Protocol):
+class GemmCall(Protocol):
     """A GEMM with everything but the pointers filled in: `bases` are those of A, B, C and the workspace first."""
 
     def __call__(self, lane: Lane, bases: Sequence[int]) -> None: ...
 
 
-def gemm(op: GemmOp, dtype: str, divides: Mapping[str, int]) -> Gemm:
+def vendor_call(op: GemmOp, dtype: str, divides: Mapping[str, int]) -> GemmCall:
     """The call of a leaf product; `divides`: a power of two that divides each base's address."""
     kind = DTYPES[dtype]
     number = op.use.number
     if number is None:
-        return _Gemm(op, DTYPES[kind.stored])
-    alignments = [alignment(x, kind.itemsize, divides[x.base]) for x in op.pieces]
-    return _LtGemm(op, kind, number, alignments)
+        return _CublasCall(op, DTYPES[kind.stored])
+    alignments = [line_alignment(x, kind.itemsize, divides[x.base]) for x in op.pieces]
+    return _CandidateCall(op, kind, number, alignments)
 
 
 def _scalars(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
@@ -54,17 +54,17 @@ def _scalars(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[Any]]:
     return (pair if np.dtype(dtype).kind == "c" else pair.real).astype(dtype)
 
 
-def alignment(x: Factor, itemsize: int, grain: int) -> int:
+def line_alignment(x: Factor, itemsize: int, grain: int) -> int:
     """A power of two that divides the addresses of all rows or columns of an operand."""
     return gcd(grain, x.offset, x.leading * itemsize, x.stride * itemsize)
 
 
-def _checked(status: int, library: str = "cuBLAS") -> None:
+def _check_status(status: int, library: str = "cuBLAS") -> None:
     if status:
         raise RuntimeError(f"{library} failed with status {status}")
 
 
-def _loaded(name: str) -> Any:
+def _load_library(name: str) -> Any:
     for version in (13, 12):
         try:
             return ctypes.CDLL(f"{name}.so.{version}")
@@ -99,7 +99,7 @@ _MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF
 @lru_cache(maxsize=1)
 def _library() -> Any:
     """The cuBLAS that CuPy has loaded, with the types of the arguments that we pass."""
-    library = _loaded("libcublas")
+    library = _load_library("libcublas")
     i, p, q = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
     for call in _FUNCTIONS.values():
         kind = [i] if call.any_type else []
@@ -113,17 +113,17 @@ def _library() -> Any:
     return library
 
 
-def version() -> int:
+def cublas_version() -> int:
     """Of cuBLAS, as cublasGetVersion says it, but without a handle, which cannot be made while a stream is captured."""
     parts = []
     for number in range(3):
         value = ctypes.c_int()
-        _checked(_library().cublasGetProperty(number, ctypes.byref(value)))
+        _check_status(_library().cublasGetProperty(number, ctypes.byref(value)))
         parts.append(value.value)
     return parts[0] * 10000 + parts[1] * 100 + parts[2]
 
 
-def begin(lane: Lane, math: Math) -> int:
+def enter_lane(lane: Lane, math: Math) -> int:
     """Set a lane's handle to its stream and to this mode; returns the mode that it had."""
     before = int(_cublas.getMathMode(lane.handle))
     set_stream(lane)
@@ -132,7 +132,7 @@ def begin(lane: Lane, math: Math) -> int:
     return before
 
 
-def end(lane: Lane, math: Math, before: int) -> None:
+def leave_lane(lane: Lane, math: Math, before: int) -> None:
     """Give the handle back in the mode that it had."""
     if before != _MATH[math]:
         _cublas.setMathMode(lane.handle, before)
@@ -140,22 +140,22 @@ def end(lane: Lane, math: Math, before: int) -> None:
 
 def set_stream(lane: Lane) -> None:
     """What the handle is used for next goes to the lane's stream; cuBLAS forgets what memory it was given."""
-    _checked(_library().cublasSetStream_v2(lane.handle, lane.stream))
+    _check_status(_library().cublasSetStream_v2(lane.handle, lane.stream))
 
 
 def new_handle() -> int:
     """A handle of our own on the current device, which lives as long as the process."""
     handle = ctypes.c_void_p()
-    _checked(_library().cublasCreate_v2(ctypes.byref(handle)))
+    _check_status(_library().cublasCreate_v2(ctypes.byref(handle)))
     return int(handle.value or 0)
 
 
 def own_memory(lane: Lane, pointer: int, size: int) -> None:
     """What cuBLAS may use for itself, until the handle's stream is set anew: in a capture it may allocate nothing."""
-    _checked(_library().cublasSetWorkspace_v2(lane.handle, pointer, size))
+    _check_status(_library().cublasSetWorkspace_v2(lane.handle, pointer, size))
 
 
-class _Gemm:
+class _CublasCall:
     def __init__(self, op: GemmOp, type_: DType) -> None:
         call = _FUNCTIONS[type_.name]
         name = call.plain if op.count == 1 else call.batched
@@ -177,7 +177,7 @@ class _Gemm:
         (i, x), (j, y), (k, z) = self.where
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
-        _checked(self.function(_Pointer(lane.handle), *head, a, *left, b, *right, c, *dest))
+        _check_status(self.function(_Pointer(lane.handle), *head, a, *left, b, *right, c, *dest))
 
 
 # ---- cuBLASLt
@@ -206,25 +206,25 @@ class _Candidate(ctypes.Structure):
 
 
 @lru_cache(maxsize=1)
-def _lt() -> tuple[Any, ctypes.c_void_p]:
-    library, handle = _loaded("libcublasLt"), ctypes.c_void_p()
+def _cublaslt() -> tuple[Any, ctypes.c_void_p]:
+    library, handle = _load_library("libcublasLt"), ctypes.c_void_p()
     p = ctypes.c_void_p
     library.cublasLtMatmul.argtypes = [p] * 14 + [ctypes.c_size_t, p]
     library.cublasLtMatrixLayoutCreate.argtypes = [p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64]
     for name in ("MatrixLayout", "MatmulDesc", "MatmulPreference"):
         getattr(library, f"cublasLt{name}SetAttribute").argtypes = [p, ctypes.c_int, p, ctypes.c_size_t]
-    _checked(library.cublasLtCreate(ctypes.byref(handle)), "cuBLASLt")
+    _check_status(library.cublasLtCreate(ctypes.byref(handle)), "cuBLASLt")
     return library, handle
 
 
-class _LtGemm:
+class _CandidateCall:
     """One candidate of cuBLASLt's heuristic. Its scratch is part of the workspace, so that calls on many streams are
     safe; its descriptions are small and live as long as the process, as tapes do.
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
         self.types, self.scratch, self.room = types, op.scratch, op.use.leaf.scratch
-        self.library, self.handle = _lt()
+        self.library, self.handle = _cublaslt()
         self.scalars = _scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)
@@ -242,16 +242,18 @@ class _LtGemm:
         call = self.library.cublasLtMatmul
         operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
         scratch = bases[3] + self.scratch, self.room
-        _checked(call(self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream), "cuBLASLt")
+        _check_status(call(self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream), "cuBLASLt")
 
     def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
         function = getattr(self.library, f"cublasLt{what}SetAttribute")
-        _checked(function(made, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
+        _check_status(function(made, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
 
     def _layout(self, rows: int, cols: int, x: Factor, count: int) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
         stored = (cols, rows) if x.transposed else (rows, cols)
-        _checked(self.library.cublasLtMatrixLayoutCreate(ctypes.byref(made), self.types.cuda_type, *stored, x.leading))
+        _check_status(
+            self.library.cublasLtMatrixLayoutCreate(ctypes.byref(made), self.types.cuda_type, *stored, x.leading)
+        )
         if count > 1:
             self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
             self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(x.stride))
@@ -260,19 +262,19 @@ class _LtGemm:
     def _operation(self, op: GemmOp) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
         create = self.library.cublasLtMatmulDescCreate
-        _checked(create(ctypes.byref(made), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
+        _check_status(create(ctypes.byref(made), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
         self._set("MatmulDesc", made, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
         self._set("MatmulDesc", made, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
         return made
 
     def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
         preference, found, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
-        _checked(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
+        _check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
         self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.room))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
-        _checked(
+        _check_status(
             self.library.cublasLtMatmulAlgoGetHeuristic(
                 self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
             ),

@@ -16,7 +16,7 @@ MADE = 64  # captured calls that are kept in all
 COUNTED = 64  # keys that one call is counted for
 
 
-class Shelf:
+class GraphCache:
     """Keeps so many captured calls, of all threads; the oldest goes first."""
 
     def __init__(self, limit: int = MADE) -> None:
@@ -47,7 +47,7 @@ class Shelf:
 class Replays:
     """What one call, on one stream and in one thread, has made of the keys that recurred: of what it depends on."""
 
-    def __init__(self, make: Callable[..., Any], shelf: Shelf) -> None:
+    def __init__(self, make: Callable[..., Any], shelf: GraphCache) -> None:
         """`make` returns None where it cannot, and is not asked again."""
         self.make, self.shelf = make, shelf
         self.known: dict[Hashable, Any] = {}  # keys -> how often they came, or what was made of them

@@ -49,7 +49,7 @@ class _Driver(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _driver() -> _Driver | None:
+def _driver_calls() -> _Driver | None:
     """None where the driver is older than these calls (CUDA 12)."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -63,14 +63,14 @@ def _driver() -> _Driver | None:
         return None
 
 
-class Movable:
+class MovableGraph:
     """A graph, and for each of our kernels in it, in their order, how the driver is told its new parameters."""
 
     def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _Driver | None = None) -> None:
         """`kernels`: each with its parameters as they are in the graph, good until the next one is asked for."""
         self.graph, self.executable = graph, graph.graphExec
-        self.driver = driver or _driver()
-        self.nodes = None if self.driver is None else _claimed(_kernels(graph.graph, self.driver), kernels)
+        self.driver = driver or _driver_calls()
+        self.nodes = None if self.driver is None else _matching_nodes(_kernel_nodes(graph.graph, self.driver), kernels)
 
     def move(self, kernels: Iterable[KernelNode]) -> bool:
         """Give the kernels other parameters, in the order of the first ones. False if that is not possible: some may
@@ -89,7 +89,7 @@ class Movable:
 _Claimed = list[tuple[ctypes.c_void_p, _Node, Any]]
 
 
-def _kernels(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
+def _kernel_nodes(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
     """The graph's kernels, and what was captured of each."""
     count = ctypes.c_size_t()
     if driver.nodes(ctypes.c_void_p(graph), None, ctypes.byref(count)):
@@ -105,13 +105,13 @@ def _kernels(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
     return found
 
 
-def _claimed(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _Claimed | None:
+def _matching_nodes(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _Claimed | None:
     """The nodes of our kernels, in the kernels' order; None if one is not there."""
     claimed: _Claimed = []
     for kernel in kernels:
-        wanted = _parameter(kernel.parameters, kernel.size)
+        wanted = _parameter_bytes(kernel.parameters, kernel.size)
         for i, (handle, node) in enumerate(nodes):
-            if node.function == kernel.function and _parameter(node.parameters, kernel.size) == wanted:
+            if node.function == kernel.function and _parameter_bytes(node.parameters, kernel.size) == wanted:
                 del nodes[i]
                 claimed.append((ctypes.c_void_p(handle), node, ctypes.byref(node)))
                 break
@@ -120,6 +120,6 @@ def _claimed(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _
     return claimed
 
 
-def _parameter(pointers: int, size: int) -> bytes:
+def _parameter_bytes(pointers: int, size: int) -> bytes:
     """The bytes of the one parameter of a launch, to which the first of these pointers points."""
     return ctypes.string_at(ctypes.c_void_p.from_address(pointers).value or 0, size)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fmm.kernels.cuda.launch.compile import compile_all
 from fmm.kernels.cuda.launch.counters import new_counters, stream_counters
-from fmm.kernels.cuda.launch.cublas import Gemm, Lane, Math, begin, end, gemm, own_memory
+from fmm.kernels.cuda.launch.cublas import GemmCall, Lane, Math, enter_lane, leave_lane, own_memory, vendor_call
 from fmm.kernels.cuda.launch.graphs import KernelNode
 from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
 from fmm.kernels.cuda.launch.streams import lanes_for, wait_in_turn
@@ -60,7 +60,7 @@ class _Multiplied(NamedTuple):
     """A product of the vendor's: on which lane."""
 
     lane: int
-    call: Gemm
+    call: GemmCall
 
 
 class _Parameters(threading.local):
@@ -112,7 +112,7 @@ class Player:
             if isinstance(step, Launch):
                 yield _Started(lane, next(calls).start)
             elif isinstance(step, VendorCall):
-                yield _Multiplied(lane, gemm(step.op, self.launches.problem.dtype, divides))
+                yield _Multiplied(lane, vendor_call(step.op, self.launches.problem.dtype, divides))
             else:
                 yield step
 
@@ -134,7 +134,7 @@ class Player:
         for start in self._first:
             start(stream, next(blocks), 0)
         calling = lanes[: self.launches.vendor_lanes]
-        before = [begin(lane, self.math) for lane in calling]
+        before = [enter_lane(lane, self.math) for lane in calling]
         try:
             for i, lane in enumerate(calling if scratch else ()):
                 own_memory(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH)
@@ -147,7 +147,7 @@ class Player:
                     wait_in_turn(step, lanes)
         finally:
             for lane, mode in zip(calling, before, strict=True):
-                end(lane, self.math, mode)
+                leave_lane(lane, self.math, mode)
 
     def _filled(self, addresses: Addresses, counters: tuple[int, ...]) -> _Parameters:
         """The thread's parameters, with these addresses in them; what is half filled counts as empty."""

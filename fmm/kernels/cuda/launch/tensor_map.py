@@ -17,7 +17,7 @@ SOMEWHERE = 1 << 20  # an address, when a map is made
 
 
 @lru_cache(maxsize=1)
-def encoder() -> Any:
+def driver_encoder() -> Any:
     """cuTensorMapEncodeTiled; None where the driver has no such call."""
     try:
         return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
@@ -25,17 +25,17 @@ def encoder() -> Any:
         return None
 
 
-def encoded(x: TensorMap) -> Any:
+def map_words(x: TensorMap) -> Any:
     """The map's words, with address zero in the first. That the address stands there, and nowhere else, is checked by
     encoding the map for two addresses."""
-    first, second = (_encoded(x, address) for address in (SOMEWHERE, 2 * SOMEWHERE))
+    first, second = (_encode_at(x, address) for address in (SOMEWHERE, 2 * SOMEWHERE))
     if first[0] != SOMEWHERE or second[0] != 2 * SOMEWHERE or (first[1:] != second[1:]).any():
         raise RuntimeError("this driver's tensor maps do not begin with their address")
     first[0] = 0
     return first
 
 
-def _encoded(x: TensorMap, address: int) -> Any:
+def _encode_at(x: TensorMap, address: int) -> Any:
     kind = DTYPES[x.dtype]
     room = np.zeros(2 * MAP_BYTES, np.uint8)
     begin = -room.ctypes.data % 64
@@ -46,6 +46,6 @@ def _encoded(x: TensorMap, address: int) -> Any:
     to, source = ctypes.c_void_p(room.ctypes.data + begin), ctypes.c_void_p(address)
     told = kind.tensor_map, 3, source, sizes, steps, box, ones
     how = NO_INTERLEAVE, SWIZZLES[x.swizzle], PROMOTE_256_BYTES, FILL_WITH_ZEROS
-    if status := encoder()(to, *told, *how):
+    if status := driver_encoder()(to, *told, *how):
         raise RuntimeError(f"cuTensorMapEncodeTiled failed with status {status} for {x}")
     return room[begin : begin + MAP_BYTES].view(np.int64).copy()

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Matrix
-from fmm.kernels.cuda.products.tile_sizes import SUMMING, Strategy, engine_strategy
-from fmm.kernels.cuda.products.tiled import Several, TileOp, fused_op
+from fmm.kernels.cuda.products.tile_sizes import SUMMING, TileSizes, engine_strategy
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, fused_op
 from fmm.kernels.cuda.products.tiled_source import Update
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.fused_order import Lane, stages
@@ -23,11 +23,11 @@ class Blocks(NamedTuple):
     c: Sequence[View]
 
 
-class Fused:
+class FusedLaunches:
     """A fused level at work. `begun`: the blocks of C that the launches made so far have written."""
 
     def __init__(
-        self, level: FusedProducts, strategy: Strategy | None, dtype: str, blocks: Blocks, alpha: float, beta: float
+        self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: Blocks, alpha: float, beta: float
     ) -> None:
         """Without a strategy, or with one that wants the copy engine, one launch is to do all, if the device can."""
         self.together = strategy is None or engine_strategy(strategy.name) is not None
@@ -40,16 +40,18 @@ class Fused:
         """Does C have to hold beta times its old value before the first launch?"""
         return "atomic" in self.tasks
 
-    def stages(self) -> Iterator[list[list[TileOp | Several]]]:
+    def stages(self) -> Iterator[list[list[TileOp | TileGroup]]]:
         """The launches: stage by stage, and in each lane by lane."""
         if self.together and not self.tasks:
             found = [op for p in range(self.scheme.rank) if (op := self._op(p)) is not None]
-            yield [[Several(tuple(replace(op, follows=i > 0) for i, op in enumerate(found)), "turns")]] if found else []
+            yield (
+                [[TileGroup(tuple(replace(op, follows=i > 0) for i, op in enumerate(found)), "turns")]] if found else []
+            )
             return
         for stage in stages(self.scheme, self.tasks):
             yield [ops for lane in stage if (ops := list(self._lane(lane)))]
 
-    def _lane(self, lane: Lane) -> Iterator[TileOp | Several]:
+    def _lane(self, lane: Lane) -> Iterator[TileOp | TileGroup]:
         follows = False
         for task in lane:
             ops: list[TileOp] = []
@@ -58,12 +60,15 @@ class Fused:
                     ops.append(replace(op, follows=follows))
                     follows = True
             if ops:
-                yield ops[0] if len(ops) == 1 else Several(tuple(ops), "atomic" if self.atomic else "free")
+                yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.atomic else "free")
 
     def _op(self, product: int) -> TileOp | None:
         """None where a product has nothing to multiply or to write."""
-        left, right = _terms(self.scheme.u, product, self.blocks.a), _terms(self.scheme.v, product, self.blocks.b)
-        dest = _terms(self.scheme.w, product, self.blocks.c)
+        left, right = (
+            _block_terms(self.scheme.u, product, self.blocks.a),
+            _block_terms(self.scheme.v, product, self.blocks.b),
+        )
+        dest = _block_terms(self.scheme.w, product, self.blocks.c)
         if not (left and right and dest):
             return None
         into = [(self.alpha * c, x) for _, c, x in dest]
@@ -74,7 +79,7 @@ class Fused:
         return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, kept, strict=True)))
 
 
-def _terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[int, float, View]]:
+def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[int, float, View]]:
     """What a product touches: the block's number, its coefficient, where it lies. Some blocks hold nothing."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]

@@ -12,9 +12,9 @@ from typing import Literal
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import Program
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.tile_sizes import SUMMING, Strategy, strategy
+from fmm.kernels.cuda.products.tile_sizes import SUMMING, TileSizes, named_strategy
 from fmm.kernels.cuda.products.tiled_source import (
     ENTRY,
     OPTIONS,
@@ -24,14 +24,13 @@ from fmm.kernels.cuda.products.tiled_source import (
     Path,
     TileKernel,
     Update,
-    added,
-    short,
-    source,
+    adding_epilogue,
+    shortened_epilogue,
+    tiled_source,
 )
 from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.leaf import LeafUse
 
-PARAMETER_BYTES = 4096  # what every driver passes to a kernel
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
 GROUP = 8  # rows of tiles that are done together
 WIDE = 16  # bytes of an access of `vector`
@@ -57,7 +56,7 @@ class TileOp:
     def __hash__(self) -> int:
         return id(self)
 
-    def with_strategy(self, s: Strategy) -> TileOp:
+    def with_strategy(self, s: TileSizes) -> TileOp:
         return self if s is self.kernel.strategy else replace(self, kernel=replace(self.kernel, strategy=s))
 
     @property
@@ -116,7 +115,7 @@ class TileOp:
 
 
 @dataclass(frozen=True)
-class Several:
+class TileGroup:
     """Products in one launch, if the kernel can. `order`: no two write the same block (`free`), they do so one after
     the other (`turns`), or number by number in any order (`atomic`)."""
 
@@ -171,19 +170,19 @@ class Several:
         return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
 
 
-def pointers(op: TileOp | Several) -> range:
+def pointer_words(op: TileOp | TileGroup) -> range:
     """Which of the parameters' words of 8 bytes are the pieces' pointers."""
     words = struct.calcsize(BLOCK[DTYPES[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
 
 
-def fitted(op: TileOp | Several, chip: Chip) -> TileOp | Several:
+def fitted_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """With another strategy where its own does not do on a chip: shared memory is too small, or float64 is multiplied
     by threads alone, which have registers for small tiles only."""
-    if isinstance(op, Several):
-        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted(y, chip), TileOp)))
+    if isinstance(op, TileGroup):
+        return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted_to_chip(y, chip), TileOp)))
     names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
-    kernels = [replace(op.kernel, strategy=strategy(name)) if name else op.kernel for name in names]
+    kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
     fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_per_block), kernels[-1])
     return op if fits is op.kernel else replace(op, kernel=fits)
 
@@ -193,26 +192,28 @@ def fitted(op: TileOp | Several, chip: Chip) -> TileOp | Several:
 FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
 
 
-def tile_launches(op: TileOp | Several, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
+def tile_launches(
+    op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
+) -> tuple[Launch, ...]:
     """One launch, or, of products that the kernel cannot do at once, one after the other."""
-    op = fitted(op, chip)
-    parts = op.ops if isinstance(op, Several) and not op.at_once else (op,)
+    op = fitted_to_chip(op, chip)
+    parts = op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)
     return tuple(_tile_launch(part, chip, alignment, flagged) for part in parts)
 
 
-def _tile_launch(op: TileOp | Several, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
+def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
     aligned = all(alignment[piece.base] % WIDE == 0 for piece in op.pieces)
     access: Access = op.access if aligned else "scalar"
     raises = flagged and op.writes_result
     spec = replace(op.kernel, flag="raises") if raises else op.kernel
-    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointers(op), op.pieces, strict=True)]
+    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     if raises:
         slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
     full = prod(op.grid) >= FULL * chip.multiprocessors
-    kernel = Kernel(source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, OPTIONS)
+    kernel = Kernel(tiled_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, OPTIONS)
     return Launch(
         "product",
-        tile_label(spec, access, op.largest.count),
+        tile_label(spec, access, op.largest.count, by_warps=spec.deep > 0 and chip.has_warp_float64),
         kernel,
         op.grid,
         op.parameters,
@@ -222,15 +223,15 @@ def _tile_launch(op: TileOp | Several, chip: Chip, alignment: Mapping[str, int],
     )
 
 
-def tile_label(kernel: TileKernel, access: Access, count: int) -> str:
-    """Which kernel it is, its tile, and what it does besides multiplying."""
+def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
+    """Which kernel it is, its tile, and what it does besides multiplying. `by_warps`: does a warp's instruction
+    multiply? Where the chip has none, gemm_mma_f64.cuh is compiled to what gemm_simt.cuh does."""
     s, (left, right, dest) = kernel.strategy, kernel.operands
-    name = "gemm_mma_f64" if kernel.deep else "gemm_simt"
-    parts = [f"{name} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
-    if kernel.sums or dest > 1:
-        parts.append(f"adds up {left} and {right} blocks, writes {len(kernel.epilogue.writes)}")
-    if kernel.products > 1:
-        parts.append(f"{kernel.products} products in one launch")
+    written = len(kernel.epilogue.writes)
+    parts = [f"{'gemm_mma_f64' if by_warps else 'gemm_simt'} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
+    parts += [f"adds up {left} and {right} blocks"] if kernel.sums else []
+    parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
+    parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
     parts += [f"a batch of {count}"] if count > 1 else []
     return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])
 
@@ -244,10 +245,10 @@ Terms = Sequence[tuple[float, View]]
 PATHS: Mapping[str, tuple[Path, Path]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
-def strategy_of(use: LeafUse) -> Strategy | None:
+def strategy_of(use: LeafUse) -> TileSizes | None:
     """What the leaf `tile.huge` and the like compiles; `tile` leaves the choice open."""
     named = [option for option in use.options if option not in PATHS]
-    return strategy(named[0]) if named else None
+    return named_strategy(named[0]) if named else None
 
 
 def paths_of(use: LeafUse) -> tuple[Path, Path]:
@@ -255,7 +256,7 @@ def paths_of(use: LeafUse) -> tuple[Path, Path]:
     return next((PATHS[option] for option in use.options if option in PATHS), ("async", "async"))
 
 
-def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
+def fused_op(s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
     """One product with its sums, added to its destinations. Of a C that lies column by column, the transpose is
     computed."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
@@ -263,14 +264,14 @@ def fused_op(s: Strategy, dtype: str, left: Terms, right: Terms, dest: Terms, up
     turned = dest[0][1].right != 1
     if turned:
         left, right, m, n = right, left, n, m
-    along: tuple[Along, Along] = _along(left, 0, turned), _along(right, 1, turned)
+    along: tuple[Along, Along] = _operand_along(left, 0, turned), _operand_along(right, 1, turned)
     # Sums are formed one tile ahead, so that there is nothing to gain by more than two stages.
-    epilogue = added(len(dest), update)
+    epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
     # The first block of a sum is taken as it is: its coefficient is the product's.
     own = left[0][0] * right[0][0]
-    a, b = (tuple(_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))
-    into = tuple(_piece(x, turned, own * c, 1) for c, x in dest)
+    a, b = (tuple(_turned_piece(x, turned, c / terms[0][0]) for c, x in terms) for terms in (left, right))
+    into = tuple(_turned_piece(x, turned, own * c, 1) for c, x in dest)
     u, v, w = (Lines(max(terms[0][1].down, terms[0][1].right)) for terms in (left, right, dest))
     return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
 
@@ -285,20 +286,20 @@ def updating_op(
         left, right, m, n = right, left, n, m
     places = list(dict.fromkeys((*writes, *reads)))
     read, written = (tuple(places.index(x) for x in side) for side in (reads, writes))
-    epilogue, coefficients = short(Epilogue(update, read, written))
-    along: tuple[Along, Along] = _along([(1, left)], 0, turned), _along([(1, right)], 1, turned)
+    epilogue, coefficients = shortened_epilogue(Epilogue(update, read, written))
+    along: tuple[Along, Along] = _operand_along([(1, left)], 0, turned), _operand_along([(1, right)], 1, turned)
     kernel = TileKernel(s or SUMMING[dtype], dtype, epilogue=epilogue, along=along, paths=paths_of(leaf))
-    a, b = (_piece(x, turned, 1) for x in (left, right))
-    dests = tuple(_piece(x, turned, *pair) for x, pair in zip(places, coefficients, strict=True))
+    a, b = (_turned_piece(x, turned, 1) for x in (left, right))
+    dests = tuple(_turned_piece(x, turned, *pair) for x, pair in zip(places, coefficients, strict=True))
     lines = tuple(Lines(max(x.down, x.right)) for x in (left, right, *places))
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open=s is None)
 
 
-def _along(terms: Terms, inner: int, turned: bool) -> Along:
+def _operand_along(terms: Terms, inner: int, turned: bool) -> Along:
     """Of the kernel's operand number `inner`; turned, its rows are what is a column of the view."""
     rows = (terms[0][1].right == 1) != turned
     return "inner" if rows == (inner == 0) else "outer"
 
 
-def _piece(x: View, turned: bool, factor: float, keep: float = 0) -> Piece:
+def _turned_piece(x: View, turned: bool, factor: float, keep: float = 0) -> Piece:
     return Piece(x.base, x.offset, *((x.cols, x.rows) if turned else (x.rows, x.cols)), factor, keep)

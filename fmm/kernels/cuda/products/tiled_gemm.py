@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import Strategy
+from fmm.kernels.cuda.products.tile_sizes import TileSizes
 from fmm.kernels.cuda.products.tiled import TileOp, paths_of, strategy_of
 from fmm.kernels.cuda.products.tiled_source import Along, TileKernel
 from fmm.kernels.cuda.views import Factor, Lines, Piece
 
 
 @lru_cache(maxsize=4096)
-def tile_op(op: GemmOp, dtype: str, s: Strategy) -> TileOp:
+def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     """The product by tiles of this strategy: C^T = B^T A^T is the same memory with the operands swapped."""
-    left, right, along = sides(op)
+    left, right, along = kernel_operands(op)
     kernel = TileKernel(s, dtype, along=along, paths=paths_of(op.use))
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = Piece(left.base, left.offset, op.n, op.k)
@@ -24,11 +24,11 @@ def tile_op(op: GemmOp, dtype: str, s: Strategy) -> TileOp:
     return TileOp(kernel, (a,), (b,), (c,), (u, v, w), op.n, op.m, op.k, op.count, open=strategy_of(op.use) is None)
 
 
-def sides(op: GemmOp) -> tuple[Factor, Factor, tuple[Along, Along]]:
+def kernel_operands(op: GemmOp) -> tuple[Factor, Factor, tuple[Along, Along]]:
     """The kernel's operands, and how they are contiguous."""
-    return op.right, op.left, (_along(op.right), _along(op.left, True))
+    return op.right, op.left, (_factor_along(op.right), _factor_along(op.left, True))
 
 
-def _along(x: Factor, second: bool = False) -> Along:
+def _factor_along(x: Factor, second: bool = False) -> Along:
     """A transposed factor's rows are contiguous in BLAS's terms, so the kernel's columns."""
     return "inner" if x.transposed == second else "outer"

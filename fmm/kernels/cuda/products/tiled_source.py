@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program, Terms
-from fmm.kernels.cuda.device_code.read import expanded
-from fmm.kernels.cuda.products.tile_sizes import Strategy
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.products.tile_sizes import TileSizes
 
 Along = Literal["inner", "outer"]
 Access = Literal["vector", "scalar"]
@@ -67,7 +67,7 @@ class Epilogue:
 
 
 @lru_cache(maxsize=256)
-def added(destinations: int, update: Update = "keep") -> Epilogue:
+def adding_epilogue(destinations: int, update: Update = "keep") -> Epilogue:
     """The product is added to each, with coefficients that come with the launch; nothing kept is nothing read."""
     every = tuple(range(destinations))
     reads = every if update == "keep" else ()
@@ -79,11 +79,11 @@ def added(destinations: int, update: Update = "keep") -> Epilogue:
     return Epilogue(program, reads, every, update == "atomic")
 
 
-KEPT = added(1)
+KEPT = adding_epilogue(1)
 
 
 @lru_cache(maxsize=256)
-def short(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
+def shortened_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
     """An epilogue in which each destination is on its own, as `added` with (factor, keep) of each; others as they are.
 
     So most kernels of the step tables are one: mulIncInc and mulStoreDec are told apart by what comes with the launch.
@@ -95,7 +95,7 @@ def short(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
     if e.atomic or len(old) < len(e.reads) or not alone:
         return e, ((1.0, 0.0),) * e.destinations
     pairs = tuple((float(rows[d][0]), float(rows[d][old[d]]) if d in old else 0.0) for d in every)  # type: ignore[arg-type]
-    return added(e.destinations), pairs
+    return adding_epilogue(e.destinations), pairs
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TileKernel:
     `obeys` does nothing if it is down, and comes with the address of the host's count (recompute_tiled.cuh).
     """
 
-    strategy: Strategy
+    strategy: TileSizes
     element: str
     left: int = 1
     right: int = 1
@@ -155,7 +155,7 @@ class TileKernel:
 
 
 @lru_cache(maxsize=512)
-def source(kernel: TileKernel, access: Access) -> str:
+def tiled_source(kernel: TileKernel, access: Access) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     counts = *kernel.operands, kernel.products
@@ -173,21 +173,21 @@ def source(kernel: TileKernel, access: Access) -> str:
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
         "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
-        *_epilogue(kernel.epilogue),
+        *_epilogue_struct(kernel.epilogue),
         "};",
         f"using Number = {number};",
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}{f", {kernel.blocks}" if kernel.blocks else ""})',
         f"{ENTRY}(const __grid_constant__ {told} p) {{",
-        f"    using Sizes = {sizes(s)};",
+        f"    using Sizes = {sizes_type(s)};",
         "    extern __shared__ float4 memory[];",
-        *_call(kernel, call, f"{left}, {right}, fmm::Access::{access.upper()}", tile),
+        *_product_call(kernel, call, f"{left}, {right}, fmm::Access::{access.upper()}", tile),
         "}",
     ]
-    return expanded("\n".join(lines) + "\n")
+    return with_headers("\n".join(lines) + "\n")
 
 
-def _call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
+def _product_call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
     """By warps where the device has instructions for them; else threads alone, with no more shared memory."""
     given = f"        p, reinterpret_cast<Number*>(memory){tile});"
     alone = [f"    fmm::{name}<Product, Number, Sizes, {access}>(", given]
@@ -197,16 +197,16 @@ def _call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
     return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800", *alone, "#else", *together, "#endif"]
 
 
-def _epilogue(e: Epilogue) -> Iterator[str]:
+def _epilogue_struct(e: Epilogue) -> Iterator[str]:
     """Which destinations are read and written, and how a number of the product changes those in its place."""
     dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destinations}]"
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
-    yield f"        return {_choice('d', [_is_read(e, d) for d in range(e.destinations)])};"
+    yield f"        return {_choice_text('d', [_is_read(e, d) for d in range(e.destinations)])};"
     yield "    }"
     yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
-    yield f"        return {_choice('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
+    yield f"        return {_choice_text('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
     yield "    }"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ void update(Element product, {dests},"
@@ -214,7 +214,7 @@ def _epilogue(e: Epilogue) -> Iterator[str]:
     yield from (f"        const Element old{i} = value[{d}];" for i, d in enumerate(e.reads))
     names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
     for number, terms in enumerate(e.program.lines):
-        yield f"        const Element sum{number} = {_sum(terms, names)};"
+        yield f"        const Element sum{number} = {_sum_text(terms, names)};"
         names.append(f"sum{number}")
     yield from (f"        value[{d}] = {names[v]};" for d, v in zip(e.writes, e.program.outputs, strict=True))
     yield "    }"
@@ -229,26 +229,26 @@ def _is_read(e: Epilogue, dest: int) -> str:
     return "true" if handed_on or len(asked) < len(factors) else " || ".join(asked) or "false"
 
 
-def _sum(terms: Terms, names: Sequence[str]) -> str:
+def _sum_text(terms: Terms, names: Sequence[str]) -> str:
     """`old0 - product`; a sum of nothing is zero."""
     words = []
     for c, v in terms:
-        sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{_factor(c)} * ")
+        sign, size = ("-", "") if c == -1 else ("+", "" if c == 1 else f"{_factor_text(c)} * ")
         words.append(f"{sign} {size}{names[v]}")
     return " ".join(words).removeprefix("+ ") or "Element(0)"
 
 
-def _factor(c: object) -> str:
+def _factor_text(c: object) -> str:
     return str(c) if isinstance(c, Scalar) else f"static_cast<Element>({float(c)!r})"  # type: ignore[arg-type]
 
 
-def _choice(name: str, values: Sequence[str]) -> str:
+def _choice_text(name: str, values: Sequence[str]) -> str:
     """The value with this number."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last
 
 
-def sizes(s: Strategy) -> str:
+def sizes_type(s: TileSizes) -> str:
     """The strategy as a C++ type."""
     return f"fmm::Strategy<{commas((s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.turned)))}>"
 

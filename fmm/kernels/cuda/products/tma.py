@@ -16,12 +16,12 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import COUNTERS, FLAG, Launch, Slot
-from fmm.kernels.cuda.products.tile_sizes import Strategy
-from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, PARAMETER_BYTES, WIDE, Several, TileOp
-from fmm.kernels.cuda.products.tiled_source import ASYNC, ENTRY, OPTIONS, added
-from fmm.kernels.cuda.products.tma_source import BulkKernel, source
+from fmm.kernels.cuda.products.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, WIDE, TileGroup, TileOp
+from fmm.kernels.cuda.products.tiled_source import ASYNC, ENTRY, OPTIONS, adding_epilogue
+from fmm.kernels.cuda.products.tma_source import TmaKernel, tma_source
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Lines, Piece
 
@@ -47,10 +47,10 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BulkOp:
+class TmaOp:
     """One launch. `turns`: counts that it needs, each of four bytes, zero before and after."""
 
-    kernel: BulkKernel
+    kernel: TmaKernel
     maps: tuple[TensorMap, ...]
     dest: tuple[Piece, ...]
     parts: tuple[Part, ...]
@@ -116,12 +116,12 @@ class BulkOp:
 
 
 @lru_cache(maxsize=4096)
-def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp | None:
+def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp | None:
     """The launch of these products, whose operands are aligned; None where the kernel has no room or no way."""
     ops, largest = op.ops, op.largest
-    if not _fits(ops):
+    if not _can_do(ops):
         return None
-    lefts, rights, dests = (_distinct(x) for x in zip(*((o.left, o.right, o.dest) for o in ops), strict=True))
+    lefts, rights, dests = (_distinct_blocks(x) for x in zip(*((o.left, o.right, o.dest) for o in ops), strict=True))
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
     steps = -(-largest.k // s.k_s)
     writes = sum(len(o.dest) for o in ops) / len(ops)
@@ -131,19 +131,19 @@ def bulk_op(op: TileOp | Several, s: Strategy, multiprocessors: int) -> BulkOp |
     order = "turns" if len(parts) > 1 else "free"
     shapes = frozenset((len(o.left) > 1, len(o.right) > 1) for o in ops)
     blocks = len(lefts), len(rights), len(dests)
-    kernel = BulkKernel(s, largest.kernel.element, terms, blocks, room, shapes, order, largest.kernel.along)
+    kernel = TmaKernel(s, largest.kernel.element, terms, blocks, room, shapes, order, largest.kernel.along)
     u, v, w, *_ = largest.lines
     maps = (
-        *(_map(x, True, kernel, u, largest.count) for x in lefts),
-        *(_map(x, False, kernel, v, largest.count) for x in rights),
+        *(_operand_map(x, True, kernel, u, largest.count) for x in lefts),
+        *(_operand_map(x, False, kernel, v, largest.count) for x in rights),
     )
-    tasks = b"".join(_tasks(ops, parts, kernel, (lefts, rights, dests)))
-    into = tuple(_first(x, ops) for x in dests)
-    made = BulkOp(kernel, maps, into, parts, tasks, w, tiles, largest.count)
+    tasks = b"".join(_task_words(ops, parts, kernel, (lefts, rights, dests)))
+    into = tuple(_first_written(x, ops) for x in dests)
+    made = TmaOp(kernel, maps, into, parts, tasks, w, tiles, largest.count)
     return made if kernel.shared <= SHARED and len(made.parameters) <= PARAMETER_BYTES else None
 
 
-def rows_are_aligned(op: TileOp | Several) -> bool:
+def rows_are_aligned(op: TileOp | TileGroup) -> bool:
     """May the copy engine read A and B, if their bases are aligned?"""
     ops, item = op.ops, DTYPES[op.kernel.element].itemsize
     steps = (step for o in ops for lines in o.lines[:2] for step in lines)
@@ -152,31 +152,31 @@ def rows_are_aligned(op: TileOp | Several) -> bool:
     )
 
 
-def _fits(ops: Sequence[TileOp]) -> bool:
+def _can_do(ops: Sequence[TileOp]) -> bool:
     """The kernel has float32 numbers, and of each operand sums of one length, beside lone blocks; it adds to blocks
     that lie alike, and brings all tiles itself."""
     lying = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(lying) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
-    plain = all(o.kernel == replace(o.kernel, epilogue=added(len(o.dest)), paths=ASYNC) for o in ops)
+    plain = all(o.kernel == replace(o.kernel, epilogue=adding_epilogue(len(o.dest)), paths=ASYNC) for o in ops)
     lengths = [{len(terms) for terms in side} - {1} for side in zip(*((o.left, o.right) for o in ops), strict=True)]
     return alike and plain and all(len(x) <= 1 for x in lengths)
 
 
-def _distinct(sides: Iterable[Sequence[Piece]]) -> tuple[Piece, ...]:
+def _distinct_blocks(sides: Iterable[Sequence[Piece]]) -> tuple[Piece, ...]:
     """The blocks that products touch, each once: whatever its coefficients."""
-    return tuple(dict.fromkeys(_place(x) for side in sides for x in side))
+    return tuple(dict.fromkeys(_block_place(x) for side in sides for x in side))
 
 
-def _place(x: Piece) -> Piece:
+def _block_place(x: Piece) -> Piece:
     return x._replace(factor=1, keep=0)
 
 
-def _first(x: Piece, ops: Sequence[TileOp]) -> Piece:
+def _first_written(x: Piece, ops: Sequence[TileOp]) -> Piece:
     """With what the first product that writes the block keeps of it."""
-    return x._replace(keep=next(y.keep for o in ops for y in o.dest if _place(y) == x))
+    return x._replace(keep=next(y.keep for o in ops for y in o.dest if _block_place(y) == x))
 
 
-def _map(x: Piece, left: bool, kernel: BulkKernel, lines: Lines, count: int) -> TensorMap:
+def _operand_map(x: Piece, left: bool, kernel: TmaKernel, lines: Lines, count: int) -> TensorMap:
     s, along = kernel.strategy, kernel.along[0 if left else 1]
     out = s.m_s if left else s.n_s
     length, number = (x.cols, x.rows) if left == (along == "inner") else (x.rows, x.cols)
@@ -185,43 +185,52 @@ def _map(x: Piece, left: bool, kernel: BulkKernel, lines: Lines, count: int) -> 
     return TensorMap(x, kernel.element, length, number, count, lines.leading, lines.layer, box, swizzle)
 
 
-def _tasks(
-    ops: Sequence[TileOp], parts: Sequence[Part], kernel: BulkKernel, blocks: tuple[Sequence[Piece], ...]
+def _task_words(
+    ops: Sequence[TileOp], parts: Sequence[Part], kernel: TmaKernel, blocks: tuple[Sequence[Piece], ...]
 ) -> Iterator[bytes]:
     """struct Task of gemm_tma.cuh, one for each part."""
     # Tiles behind those where the first part begins are written by other tasks than those before.
     cut = max(part.first for part in parts)
-    written = [(_place(x), behind) for part in parts for behind in _ranges(part, cut) for x in ops[part.product].dest]
+    written = [
+        (_block_place(x), behind)
+        for part in parts
+        for behind in _tile_ranges(part, cut)
+        for x in ops[part.product].dest
+    ]
     left = Counter(written)
     whole = Counter(written)
     for part in parts:
-        op, ranges = ops[part.product], _ranges(part, cut)
-        sides = [[known.index(_place(x)) for x in side] for known, side in zip(blocks, _sides(op), strict=True)]
-        spots = [(_place(x), ranges[0]) for x in op.dest]
+        op, ranges = ops[part.product], _tile_ranges(part, cut)
+        sides = [
+            [known.index(_block_place(x)) for x in side] for known, side in zip(blocks, _all_pieces(op), strict=True)
+        ]
+        spots = [(_block_place(x), ranges[0]) for x in op.dest]
         turns = [whole[spot] - left[spot] for spot in spots]
-        left.subtract((_place(x), behind) for behind in ranges for x in op.dest)
+        left.subtract((_block_place(x), behind) for behind in ranges for x in op.dest)
         last = [int(not left[spot]) for spot in spots]
         places = (*sides, turns, last)
         lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
-        numbers = [x for values, length in zip(places, lengths, strict=True) for x in _filled(values, length)]
+        numbers = [x for values, length in zip(places, lengths, strict=True) for x in _zero_filled(values, length)]
         factors = [
-            x for side, n in zip(_sides(op), kernel.terms, strict=True) for x in _filled([y.factor for y in side], n)
+            x
+            for side, n in zip(_all_pieces(op), kernel.terms, strict=True)
+            for x in _zero_filled([y.factor for y in side], n)
         ]
-        counts = [len(side) for side in _sides(op)]
+        counts = [len(side) for side in _all_pieces(op)]
         head = *counts, part.first, part.tiles, part.start * kernel.strategy.k_s, part.steps
         yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
 
 
-def _ranges(part: Part, cut: int) -> list[bool]:
+def _tile_ranges(part: Part, cut: int) -> list[bool]:
     """Does the part have tiles before the cut (False), behind it (True)?"""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 
-def _sides(op: TileOp) -> tuple[tuple[Piece, ...], tuple[Piece, ...], tuple[Piece, ...]]:
+def _all_pieces(op: TileOp) -> tuple[tuple[Piece, ...], tuple[Piece, ...], tuple[Piece, ...]]:
     return op.left, op.right, op.dest
 
 
-def _filled(values: Sequence[float], length: int) -> list[float]:
+def _zero_filled(values: Sequence[float], length: int) -> list[float]:
     return [*values, *([0] * (length - len(values)))]
 
 
@@ -240,24 +249,24 @@ def parts_of(
     some = {over, over + multiprocessors} - {0} if layers == 1 else set()
     cuts = sorted({n for n in some if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
     most = min(steps // LEAST, MOST)
-    found = [_cut(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
+    found = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
     def end(parts: tuple[Part, ...]) -> float:
         edge = BEGIN + writes * (ALONE if len(parts) == 1 else IN_TURN)
         return makespan(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
-    whole = _cut(products, tiles, steps, k_s, 0, 1)
+    whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
     best = min((parts for parts in found if len(parts) <= ROOMS[-1]), key=end, default=whole)
     return best if end(best) < 0.995 * end(whole) else whole
 
 
-def _cut(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[Part, ...]:
+def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[Part, ...]:
     """Whole tiles first, then the last `cut` of them in so many parts, in the order of products.
 
     The first product of which some are cut says where: those of later ones before and behind it are other tasks.
     """
     first, before = divmod(products * tiles - cut, tiles)
-    lengths = _lengths(steps, each, round(IN_TURN / k_s))
+    lengths = _part_lengths(steps, each, round(IN_TURN / k_s))
     ranges = [(start, length) for start, length in ((0, before), (before, tiles - before)) if length]
     whole = [Part(p, 0, tiles, 0, steps) for p in range(first)]
     whole += [Part(first, 0, before, 0, steps)] if before else []
@@ -270,7 +279,7 @@ def _cut(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -
     return (*whole, *split)
 
 
-def _lengths(steps: int, each: int, later: int) -> list[int]:
+def _part_lengths(steps: int, each: int, later: int) -> list[int]:
     """Steps of each part: every one ends so much later than the one before, which writes C meanwhile."""
     if each > 1:
         later = max(min(later, 2 * (steps // each - LEAST) // (each - 1)), 0)
@@ -298,7 +307,7 @@ def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
 # ---- the launch on a chip
 
 
-def tma_launch(op: BulkOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
+def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
     """`alignment`: a power of two that divides each base's address; A's and B's must be multiples of 16."""
     writes_wide = all(alignment[x.base] % WIDE == 0 for x in op.dest)
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
@@ -308,10 +317,10 @@ def tma_launch(op: BulkOp, alignment: Mapping[str, int], flagged: bool) -> Launc
     if flagged and any(x.base == "C" for x in op.dest):
         slots.append(Slot(op.flag_word, FLAG))
     s = op.kernel.strategy
-    kernel = Kernel(source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, OPTIONS)
+    kernel = Kernel(tma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, OPTIONS)
     return Launch(
         "product",
-        _label(op),
+        _tma_label(op),
         kernel,
         op.grid,
         op.packed(writes_wide),
@@ -321,7 +330,7 @@ def tma_launch(op: BulkOp, alignment: Mapping[str, int], flagged: bool) -> Launc
     )
 
 
-def _label(op: BulkOp) -> str:
+def _tma_label(op: TmaOp) -> str:
     s, products = op.kernel.strategy, len({part.product for part in op.parts})
     parts = [f"gemm_tma {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
     parts += [f"{products} products in one launch, sums inside"] if products > 1 else []

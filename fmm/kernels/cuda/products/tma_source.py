@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.read import expanded
-from fmm.kernels.cuda.products.tile_sizes import Strategy
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along, commas, sizes
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.products.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Along, commas, sizes_type
 
 Counts = tuple[int, int, int]  # of A, B, C
 
 
 @dataclass(frozen=True)
-class BulkKernel:
+class TmaKernel:
     """Up to `tasks` products of the `blocks`, each of at most so many `terms`.
 
     `shapes`: whether A's operand is a sum, and whether B's is, of all that occur.
     """
 
-    strategy: Strategy
+    strategy: TileSizes
     element: str
     terms: Counts
     blocks: Counts
@@ -40,7 +40,7 @@ class BulkKernel:
 
 
 @lru_cache(maxsize=256)
-def source(kernel: BulkKernel) -> str:
+def tma_source(kernel: TmaKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
@@ -53,10 +53,10 @@ def source(kernel: BulkKernel) -> str:
         "",
         f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.blocks})',
         f"{ENTRY}(const __grid_constant__ Launch p) {{",
-        f"    using Sizes = {sizes(s)};",
+        f"    using Sizes = {sizes_type(s)};",
         f"    extern __shared__ __align__(1024) {element} memory[];",
         f"    fmm::multiply_all<{element}, Sizes, {left}, {right}, {commas(kernel.terms[:2])}, {shapes},",
         f"                      fmm::Order::{kernel.order.upper()}>(p, memory);",
         "}",
     ]
-    return expanded("\n".join(lines) + "\n")
+    return with_headers("\n".join(lines) + "\n")

@@ -11,21 +11,21 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.tiled import GROUP, WIDE
-from fmm.kernels.cuda.products.tiled_gemm import sides
+from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
 from fmm.kernels.cuda.products.tiled_source import ENTRY
-from fmm.kernels.cuda.products.wgmma_source import LINE, GroupKernel, Sizes, source
+from fmm.kernels.cuda.products.wgmma_source import LINE, WgmmaKernel, WgmmaSizes, wgmma_source
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, Lines, Piece
 
-SIZES = (Sizes(128, 256), Sizes(128, 128))
+SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
 EDGE = 24  # columns in whose time a tile begins and ends
 
 
 @dataclass(frozen=True)
-class GroupOp:
+class WgmmaOp:
     """One launch: C = factor A B, or added to what C holds, layer by layer."""
 
-    kernel: GroupKernel
+    kernel: WgmmaKernel
     maps: tuple[TensorMap, TensorMap, TensorMap]
     steps: int
     tiles: tuple[int, int]  # of clusters, below each other and side by side
@@ -54,13 +54,13 @@ class GroupOp:
 
 
 @lru_cache(maxsize=4096)
-def group_op(op: GemmOp, dtype: str, multiprocessors: int) -> GroupOp | None:
+def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
     """The launch of a GEMM whose bases are aligned; None where the kernel cannot do it."""
     element, (m, n, k) = DTYPES[dtype], (op.n, op.m, op.k)
-    left, right, along = sides(op)
+    left, right, along = kernel_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
     turned = element.itemsize > 2 and along != ("inner", "inner")  # the instructions do not turn such operands
-    aligned = all(_aligned(x, element.itemsize) for x in op.pieces)
+    aligned = all(_is_aligned(x, element.itemsize) for x in op.pieces)
     # What the engine writes it writes 16 bytes at a time: zeros behind a row of C that ends in the middle of them.
     cut = n * element.itemsize % WIDE != 0
     if turned or cut or not aligned or alpha.imag or beta not in (0, 1):
@@ -82,23 +82,23 @@ def group_op(op: GemmOp, dtype: str, multiprocessors: int) -> GroupOp | None:
         mapped(op.dest, m, n, True, 64),
     )
     tiles, clusters = tiles_of(m, n, s), max(multiprocessors // s.cluster, 1)
-    kernel = GroupKernel(dtype, s, along)
-    return GroupOp(kernel, maps, -(-k // line), tiles, op.count, beta == 1, alpha.real, clusters)
+    kernel = WgmmaKernel(dtype, s, along)
+    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, beta == 1, alpha.real, clusters)
 
 
-def _aligned(x: Factor, itemsize: int) -> bool:
+def _is_aligned(x: Factor, itemsize: int) -> bool:
     return all(step * itemsize % WIDE == 0 for step in (x.leading, x.stride)) and x.offset % WIDE == 0
 
 
-def tiles_of(m: int, n: int, s: Sizes) -> tuple[int, int]:
+def tiles_of(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
     return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
 
 
 @lru_cache(maxsize=4096)
-def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> Sizes:
+def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> WgmmaSizes:
     """Those with which the last cluster is done first."""
 
-    def end(s: Sizes) -> int:
+    def end(s: WgmmaSizes) -> int:
         down, across = tiles_of(m, n, s)
         return -(-down * across * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
 
@@ -108,12 +108,12 @@ def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> Sizes:
 # ---- the launch on a chip
 
 
-def wgmma_launch(op: GroupOp) -> Launch:
+def wgmma_launch(op: WgmmaOp) -> Launch:
     """All three operands' bases must be multiples of 16 bytes."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
     s = op.kernel.sizes
-    kernel = Kernel(source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     batch = f", a batch of {op.count}" if op.count > 1 else ""
     label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{batch}"
     return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))

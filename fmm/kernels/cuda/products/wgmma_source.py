@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.device_code.read import expanded
+from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 
 LINE = 128  # bytes of a line of a tile, which is as long as a tile is deep
@@ -15,7 +15,7 @@ GATE = 8  # bytes
 
 
 @dataclass(frozen=True)
-class Sizes:
+class WgmmaSizes:
     """Of a thread block's tile of C, and how many thread blocks below each other share what they read of B."""
 
     m_s: int
@@ -34,9 +34,9 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class GroupKernel:
+class WgmmaKernel:
     element: str
-    sizes: Sizes
+    sizes: WgmmaSizes
     along: tuple[Along, Along]  # how A and B are contiguous
 
     @property
@@ -53,14 +53,14 @@ class GroupKernel:
 
 
 @lru_cache(maxsize=64)
-def source(kernel: GroupKernel) -> str:
+def wgmma_source(kernel: WgmmaKernel) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     s, element = kernel.sizes, DTYPES[kernel.element]
     left, right = (f"fmm::Along::{along.upper()}" for along in kernel.along)
     lines = [
         '#include "gemm_wgmma.cuh"',
         "",
-        *instruction(element, s.n_s),
+        *wgmma_instruction(element, s.n_s),
         "",
         f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
         f"{ENTRY}(const __grid_constant__ fmm::Product p) {{",
@@ -70,10 +70,10 @@ def source(kernel: GroupKernel) -> str:
         f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, memory);",
         "}",
     ]
-    return expanded("\n".join(lines) + "\n")
+    return with_headers("\n".join(lines) + "\n")
 
 
-def instruction(element: DType, width: int) -> list[str]:
+def wgmma_instruction(element: DType, width: int) -> list[str]:
     """64 rows of A times `width` columns of B, added to the accumulators, or not, if nothing is kept of these.
 
     Where 16-bit operands are turned, they lie along the outer dimension. (An instruction names all its registers.)

@@ -15,23 +15,23 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.device_code.read import expanded
+from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import gemm_op
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch, Slot
 from fmm.kernels.cuda.products import tiled_source
-from fmm.kernels.cuda.products.tile_sizes import strategy
-from fmm.kernels.cuda.products.tiled import WIDE, TileOp, pointers
+from fmm.kernels.cuda.products.tile_sizes import named_strategy
+from fmm.kernels.cuda.products.tiled import WIDE, TileOp, pointer_words
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.views import operand_views
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
 THREADS = 256  # of a thread block, as in recompute_simple.cuh
-AGAIN, SCAN = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
+COMPUTE_AGAIN, SCAN = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
 # By which strategy the tiled kernel computes a type's products again: one for all sizes, so that few kernels are to be
 # compiled, of large tiles, so that few thread blocks are launched for nothing. The simple kernel does the other types.
-TILED_AGAIN = {"float32": strategy("Square")}
+TILED_AGAIN = {"float32": named_strategy("Square")}
 
 
 def may_differ(plan: Plan) -> bool:
@@ -47,7 +47,7 @@ def recompute_launches(problem: Problem, unseen: bool, chip: Chip, alignment: Ma
     """
     tiled = problem.stored in TILED_AGAIN
     scan = (_simple_launch(problem, SCAN, chip),) if unseen else ()
-    again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, AGAIN, chip)
+    again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, COMPUTE_AGAIN, chip)
     return (*scan, again)
 
 
@@ -64,22 +64,24 @@ def _simple_launch(problem: Problem, entry: str, chip: Chip) -> Launch:
 def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
     """struct Again of recompute_tiled.cuh: a tiled product's parameters, whose flag comes last, and the host's count.
     As many thread blocks as run at a time take the tiles in turns."""
-    op = again(problem)
+    op = product_again(problem)
     aligned = all(alignment[x.base] % WIDE == 0 for x in op.pieces)
     parameters = op.parameters + bytes(8)
     words = len(parameters) // 8
-    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointers(op), op.pieces, strict=True)]
+    slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     slots += [Slot(words - 2, FLAG), Slot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     given = op.kernel, op.access if aligned else "scalar"
-    kernel = Kernel(tiled_source.source, given, tiled_source.ENTRY, s.threads, op.kernel.shared, tiled_source.OPTIONS)
+    kernel = Kernel(
+        tiled_source.tiled_source, given, tiled_source.ENTRY, s.threads, op.kernel.shared, tiled_source.OPTIONS
+    )
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
         "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)
     )
 
 
-def again(problem: Problem) -> TileOp:
+def product_again(problem: Problem) -> TileOp:
     """C = A B by the tiled kernel, if the flag is up."""
     s = TILED_AGAIN[problem.stored]
     views = operand_views(problem)
@@ -99,9 +101,9 @@ def simple_source(dtype: str) -> str:
         '#include "recompute_simple.cuh"',
         "",
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
-        f"{AGAIN}{parameter} {{ fmm::classical::rescue<{element.cpp}, {each}>(p); }}",
+        f"{COMPUTE_AGAIN}{parameter} {{ fmm::classical::rescue<{element.cpp}, {each}>(p); }}",
         "",
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
         f"{SCAN}{parameter} {{ fmm::classical::scan<{element.cpp}>(p); }}",
     ]
-    return expanded("\n".join(lines) + "\n")
+    return with_headers("\n".join(lines) + "\n")

@@ -1,4 +1,8 @@
-"""fmm/kernels/cuda/sums/sum_kernel.py."""
+"""A sum kernel as data: which numbers a thread loads, adds and stores, and in which order.
+
+One thread owns one position of every block. The order decides how many values it holds at a time (its registers) and
+how early its loads start; sum_source.py writes the order down as CUDA, sum_launch.py says where the blocks lie.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ class SumKernel:
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
-        return _events(self.program, self.aliases)
+        return _best_order(self.program, self.aliases)
 
     @cached_property
     def lanes(self) -> int:
@@ -83,7 +87,7 @@ class SumKernel:
         """
         element = DTYPES[self.element]
         lanes, room = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
-        while lanes > 1 and lanes * peak(self.events) * element.registers > room:
+        while lanes > 1 and lanes * peak_values(self.events) * element.registers > room:
             lanes //= 2
         if self.long and self.scalars:
             lanes = max(lanes // 2, 1)
@@ -97,13 +101,13 @@ class SumKernel:
     @property
     def apart(self) -> bool:
         """Do lanes that need an address each come one after the other, because not all of them fit in registers?"""
-        return self.long or (self.ahead and peak(self.events) > MANY_HELD)
+        return self.long or (self.ahead and peak_values(self.events) > MANY_HELD)
 
     @cached_property
     def ahead(self) -> bool:
         """Are loads started far ahead of their use, through shared memory?"""
         return not self.tall and sum(event.kind == "load" for event in self.events) >= max(
-            MANY_LOADS, 2 * peak(self.events)
+            MANY_LOADS, 2 * peak_values(self.events)
         )
 
     @cached_property
@@ -120,7 +124,7 @@ class SumKernel:
         Left alone it aims at six of the joins of two levels, and at five of the splits that turn, and spills for that;
         with four nothing is spilled.
         """
-        values = self.lanes * peak(self.events) * DTYPES[self.element].registers
+        values = self.lanes * peak_values(self.events) * DTYPES[self.element].registers
         four = (self.ahead or bool(self.tall)) and values <= FOUR_BLOCKS and not (self.long and self.scalars)
         return f"{THREADS}, 4" if four else f"{THREADS}"
 
@@ -139,23 +143,23 @@ class SumKernel:
 
 
 @lru_cache(maxsize=1024)
-def _events(program: Program, aliases: tuple[tuple[int, int], ...]) -> tuple[Event, ...]:
+def _best_order(program: Program, aliases: tuple[tuple[int, int], ...]) -> tuple[Event, ...]:
     """The best of three orders: the program's own, values made when wanted, inputs handed on when met.
 
     A split has few inputs and many outputs: all inputs are loaded at once, outputs leave as they are made. A join is
     the opposite: each product is added at once to everything that wants it, and forgotten; in which order the products
     come decides how many sums are unfinished at a time (strassen^3: 85 in their own order, 43 in the one found).
     """
-    orders = _wanted(program), _wanted(by_demand(program)), _handed_on(program, aliases)
-    return min(orders, key=peak)
+    orders = _order_by_line(program), _order_by_line(by_demand(program)), _handed_on(program, aliases)
+    return min(orders, key=peak_values)
 
 
-def peak(events: Sequence[Event]) -> int:
+def peak_values(events: Sequence[Event]) -> int:
     """The largest number of values that are alive at a time."""
-    return max(_alive(events), default=0)
+    return max(_values_alive(events), default=0)
 
 
-def _alive(events: Sequence[Event]) -> list[int]:
+def _values_alive(events: Sequence[Event]) -> list[int]:
     """How many values are alive, event by event."""
     last: dict[int, int] = {}
     for at, event in enumerate(events):
@@ -171,23 +175,23 @@ def _alive(events: Sequence[Event]) -> list[int]:
     return counts
 
 
-def _wanted(program: Program) -> tuple[Event, ...]:
+def _order_by_line(program: Program) -> tuple[Event, ...]:
     """All loads in the order of their first use (they wait for memory together), then line by line."""
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
     events = [Event("load", v) for v in dict.fromkeys(used) if v < program.inputs]
     for value in range(program.inputs):
-        events += _stores(program, value)
+        events += _store_events(program, value)
     for value, terms in enumerate(program.lines, program.inputs):
-        events += [_term(value, i, source, c) for i, (c, source) in enumerate(terms)] or [Event("start", value)]
-        events += _stores(program, value)
+        events += [_term_event(value, i, source, c) for i, (c, source) in enumerate(terms)] or [Event("start", value)]
+        events += _store_events(program, value)
     return tuple(events)
 
 
-def _term(value: int, index: int, source: int, factor: Coefficient) -> Event:
+def _term_event(value: int, index: int, source: int, factor: Coefficient) -> Event:
     return Event("add" if index else "start", value, source, factor)
 
 
-def _stores(program: Program, value: int) -> Iterator[Event]:
+def _store_events(program: Program, value: int) -> Iterator[Event]:
     return (Event("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
@@ -198,40 +202,40 @@ def _handed_on(program: Program, aliases: tuple[tuple[int, int], ...]) -> tuple[
     too, a digit for each factor, so that a good order of strassen's seven products is one of its compositions as well.
     """
     free = _HandingOn(program, aliases).free
-    digits = {radix: tuple(range(radix)) for radix in _primes(len(free))}
-    best = _HandingOn(program, aliases, _ordered(free, digits)).run()
-    swaps = sum(1 for _ in _swapped(digits))
+    digits = {radix: tuple(range(radix)) for radix in _prime_factors(len(free))}
+    best = _HandingOn(program, aliases, _in_digit_order(free, digits)).run()
+    swaps = sum(1 for _ in _digit_swaps(digits))
     for _ in range(min(TRIES, WORK // program.inputs) // swaps if swaps else 0):
-        trials = [(_HandingOn(program, aliases, _ordered(free, d)).run(), d) for d in _swapped(digits)]
-        events, trial = min(trials, key=lambda x: _pressure(x[0]))
-        if _pressure(events) >= _pressure(best):
+        trials = [(_HandingOn(program, aliases, _in_digit_order(free, d)).run(), d) for d in _digit_swaps(digits)]
+        events, trial = min(trials, key=lambda x: _register_pressure(x[0]))
+        if _register_pressure(events) >= _register_pressure(best):
             break
         best, digits = events, trial
     return best
 
 
-def _swapped(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
+def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
     """Every exchange of two digits of one radix."""
     for radix, (i, j) in ((r, pair) for r in digits for pair in combinations(range(r), 2)):
         swap = {i: j, j: i}
         yield digits | {radix: tuple(digits[radix][swap.get(d, d)] for d in range(radix))}
 
 
-def _pressure(events: Sequence[Event]) -> tuple[int, int]:
-    alive = _alive(events)
+def _register_pressure(events: Sequence[Event]) -> tuple[int, int]:
+    alive = _values_alive(events)
     return max(alive, default=0), sum(alive)
 
 
-def _primes(number: int) -> list[int]:
+def _prime_factors(number: int) -> list[int]:
     """The prime factors of a number, each as often as it occurs."""
     factor = next((f for f in range(2, number + 1) if number % f == 0), 0)
-    return [factor, *_primes(number // factor)] if factor else []
+    return [factor, *_prime_factors(number // factor)] if factor else []
 
 
-def _ordered(values: Sequence[int], digits: dict[int, tuple[int, ...]]) -> list[int]:
+def _in_digit_order(values: Sequence[int], digits: dict[int, tuple[int, ...]]) -> list[int]:
     """The values by number, after every digit of the number has been replaced."""
     order = [0]
-    for radix in _primes(len(values)):
+    for radix in _prime_factors(len(values)):
         order = [radix * n + digit for n in order for digit in digits[radix]]
     return [values[n] for n in order if n < len(values)]
 
@@ -278,12 +282,12 @@ class _HandingOn:
 
     def _known(self, value: int) -> None:
         self.known.add(value)
-        for store in _stores(self.program, value):
+        for store in _store_events(self.program, value):
             for read in (r for o, r in self.aliases if o == store.source and r in self.wanted):
                 self._load(read)  # before its place is written over
             self.events.append(store)
         for number, c in self.wanted.get(value, []):
-            self.events.append(_term(number, number in self.started, value, c))
+            self.events.append(_term_event(number, number in self.started, value, c))
             self.started.add(number)
             self.missing[number - self.program.inputs] -= 1
             self._met(number)

@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Program
-from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, Scalar, Spot, SumKernel
-from fmm.kernels.cuda.sums.sum_source import ENTRY, source
+from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, transposed_view
 from fmm.kernels.plans.level_steps import Place
 from fmm.kernels.plans.plan import PlanError
 
 ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
-GRID = 65535  # thread blocks along the second and third axis of a grid
+GRID_LIMIT = 65535  # thread blocks along the second and third axis of a grid
 
 
 class Array(NamedTuple):
@@ -55,7 +54,7 @@ class SumOp:
     @cached_property
     def inner(self) -> tuple[int, int]:
         """Rows and columns within which every block of this launch is whole."""
-        rooms = [_room(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
+        rooms = [_room_at(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
         return max(min(r for r, _ in rooms), 0), max(min(c for _, c in rooms), 0)
 
     @cached_property
@@ -93,19 +92,19 @@ class SumOp:
         """Thread blocks side by side and below each other; a very tall launch is folded into the third axis."""
         height, width = self.kernel.tile
         down = -(-self.rows // height)
-        deep = -(-down // GRID)
+        deep = -(-down // GRID_LIMIT)
         return -(-self.cols // width), -(-down // deep), deep
 
 
-def _room(array: Array, spot: Spot) -> tuple[int, int]:
+def _room_at(array: Array, spot: Spot) -> tuple[int, int]:
     return (
         min(array.height, array.rows - spot.i * array.height),
         min(array.width, array.cols - spot.j * array.width),
     )
 
 
-def _holds(array: Array, spot: Spot, rows: int, cols: int) -> bool:
-    room = _room(array, spot)
+def _holds_block(array: Array, spot: Spot, rows: int, cols: int) -> bool:
+    room = _room_at(array, spot)
     return room[0] >= rows and room[1] >= cols
 
 
@@ -120,27 +119,29 @@ def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequen
     lines, scalars = _launch_scalars(program)
     # Along what is contiguous; a split that turns its blocks writes more than it reads, so what it writes decides.
     if all(columns_contiguous(v) for _, v in writes):
-        reads, writes = ([_flipped(placed) for placed in side] for side in (reads, writes))
+        reads, writes = ([_transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     arrays, spots, batches = _Fitting((*reads, *writes), DTYPES[dtype].itemsize).run()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
         element, cols = {"complex64": "float32", "complex128": "float64"}[dtype], 2 * cols
-        arrays = [_doubled(x) for x in arrays]
+        arrays = [_as_reals(x) for x in arrays]
     if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
         raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
-    aliases = _aliases(reads, writes)
-    whole = frozenset(a for a in batches if all(_holds(arrays[a], s, rows, cols) for s in spots if s.array == a))
+    aliases = _same_places(reads, writes)
+    whole = frozenset(a for a in batches if all(_holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a))
     shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
-    kernel = _interned(SumKernel(lines, len(scalars), *shape, whole, element, _tall(arrays, *shape[:2])))
+    kernel = _interned_kernel(
+        SumKernel(lines, len(scalars), *shape, whole, element, _turned_arrays(arrays, *shape[:2]))
+    )
     if cols % kernel.lanes:
-        kernel = _interned(replace(kernel, whole=frozenset()))
+        kernel = _interned_kernel(replace(kernel, whole=frozenset()))
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
 @lru_cache(maxsize=4096)
-def _interned(kernel: SumKernel) -> SumKernel:
+def _interned_kernel(kernel: SumKernel) -> SumKernel:
     """One object for equal kernels: what is known of it (its order, its lanes) is found once."""
     return kernel
 
@@ -162,27 +163,27 @@ def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
     return Program(program.inputs, lines, program.outputs), tuple(found)
 
 
-def _tall(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]) -> frozenset[int]:
+def _turned_arrays(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]) -> frozenset[int]:
     """The arrays that are read, if they lie column by column and all that is written row by row; else none."""
     read, written = ({spot.array for spot in side} for side in (reads, writes))
     turned = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
     return frozenset(read) if turned else frozenset()
 
 
-def _aliases(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:
+def _same_places(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tuple[int, int], ...]:
     starts: dict[tuple[str, int], list[int]] = {}
     for i, (_, v) in enumerate(reads):
         starts.setdefault((v.base, v.offset), []).append(i)
     return tuple((o, i) for o, (_, w) in enumerate(writes) for i in starts.get((w.base, w.offset), ()))
 
 
-def _flipped(placed: Placed) -> Placed:
+def _transposed_place(placed: Placed) -> Placed:
     """The same place of the transposed problem, whose fast index runs along the contiguous columns."""
     p, v = placed
     return Place(p.name, p.col, p.row, p.cols, p.rows), transposed_view(v)
 
 
-def _doubled(x: Array) -> Array:
+def _as_reals(x: Array) -> Array:
     return x._replace(row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width)
 
 
@@ -268,5 +269,5 @@ def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     slots.append(Slot(words * len(op.arrays) + 2 * len(op.scalars) + 1, FLAG))
     how = "16 bytes at a time" if access == "vector" else "one number at a time"
     label = f"block_sums, {op.label}: reads {len(op.kernel.reads)} blocks, writes {len(op.kernel.writes)}, {how}"
-    kernel = Kernel(source, given, ENTRY, THREADS)
+    kernel = Kernel(sum_source, given, ENTRY, THREADS)
     return Launch("sums", label, kernel, op.grid, op.parameters, tuple(slots), aligned=access == "vector")

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.cuda.device_code.read import expanded
+from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.sums.sum_kernel import BATCHES, HIGH, Access, Event, Scalar, Spot, SumKernel
 
 OPTIONS = ("--std=c++17",)  # of the compiler
@@ -23,7 +23,7 @@ ENTRY = "fmm_sum"
 
 
 @lru_cache(maxsize=512)
-def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
+def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     """The whole CUDA source of a kernel, entry point `ENTRY`."""
     parameters = f"fmm::Parameters<{kernel.arrays}, {kernel.scalars}>"
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
@@ -50,7 +50,7 @@ def source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         f"    fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.lanes}, {variant}>(p);",
         "}",
     ]
-    return expanded("\n".join(lines) + "\n")
+    return with_headers("\n".join(lines) + "\n")
 
 
 def _any_of(arrays: frozenset[int]) -> str:
@@ -61,58 +61,58 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
     loads = [event.value for event in kernel.events if event.kind == "load"]
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(BATCHES if kernel.batch else 0):
-        yield from _fetches(kernel, loads, batch)
+        yield from _start_batch(kernel, loads, batch)
     for event in kernel.events:
         if event.kind == "load" and kernel.batch:
-            yield from _taken(kernel, loads, number[event.value])
+            yield from _take_value(kernel, loads, number[event.value])
         elif event.kind == "load":
-            yield f"const Values v{event.value} = io.template load<{_spot(kernel.reads[event.value])}>();"
+            yield f"const Values v{event.value} = io.template load<{_spot_text(kernel.reads[event.value])}>();"
         elif event.kind == "store":
             if any(o == event.source for o, _ in kernel.aliases):
                 yield "Io::fence();"
-            yield f"io.template store<{_spot(kernel.writes[event.source])}>(v{event.value});"
+            yield f"io.template store<{_spot_text(kernel.writes[event.source])}>(v{event.value});"
         elif event.kind == "start":
-            yield f"Values v{event.value} = {_first(event)};"
+            yield f"Values v{event.value} = {_first_term(event)};"
         else:
-            yield f"v{event.value} = v{event.value} {_next(event)};"
+            yield f"v{event.value} = v{event.value} {_next_term(event)};"
 
 
-def _fetches(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
+def _start_batch(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
     """Start a batch of loads; past the last one too there is something to commit: nothing."""
     for i in range(batch * kernel.batch, min((batch + 1) * kernel.batch, len(loads))):
-        yield f"io.template fetch<{_spot(kernel.reads[loads[i]])}>({i % kernel.slots});"
+        yield f"io.template fetch<{_spot_text(kernel.reads[loads[i]])}>({i % kernel.slots});"
     yield "Io::commit();"
 
 
-def _taken(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
+def _take_value(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
     """Take a fetched value; with the last of its batch, whose slots are free then, start a later batch."""
     batch, within = divmod(i, kernel.batch)
     if within == 0:
         yield f"Io::template wait<{BATCHES - 1}>();"
-    yield f"const Values v{loads[i]} = io.template take<{_spot(kernel.reads[loads[i]])}>({i % kernel.slots});"
+    yield f"const Values v{loads[i]} = io.template take<{_spot_text(kernel.reads[loads[i]])}>({i % kernel.slots});"
     if within == kernel.batch - 1:
-        yield from _fetches(kernel, loads, batch + BATCHES)
+        yield from _start_batch(kernel, loads, batch + BATCHES)
 
 
-def _spot(spot: Spot) -> str:
+def _spot_text(spot: Spot) -> str:
     return f"{spot.array}, {spot.i}, {spot.j}"
 
 
-def _first(event: Event) -> str:
+def _first_term(event: Event) -> str:
     if event.source < 0:
         return "io.zero()"
     if event.factor == 1:
         return f"v{event.source}"
-    return f"{_factor(event.factor)} * v{event.source}"
+    return f"{_factor_text(event.factor)} * v{event.source}"
 
 
-def _next(event: Event) -> str:
+def _next_term(event: Event) -> str:
     if event.factor in (1, -1):
         return f"{'+' if event.factor == 1 else '-'} v{event.source}"
-    return f"+ {_factor(event.factor)} * v{event.source}"
+    return f"+ {_factor_text(event.factor)} * v{event.source}"
 
 
-def _factor(c: Coefficient | Scalar) -> str:
+def _factor_text(c: Coefficient | Scalar) -> str:
     if isinstance(c, Scalar):
         return f"io.scalar({c.number})"
     return f"io.constant({float(c.real)!r})"

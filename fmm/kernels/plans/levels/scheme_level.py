@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -281,11 +282,15 @@ def _considered() -> Iterator[CandidateLevel]:
     found: list[tuple[int, CandidateLevel]] = []
     for name, forms in considered_schemes():
         try:
-            found += [(scheme(name).additions, CandidateLevel(name, forms))] if forms else []
+            if forms:
+                found.append((scheme(name).additions, CandidateLevel(name, forms, scheme(name).rank)))
         except ValueError:  # it is wrong, and whoever names it is told so
             continue
     yield from (candidate for _, candidate in sorted(found))
-    yield from (CandidateLevel(name, forms, lean=True) for name, forms in considered_step_tables() if forms)
+    for name, forms in considered_step_tables():
+        with suppress(ValueError):
+            if forms:
+                yield CandidateLevel(name, forms, step_table(name).products, lean=True)
 
 
 register_level(LevelKind("scheme", _parse, _words, _considered))

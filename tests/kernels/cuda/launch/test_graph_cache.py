@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.kernels.cuda.launch.graph_cache import COUNTED, REPEATS, Replays, Shelf
-from fmm.runtime import host_memory
+from fmm.arrays import host_memory
+from fmm.kernels.cuda.launch.graph_cache import COUNTED, REPEATS, GraphCache, Replays
 
 
-def capturing(shelf: Shelf, fails: bool = False) -> tuple[Replays, list[Any]]:
+def capturing(shelf: GraphCache, fails: bool = False) -> tuple[Replays, list[Any]]:
     """Replays whose captures are the pointers in words, and the pointers that were captured."""
     made: list[Any] = []
 
@@ -29,14 +29,14 @@ def find(replays: Replays, key: Any) -> Any:
 
 
 def test_a_call_is_captured_when_it_recurs_and_replayed_from_then_on() -> None:
-    replays, made = capturing(Shelf())
+    replays, made = capturing(GraphCache())
     found = [find(replays, (1, 2, 3, 4)) for _ in range(REPEATS + 3)]
     assert found == [None] * (REPEATS - 1) + ["graph of (1, 2, 3, 4)"] * 4
     assert made == [(1, 2, 3, 4)]
 
 
 def test_other_pointers_are_another_call() -> None:
-    replays, made = capturing(Shelf())
+    replays, made = capturing(GraphCache())
     for _ in range(REPEATS - 1):
         for key in ((1, 2, 3, 4), (1, 2, 5, 4)):
             assert find(replays, key) is None
@@ -45,13 +45,13 @@ def test_other_pointers_are_another_call() -> None:
 
 
 def test_what_cannot_be_captured_is_not_tried_again() -> None:
-    replays, made = capturing(Shelf(), fails=True)
+    replays, made = capturing(GraphCache(), fails=True)
     assert [find(replays, 0) for _ in range(20)] == [None] * 20
     assert made == [0]
 
 
 def test_no_more_is_kept_than_the_shelf_holds_and_then_capturing_gets_rarer() -> None:
-    shelf = Shelf(limit=3)
+    shelf = GraphCache(limit=3)
     owners = [capturing(shelf)[0] for _ in range(2)]
     for key in range(5):
         for _ in range(100):
@@ -65,7 +65,7 @@ def test_no_more_is_kept_than_the_shelf_holds_and_then_capturing_gets_rarer() ->
 
 @given(st.lists(st.integers(0, 200), max_size=600))
 def test_counts_do_not_pile_up_and_what_is_found_belongs_to_the_pointers(keys: list[int]) -> None:
-    replays, made = capturing(Shelf(limit=8))
+    replays, made = capturing(GraphCache(limit=8))
     for key in keys:
         assert find(replays, key) in (None, f"graph of {key}")
         assert len(replays.known) <= COUNTED + 8
@@ -73,7 +73,7 @@ def test_counts_do_not_pile_up_and_what_is_found_belongs_to_the_pointers(keys: l
 
 
 def test_threads_share_a_shelf() -> None:
-    shelf, failures = Shelf(limit=5), list[BaseException]()
+    shelf, failures = GraphCache(limit=5), list[BaseException]()
 
     def work(number: int) -> None:
         replays, _ = capturing(shelf)
@@ -97,7 +97,7 @@ def test_threads_share_a_shelf() -> None:
 
 def test_release_workspace_releases_what_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "_releases", [])
-    shelf = Shelf()
+    shelf = GraphCache()
     replays, _ = capturing(shelf)
     for _ in range(REPEATS):
         find(replays, "x")

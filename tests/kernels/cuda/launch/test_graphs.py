@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.launch.graphs import KERNEL_NODE, KernelNode, Movable, _Driver
+from fmm.kernels.cuda.launch.graphs import KERNEL_NODE, KernelNode, MovableGraph, _Driver
 
 SPLIT, JOIN, GEMM, MEMSET = 0x100, 0x200, 0x300, 2
 Launch = tuple[int, int]  # a function, and the number that is its parameter
@@ -89,7 +89,7 @@ def kernels(launches: Sequence[Launch], memory: Memory) -> Iterator[KernelNode]:
 
 def test_each_kernel_is_found_and_told_its_new_parameters() -> None:
     driver, memory = Driver(NODES), Memory()
-    graph = Movable(GRAPH, kernels(CAPTURED, memory), driver.calls())
+    graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
     assert graph.move(kernels(OTHERS, memory))
     assert driver.written == [(14, SPLIT, 50), (12, SPLIT, 60), (10, JOIN, 70)]
 
@@ -98,7 +98,7 @@ def test_a_kernel_that_is_not_in_the_graph_makes_it_immovable() -> None:
     memory = Memory()
     for launches in (((SPLIT, 5), (SPLIT, 5)), ((JOIN, 5),), ((SPLIT, 4), (JOIN, 7))):
         driver = Driver(NODES)
-        graph = Movable(GRAPH, kernels(launches, memory), driver.calls())
+        graph = MovableGraph(GRAPH, kernels(launches, memory), driver.calls())
         assert not graph.move(kernels(launches, memory))
         assert driver.written == []
 
@@ -106,13 +106,13 @@ def test_a_kernel_that_is_not_in_the_graph_makes_it_immovable() -> None:
 @pytest.mark.parametrize("fails_at", range(3))
 def test_a_driver_that_refuses_is_not_asked_again(fails_at: int) -> None:
     driver, memory = Driver(NODES, fails_at), Memory()
-    graph = Movable(GRAPH, kernels(CAPTURED, memory), driver.calls())
+    graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
     assert [graph.move(kernels(OTHERS, memory)) for _ in range(3)] == [False] * 3
     assert len(driver.written) == fails_at
 
 
 def test_as_many_kernels_as_before() -> None:
     driver, memory = Driver(NODES), Memory()
-    graph = Movable(GRAPH, kernels(CAPTURED, memory), driver.calls())
+    graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
     with pytest.raises(ValueError, match="zip"):
         graph.move(kernels(OTHERS[:2], memory))

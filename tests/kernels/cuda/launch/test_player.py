@@ -17,9 +17,9 @@ from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import OperationList
-from fmm.kernels.cuda.record import Recorder, operations
+from fmm.kernels.cuda.record import Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
-from fmm.kernels.cuda.sums.sum_launch import GRID, Array, SumOp
+from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, Array, SumOp
 from fmm.kernels.cuda.views import Factor, View, operand_views
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk
@@ -76,18 +76,18 @@ def columns(op: SumOp, access: str) -> Any:
 
 
 @given(
-    rows=st.one_of(st.integers(1, 3 * GRID), st.integers(1, 2**31 - 1)),
+    rows=st.one_of(st.integers(1, 3 * GRID_LIMIT), st.integers(1, 2**31 - 1)),
     cols=st.integers(1, 5000),
     dtype=st.sampled_from(sorted(STORED)),
     access=st.sampled_from(("vector", "scalar")),
 )
 def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: str) -> None:
-    small = sums(operations(PLANS[0], Problem(64, 64, 64, dtype)))[-1]
+    small = sums(record_operations(PLANS[0], Problem(64, 64, 64, dtype)))[-1]
     op = replace(small, rows=rows, cols=cols)
     found = columns(op, access)
     assert (np.bincount(found[found < cols], minlength=cols) == 1).all()
     _, down, deep = op.grid
-    assert 1 <= down <= GRID and 1 <= deep <= GRID
+    assert 1 <= down <= GRID_LIMIT and 1 <= deep <= GRID_LIMIT
     # Row z * down + y: each number below down * deep once, so that every row is there, and few thread blocks idle.
     assert rows <= down * deep < rows + deep
 
@@ -102,7 +102,7 @@ def tile(op: SumOp) -> tuple[Any, Any]:
 
 @given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED)))
 def test_every_element_has_one_thread_where_a_split_turns(rows: int, cols: int, dtype: str) -> None:
-    split = sums(operations(CROSSED, Problem(64, 64, 64, dtype)))[1]
+    split = sums(record_operations(CROSSED, Problem(64, 64, 64, dtype)))[1]
     assert split.kernel.tall
     op = replace(split, rows=rows, cols=cols)
     (across, down, deep), (height, width) = op.grid, op.kernel.tile
@@ -146,7 +146,7 @@ def unpacked(op: SumOp) -> Any:
 
 @given(problem=problems(), plan=st.sampled_from(PLANS))
 def test_parameters_say_what_the_launch_is(problem: Problem, plan: Plan) -> None:
-    for op in sums(operations(plan, problem)):
+    for op in sums(record_operations(plan, problem)):
         found = unpacked(op)
         assert (found.rows, found.cols, found.inner_rows, found.inner_cols) == (op.rows, op.cols, *op.inner)
         assert [complex(*found.scalars[2 * i : 2 * i + 2]) for i in range(op.kernel.scalars)] == list(op.scalars)
@@ -161,7 +161,7 @@ def test_parameters_say_what_the_launch_is(problem: Problem, plan: Plan) -> None
 @given(problem=problems(), plan=st.sampled_from(PLANS))
 def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> None:
     """With bases that are multiples of what the launch asks for, so is every thread's first byte."""
-    for op in sums(operations(plan, problem)):
+    for op in sums(record_operations(plan, problem)):
         item, lanes = DTYPES[op.kernel.element].itemsize, op.kernel.lanes
         size, _ = op.alignment
         assert size == lanes * item <= 16
@@ -242,7 +242,7 @@ def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan:
     """Every access to the workspace lies in one living temporary, and no two of them share a byte."""
     watched = Watched(problem.stored)
     walk(plan, dict(operand_views(problem)), watched, problem.alpha, problem.beta)
-    assert watched.peak == operations(plan, problem).workspace
+    assert watched.peak == record_operations(plan, problem).workspace
     for op, alive in watched.seen:
         ordered = sorted(alive, key=lambda t: t.start)
         assert all(x.stop <= y.start for x, y in pairwise(ordered))
@@ -255,7 +255,7 @@ def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan:
 
 @given(problem=problems(), plan=st.sampled_from([p for p in PLANS if "overlapped" in str(p)]))
 def test_lanes_that_run_side_by_side_share_nothing_that_is_written(problem: Problem, plan: Plan) -> None:
-    tape = operations(plan, problem)
+    tape = record_operations(plan, problem)
     assert tape.ops.count(Turn.FORK) == tape.ops.count(Turn.JOIN)
     together = False
     for turn, run in groupby(zip(tape.ops, tape.lanes, strict=True), lambda x: isinstance(x[0], Turn)):
@@ -281,7 +281,9 @@ def _assert_apart(ops: list[tuple[Any, int]], item: int) -> None:
 
 def test_the_table_of_plans_has_every_kind_of_launch() -> None:
     """What the properties above rest on: wide and narrow accesses, and whole layers, do occur."""
-    tapes = [operations(plan, Problem(*size, "float32")) for plan, size in product(PLANS, ((64,) * 3, (33,) * 3))]
+    tapes = [
+        record_operations(plan, Problem(*size, "float32")) for plan, size in product(PLANS, ((64,) * 3, (33,) * 3))
+    ]
     ops = [op for tape in tapes for op in sums(tape)]
     assert {op.access for op in ops} == {"vector", "scalar"}
     assert any(op.kernel.whole for op in ops) and any(not op.kernel.whole for op in ops)
@@ -292,6 +294,6 @@ def test_the_table_of_plans_has_every_kind_of_launch() -> None:
 def test_places_finds_every_byte_of_c(size: tuple[int, int, int]) -> None:
     """The helper itself: together the operations write each element of C, and nothing beside C."""
     m, k, n = size
-    tape = operations(PLANS[0], Problem(m, k, n, "float64"))
+    tape = record_operations(PLANS[0], Problem(m, k, n, "float64"))
     written = [found for op in tape.ops for base, found, w in places(op, 8) if w and base == "C"]
     assert sorted(set(np.concatenate(written).tolist())) == [8 * i for i in range(m * n)]

@@ -17,9 +17,9 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiled import Several, TileOp
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.fused_order import FIGURE_6, LANES, Operands, launches, listed, name, operands, stages
@@ -38,12 +38,12 @@ ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
 def recorded(text: str, size: int = 512, beta: float = 0) -> OperationList:
     """The leaf is `tile` if the text names none."""
     plan = Plan.parse(text if " > tile" in text else f"{text} > tile")
-    return operations(plan, Problem(size, size, size, "float32", beta=beta))
+    return record_operations(plan, Problem(size, size, size, "float32", beta=beta))
 
 
 def products(tape: OperationList) -> Iterator[TileOp]:
     for op in tape.ops:
-        yield from op.ops if isinstance(op, Several) else [op] if isinstance(op, TileOp) else []
+        yield from op.ops if isinstance(op, TileGroup) else [op] if isinstance(op, TileOp) else []
 
 
 # ---- variants
@@ -140,18 +140,18 @@ def test_what_is_side_by_side_writes_blocks_of_its_own(text: str, options: tuple
 
 LAUNCHES = [
     # (plan, beta, kinds of launches, lanes)
-    ("strassen.fused", 0, {Several: 1}, 1),  # in turns: one launch where the device's kernel can
+    ("strassen.fused", 0, {TileGroup: 1}, 1),  # in turns: one launch where the device's kernel can
     ("strassen.fused > tile.half", 0, {TileOp: 7}, 1),
     ("strassen.fused.streams", 2, {TileOp: 7, Turn: 4}, 2),
     ("strassen.fused.atomic", 0, {SumOp: 1, TileOp: 7, Turn: 2}, 7),
     ("strassen.fused.atomic", 1, {TileOp: 7, Turn: 2}, 7),
-    ("strassen.fused.variants", 2, {TileOp: 1, Several: 3}, 1),
-    ("strassen.fused.atomic.variants", 2, {SumOp: 1, TileOp: 1, Several: 3, Turn: 2}, 4),
-    ("strassen^2.fused", 0, {Several: 1}, 1),
-    ("strassen^2.fused.atomic.variants", 1, {TileOp: 1, Several: 9, Turn: 2}, 7),
-    ("strassen > strassen.fused", 0, {SumOp: 3, Several: 7}, 1),
+    ("strassen.fused.variants", 2, {TileOp: 1, TileGroup: 3}, 1),
+    ("strassen.fused.atomic.variants", 2, {SumOp: 1, TileOp: 1, TileGroup: 3, Turn: 2}, 4),
+    ("strassen^2.fused", 0, {TileGroup: 1}, 1),
+    ("strassen^2.fused.atomic.variants", 1, {TileOp: 1, TileGroup: 9, Turn: 2}, 7),
+    ("strassen > strassen.fused", 0, {SumOp: 3, TileGroup: 7}, 1),
     ("strassen > strassen.fused > tile.half", 0, {SumOp: 3, TileOp: 49}, 1),
-    ("strassen.batched.pad16 > strassen.fused.variants", 0, {SumOp: 3, TileOp: 7, Several: 21}, 1),
+    ("strassen.batched.pad16 > strassen.fused.variants", 0, {SumOp: 3, TileOp: 7, TileGroup: 21}, 1),
     ("strassen.sequential > strassen.fused.streams", 0, {SumOp: 17, TileOp: 49, Turn: 28}, 2),
 ]
 
@@ -162,7 +162,7 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     tape = recorded(text, 512, beta)
     assert Counter(map(type, tape.ops)) == kinds
     assert tape.lanes_used == lanes
-    several = [op for op in tape.ops if isinstance(op, Several)]
+    several = [op for op in tape.ops if isinstance(op, TileGroup)]
     assert all(op.at_once == (op.order != "turns") for op in several)
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
     turns = sum(len(op.ops) - 1 for op in several if not op.at_once)
@@ -200,8 +200,8 @@ def test_a_launch_overlaps_only_what_its_lane_launched_before_it(text: str) -> N
     """Programmatic launches follow a product of their own stage; the first after a wait or a sum follows nothing."""
     last: dict[int, Operation] = {}
     for op, lane in zip(recorded(text).ops, recorded(text).lanes, strict=True):
-        if isinstance(op, TileOp | Several):
-            assert op.follows == isinstance(last.get(lane), TileOp | Several)
+        if isinstance(op, TileOp | TileGroup):
+            assert op.follows == isinstance(last.get(lane), TileOp | TileGroup)
         last = {} if isinstance(op, Turn) else last | {lane: op}
 
 
@@ -241,7 +241,7 @@ TWO = ("strassen^2.fused", "strassen-huang^2.fused.streams", "winograd^2.fused.a
 def test_lanes_may_run_in_any_order(text: str) -> None:
     """Exact on small integers, whichever lane is first; beta = 0 reads nothing of C, which is NaN."""
     for problem, turn in product(problems(), (1, -1)):
-        tape = operations(Plan.parse(f"{text} > tile"), problem)
+        tape = record_operations(Plan.parse(f"{text} > tile"), problem)
         memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
         memory["W"], before = buffer(tape.workspace), c.astype(np.float64)
         order = tuple(range(tape.lanes_used))[::turn]

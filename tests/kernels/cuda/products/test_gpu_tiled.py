@@ -21,7 +21,7 @@ pytest.importorskip("cupy")
 
 import cupy
 
-from fmm.kernels.cuda.launch.device_facts import chip
+from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.runtime.device_backend import DeviceBackend, recorded
 
 pytestmark = pytest.mark.gpu
@@ -71,7 +71,7 @@ def test_products_of_any_size(leaf: str, dtype: str) -> None:
 
 def test_the_driver_says_what_the_model_wants() -> None:
     """Rates within what datasheets and drivers differ by, of a device that the tables have."""
-    found = chip(0)
+    found = chip_of(0)
     same = found.limits.capability, found.multiprocessors
     known = [x for x in map(device, device_names()) if (x.capability, x.sms) == same]
     assert min(found.clock, found.bandwidth, found.cache) > 1e6

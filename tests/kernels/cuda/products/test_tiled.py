@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.hardware.capability import Capability, capability
+from fmm.hardware.capability import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, Strategy, strategy
-from fmm.kernels.cuda.products.tiled import Several, TileOp, fitted, fused_op, pointers
-from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, added, source
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, fitted_to_chip, fused_op, pointer_words
+from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, adding_epilogue, tiled_source
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -37,10 +37,10 @@ MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coeffi
 
 
 def kernel(
-    s: Strategy, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep", dtype: str = "float32"
+    s: TileSizes, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep", dtype: str = "float32"
 ) -> TileKernel:
     summed = left + right > 2
-    return TileKernel(replace(s, stages=2) if summed else s, dtype, left, right, added(dest, update))
+    return TileKernel(replace(s, stages=2) if summed else s, dtype, left, right, adding_epilogue(dest, update))
 
 
 # ---- NVRTC
@@ -48,13 +48,13 @@ def kernel(
 
 def limits(architecture: str) -> Capability:
     digits = architecture.removeprefix("sm_")
-    return capability(f"{digits[:-1]}.{digits[-1]}")
+    return capability_limits(f"{digits[:-1]}.{digits[-1]}")
 
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 @pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
-def test_every_strategy_stays_in_registers(s: Strategy, operands: Any, architecture: str) -> None:
+def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """No local memory; registers as (16) says and not many more; about the thread blocks that the model expects.
 
     Of the kernels of one level the one with two blocks of each has the most: (16) grows with every block.
@@ -62,7 +62,7 @@ def test_every_strategy_stays_in_registers(s: Strategy, operands: Any, architect
     nvrtc()
     made = kernel(s, *operands)
     needed, summed, on = registers(s, operands), operands[:2] != (1, 1), limits(architecture)
-    r = report(f"{s.name} {architecture}", source(made, "vector"), architecture, OPTIONS)
+    r = report(f"{s.name} {architecture}", tiled_source(made, "vector"), architecture, OPTIONS)
     blocks = active_blocks(on, s.threads, r.registers, made.shared)
     assert r.local == 0, r
     assert needed <= r.registers <= needed + MOST_BESIDE, r
@@ -72,27 +72,27 @@ def test_every_strategy_stays_in_registers(s: Strategy, operands: Any, architect
 
 
 @pytest.mark.parametrize("s", quick_and_slow(TUNED[:1], TUNED[1:]), ids=lambda s: s.name)
-def test_every_variant_of_one_level_stays_in_registers(s: Strategy) -> None:
+def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one of the architectures."""
     nvrtc()
     variants = [w for level, number, w, _ in FIGURE_6 if level == 1 and number]
     jobs: list[tuple[Any, ...]] = []
     for i, w in enumerate(variants, TUNED.index(s)):
         made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
-        jobs.append((f"{s.name} {w} {architecture}", source(made, "vector"), architecture, OPTIONS))
+        jobs.append((f"{s.name} {w} {architecture}", tiled_source(made, "vector"), architecture, OPTIONS))
     assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
-@pytest.mark.parametrize("s", [strategy("Huge"), *DOUBLE], ids=lambda s: s.name)
+@pytest.mark.parametrize("s", [named_strategy("Huge"), *DOUBLE], ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
-def test_float64_stays_in_registers(s: Strategy, operands: Any, architecture: str) -> None:
+def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """Two registers a number; where no instruction multiplies for a whole warp, small tiles."""
     nvrtc()
     left, right, dest = operands
     made = kernel(s, left, right, dest, dtype="float64")
     x = fits(made, architecture)
-    r = report(f"{x.strategy.name} {architecture}", source(x, "vector"), architecture, OPTIONS)
+    r = report(f"{x.strategy.name} {architecture}", tiled_source(x, "vector"), architecture, OPTIONS)
     assert r.local == 0, r
     assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
     if architecture in ("sm_90", "sm_100"):
@@ -103,16 +103,16 @@ def fits(made: TileKernel, architecture: str) -> TileKernel:
     """What is launched there."""
     digits, lone = architecture.removeprefix("sm_"), (Piece("A", 0, 1, 1),)
     op = TileOp(made, lone, lone, lone, (Lines(1), Lines(1), Lines(1)), 1, 1, 1)
-    return fitted(op, replace(H200, limits=limits(architecture), version=int(digits))).kernel
+    return fitted_to_chip(op, replace(H200, limits=limits(architecture), version=int(digits))).kernel
 
 
 def test_a_strategy_that_does_not_fit_is_replaced() -> None:
     def found(made: TileKernel) -> list[str]:
         return [fits(made, architecture).strategy.name for architecture in ARCHITECTURES]
 
-    assert found(kernel(strategy("Solo"), dtype="float64")) == ["Medium", "Solo", "Solo", "Solo"]
-    assert found(kernel(strategy("Solo"), 4, 4, dtype="float64")) == ["Medium", "Huge", "Solo", "Solo"]
-    assert found(kernel(strategy("Broad"), 4, 4)) == ["Huge", "Broad", "Broad", "Broad"]
+    assert found(kernel(named_strategy("Solo"), dtype="float64")) == ["Medium", "Solo", "Solo", "Solo"]
+    assert found(kernel(named_strategy("Solo"), 4, 4, dtype="float64")) == ["Medium", "Huge", "Solo", "Solo"]
+    assert found(kernel(named_strategy("Broad"), 4, 4)) == ["Huge", "Broad", "Broad", "Broad"]
 
 
 # ---- on the host: the threads of a block take turns
@@ -125,10 +125,10 @@ def host() -> Any:
     """Runs a launch on the host."""
     required_compiler()
 
-    def launch(op: TileOp | Several, memory: Memory, access: Access | None = None) -> None:
+    def launch(op: TileOp | TileGroup, memory: Memory, access: Access | None = None) -> None:
         library = compiled_for_the_host(op.kernel, access or op.access)
         parameters = np.frombuffer(op.parameters, np.int64).copy()
-        for word, piece in zip(pointers(op), op.pieces, strict=True):
+        for word, piece in zip(pointer_words(op), op.pieces, strict=True):
             parameters[word] = memory[piece.base].ctypes.data + piece.offset
         blocks, _, products = op.grid
         where = parameters.ctypes.data_as(ctypes.c_void_p)
@@ -154,7 +154,7 @@ def whole_problem(
     return Problem(m, k, n, dtype, (layouts[0], layouts[1], layouts[2]), alpha, beta)
 
 
-def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | Several]:
+def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | TileGroup]:
     """All launches of a plan without workspace, on small integers: exact, and nothing beside C is touched."""
     rng = np.random.default_rng(5)
     dtype, wide = problem.dtype, 16 // problem.itemsize
@@ -167,9 +167,9 @@ def check(plan: str, problem: Problem, host: Any, shift: int) -> list[TileOp | S
         x[...] = rng.integers(-3, 4, x.shape)
     a, b, c = (x.astype(np.float64) for x in views.values())
     beside = np.isnan(memory["C"])
-    tape = operations(Plan.parse(plan), problem)
+    tape = record_operations(Plan.parse(plan), problem)
     assert tape.workspace == 0
-    wanted = (op for op in tape.ops if isinstance(op, TileOp | Several | GemmOp))
+    wanted = (op for op in tape.ops if isinstance(op, TileOp | TileGroup | GemmOp))
     ops = [tiled_product(op, dtype) if isinstance(op, GemmOp) else op for op in wanted]
     starts = {name: x[GUARD + shift :] for name, x in memory.items()}
     for op in ops:
@@ -196,8 +196,8 @@ def test_products_on_the_host(plan: str, orders: str, gap: int, shift: int, host
 def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None:
     """Launches of several products of unequal blocks, into blocks of their own or added to what others write too."""
     ops = check(f"strassen.fused.{options} > tile.medium", whole_problem(33, 18, 37, "CCC", 4, 0.5, 1.0), host, 0)
-    assert [len(op.ops) if isinstance(op, Several) else 1 for op in ops] == [1, 2, 2, 2]
-    assert all(op.at_once for op in ops if isinstance(op, Several))
+    assert [len(op.ops) if isinstance(op, TileGroup) else 1 for op in ops] == [1, 2, 2, 2]
+    assert all(op.at_once for op in ops if isinstance(op, TileGroup))
 
 
 @pytest.mark.parametrize(("orders", "gap", "shift"), [("CCC", 0, 0), ("FFC", 2, 0), ("CFC", 1, 1)])
@@ -220,7 +220,7 @@ def test_float64_strategies_on_the_host(plan: str, host: Any) -> None:
 
 
 @pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
-def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
+def test_every_strategy_on_the_host(s: TileSizes, host: Any) -> None:
     """With sums and without, tiles at every edge."""
     for plan in (f"tile.{s.name.lower()}", f"strassen.fused > tile.{s.name.lower()}"):
         check(plan, whole_problem(36, 21, 44, "CCC", 0, 1.0, 0.0), host, 0)
@@ -228,13 +228,13 @@ def test_every_strategy_on_the_host(s: Strategy, host: Any) -> None:
 
 def test_wide_accesses_are_made_where_lines_are_aligned() -> None:
     problems = (Problem(*size, "float32") for size in ((8, 8, 8), (8, 6, 8)))
-    ops = [op for x in problems for op in operations(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
+    ops = [op for x in problems for op in record_operations(Plan.parse("tile"), x).ops if isinstance(op, GemmOp)]
     assert [tiled_product(op, "float32").access for op in ops] == ["vector", "scalar"]
 
 
 def test_a_batch_is_one_launch(host: Any) -> None:
     """The seven products of a batched level, layer by layer of the workspace."""
-    tape = operations(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
+    tape = record_operations(Plan.parse("strassen.batched.pad4 > tile.medium"), Problem(72, 40, 56, "float32"))
     (op,) = (x for x in tape.ops if isinstance(x, GemmOp))
     made, work = tiled_product(op, "float32"), floats(1 << 16)
     assert made.count == 7 and made.grid == (7 * made.tiles[0] * made.tiles[1], 1, 1)
@@ -259,7 +259,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
     for x in memory.values():
         x[...] = np.random.default_rng(6).integers(-3, 4, x.size)
     whole = {name: x.reshape(64, 64).astype(np.float64) for name, x in memory.items()}
-    medium = strategy("Medium")
+    medium = named_strategy("Medium")
 
     def view(base: str, row: int, col: int, rows: int, cols: int) -> View:
         return View(base, 4 * (64 * row + col), rows, cols, 64, 1)
@@ -274,7 +274,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
         found = a @ whole["B"][i : i + k, :n]
         whole["C"][:m, dest[0][1].offset // 4 :][:, :n] += found
         whole["C"][32 : 31 + m, 32 * i :][:, : n - 1] -= 0.5 * found[:-1, :-1]
-    several = Several(tuple(ops), "free" if update == "keep" else "atomic")
+    several = TileGroup(tuple(ops), "free" if update == "keep" else "atomic")
     assert several.at_once and several.grid == (1, 1, 2) and several.kernel.operands == (2, 1, 2)
     assert not replace(several, order="turns").at_once
     assert not replace(several, ops=(ops[0], replace(ops[1], kernel=kernel(medium)))).at_once
@@ -288,9 +288,9 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
 def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
     assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
-    tape = operations(plan, Problem(*size, "float32"))
+    tape = record_operations(plan, Problem(*size, "float32"))
     (several,) = tape.ops
-    assert isinstance(several, Several)
+    assert isinstance(several, TileGroup)
     assert several.order == "turns"  # one launch, where the copy engine brings the operands
     ops = several.ops
     assert [op.kernel.operands for op in ops] == [
@@ -326,16 +326,16 @@ def test_other_types_are_refused(dtype: str) -> None:
         plans += [("tile", "float32, float64, float16, bfloat16, tf32")]
     for text, types in plans:
         with pytest.raises(PlanError, match=f"multiplies {types} there, not {dtype}"):
-            operations(Plan.parse(text), Problem(64, 64, 64, dtype))
+            record_operations(Plan.parse(text), Problem(64, 64, 64, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_each_type_has_its_strategies(dtype: str) -> None:
     """Chosen by size, and where sums are inside."""
     plans = ("tile", "strassen.batched.pad16 > tile", "strassen.fused > tile")
-    ops = [op for text in plans for op in operations(Plan.parse(text), Problem(512, 512, 512, dtype)).ops]
+    ops = [op for text in plans for op in record_operations(Plan.parse(text), Problem(512, 512, 512, dtype)).ops]
     made = [tiled_product(op, dtype) for op in ops if isinstance(op, GemmOp)]
-    made += [x for op in ops if isinstance(op, Several) for x in op.ops]
+    made += [x for op in ops if isinstance(op, TileGroup) for x in op.ops]
     assert len(made) == 1 + 1 + 7
     for op in made:
         assert dtype in op.kernel.strategy.types and op.kernel.element == dtype

@@ -13,11 +13,11 @@ import pytest
 
 from fmm.kernels.algorithms.table_kernel import PRODUCT, Kernel, kernel_table
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import GPU8, PRESETS, Strategy, strategy
-from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointers, strategy_of, updating_op
-from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, added, source
+from fmm.kernels.cuda.products.tile_sizes import GPU8, PRESETS, TileSizes, named_strategy
+from fmm.kernels.cuda.products.tiled import PATHS, TileOp, paths_of, pointer_words, strategy_of, updating_op
+from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
 from fmm.kernels.cuda.products.tiled_source import Path as Way
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -31,7 +31,7 @@ from tests.support.tiled_on_host import DRIVER, Memory, floats, tiled_library
 from tests.support.tiles import tiled_product
 
 PRODUCTS = {name: kernel for name, kernel in kernel_table().items() if kernel.product}
-SMALL = Strategy("Warp", m_s=16, n_s=16, k_s=8, m_r=4, n_r=2, warp_m=4, warp_n=8)  # a warp: few threads to wait for
+SMALL = TileSizes("Warp", m_s=16, n_s=16, k_s=8, m_r=4, n_r=2, warp_m=4, warp_n=8)  # a warp: few threads to wait for
 SIZES = ((21, 11, 35), (16, 8, 32), (3, 0, 5), (1, 9, 1))  # m, k, n
 WAYS: tuple[tuple[Way, Way], ...] = (("async", "async"), *PATHS.values())
 
@@ -44,12 +44,12 @@ class Host:
 
     def __init__(self, kernels: list[tuple[TileKernel, Access]]) -> None:
         required_compiler()
-        template = source(*kernels[0]).partition("struct Product {")[0]
+        template = tiled_source(*kernels[0]).partition("struct Product {")[0]
         parts = [template, *(self._part(i, *kernel) for i, kernel in enumerate(kernels))]
         self.library, self.numbers = tiled_library("".join(parts)), {k: i for i, k in enumerate(kernels)}
 
     def _part(self, number: int, made: TileKernel, access: Access) -> str:
-        stub = "struct Product {" + source(made, access).partition("struct Product {")[2]
+        stub = "struct Product {" + tiled_source(made, access).partition("struct Product {")[2]
         counts = ", ".join(map(str, (*made.operands, made.products)))
         driver = DRIVER.format(told=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY)
         return re.sub(rf"\b(Product|Number|{ENTRY}|launch)\b", rf"\g<1>{number}", stub + driver)
@@ -57,7 +57,7 @@ class Host:
     def launch(self, op: TileOp, memory: Memory, access: Access) -> None:
         function = getattr(self.library, f"launch{self.numbers[op.kernel, access]}")
         parameters = np.frombuffer(op.parameters, np.int64).copy()
-        for word, piece in zip(pointers(op), op.pieces, strict=True):
+        for word, piece in zip(pointer_words(op), op.pieces, strict=True):
             parameters[word] = memory[piece.base].ctypes.data + piece.offset
         assert function(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
 
@@ -137,7 +137,7 @@ def test_every_product_kernel_on_the_host(name: str, way: tuple[Way, Way], host:
 def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, int, int], host: Host) -> None:
     """A whole plan: the products by the kernels themselves, compiled for the host, the sums by the interpreter."""
     problem = Problem(*size, dtype)
-    tape = operations(Plan.parse(f"{text} > tile"), problem)
+    tape = record_operations(Plan.parse(f"{text} > tile"), problem)
     rng, views = np.random.default_rng(6), {}
     memory = {name: floats(1024).view(np.uint8) for name in "ABC"} | {"W": floats(tape.workspace).view(np.uint8)}
     for name, shape in zip("ABC", problem.shapes, strict=True):
@@ -162,10 +162,10 @@ def test_product_kernels_stay_in_registers(architecture: str) -> None:
     op = operation(PRODUCTS["mulIncIncInc"], SIZES[1], 0)
     kernels = [replace(op.kernel, strategy=GPU8, paths=PATHS["texture"])]
     if architecture == "sm_90":
-        kernels.append(replace(op.kernel, strategy=strategy("Square")))
+        kernels.append(replace(op.kernel, strategy=named_strategy("Square")))
     for kernel in kernels:
         s = kernel.strategy
-        r = report(s.name, source(kernel, "vector"), architecture, OPTIONS)
+        r = report(s.name, tiled_source(kernel, "vector"), architecture, OPTIONS)
         assert r.local == 0 and r.registers >= s.m_r * s.n_r, r
 
 
@@ -173,7 +173,7 @@ def test_product_kernels_stay_in_registers(architecture: str) -> None:
 def test_only_texture_reads_by_the_read_only_path(way: Way, loads: int) -> None:
     """And only what is staged through registers is loaded there: all else is copied past them."""
     made = TileKernel(SMALL, "float32", paths=(way, way))
-    _, ptx = compile_cuda(source(made, "vector"), "compute_90", *OPTIONS)
+    _, ptx = compile_cuda(tiled_source(made, "vector"), "compute_90", *OPTIONS)
     assert ("ld.global.nc.v4" in ptx) == bool(loads) and ("cp.async.cg" in ptx) == (way == "async")
 
 
@@ -187,9 +187,9 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
         ("tile.gpu8", GPU8, WAYS[0]),
     ):
         assert (strategy_of(leaf_use(leaf)), paths_of(leaf_use(leaf))) == (s, paths)
-        (gemm,) = operations(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
+        (gemm,) = record_operations(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
         assert isinstance(gemm, GemmOp) and tiled_product(gemm, "float32").kernel.paths == paths
-        ops = operations(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops
+        ops = record_operations(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops
         assert {op.kernel.paths for op in ops if isinstance(op, TileOp)} == {paths}
     with pytest.raises(PlanError, match=r"without \.plain or \.texture"):
         Plan.parse("strassen.fused > tile.half.texture")
@@ -198,7 +198,7 @@ def test_leaves_say_how_tiles_come_to_shared_memory() -> None:
 def test_an_open_strategy_is_the_devices() -> None:
     op = next(
         x
-        for x in operations(Plan.parse("li-fig12 > tile"), Problem(8192, 8192, 8192, "float32")).ops
+        for x in record_operations(Plan.parse("li-fig12 > tile"), Problem(8192, 8192, 8192, "float32")).ops
         if isinstance(x, TileOp)
     )
     for chip in (H200, replace(H200, multiprocessors=1)):
@@ -222,7 +222,7 @@ def test_an_open_strategy_is_the_devices() -> None:
 )
 def test_kernels_that_differ_by_coefficients_are_one(name: str, pairs: tuple[tuple[int, int], ...] | None) -> None:
     op = operation(PRODUCTS[name], SIZES[0], 0)
-    assert (op.kernel.epilogue == added(len(op.dest))) == (pairs is not None)
+    assert (op.kernel.epilogue == adding_epilogue(len(op.dest))) == (pairs is not None)
     assert pairs is None or tuple((x.factor, x.keep) for x in op.dest) == pairs
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import BULK, SUMMING_BULK, Strategy
-from fmm.kernels.cuda.products.tiled import PARAMETER_BYTES, Several, TileOp
+from fmm.kernels.cuda.kernel import PARAMETER_BYTES
+from fmm.kernels.cuda.products.tile_sizes import TMA_SIZES, TMA_SUMMING, TileSizes
+from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
-from fmm.kernels.cuda.products.tma import SHARED, BulkOp, bulk_op, makespan, parts_of, rows_are_aligned
-from fmm.kernels.cuda.products.tma_source import BulkKernel, source
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.products.tma import SHARED, TmaOp, makespan, parts_of, rows_are_aligned, tma_op
+from fmm.kernels.cuda.products.tma_source import TmaKernel, tma_source
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_time import GEMM, seconds
@@ -31,7 +32,7 @@ from tests.support.tiled_on_host import DRIVER, FLAGS, scheduler
 from tests.support.tiles import tiled_product
 from tests.support.tma_on_host import SMALL, SMS, check, described, for_the_host, launch_of
 
-DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
+DEEPER = TileSizes("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, warp_n=8, stages=5, blocks=1)
 
 
 # ---- NVRTC
@@ -39,13 +40,13 @@ DEEPER = Strategy("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, w
 
 @pytest.mark.parametrize("architecture", quick_and_slow(["sm_90"], ["sm_100"]))
 @pytest.mark.parametrize(
-    ("plan", "s"), [("strassen.fused > tile", SUMMING_BULK), ("tile", BULK[1])], ids=["sums in it", "plain"]
+    ("plan", "s"), [("strassen.fused > tile", TMA_SUMMING), ("tile", TMA_SIZES[1])], ids=["sums in it", "plain"]
 )
-def test_no_number_leaves_the_registers(plan: str, s: Strategy, architecture: str) -> None:
+def test_no_number_leaves_the_registers(plan: str, s: TileSizes, architecture: str) -> None:
     """Where there is a copy engine; elsewhere gemm_simt.cuh does the same. Registers: Huang's Eq. 16 at least."""
     nvrtc()
     made = launch_of(plan, Problem(2560, 2560, 2560, "float32"), s).kernel
-    r = report(f"{plan} {architecture}", source(made), architecture, OPTIONS)
+    r = report(f"{plan} {architecture}", tma_source(made), architecture, OPTIONS)
     assert r.local == 0, r
     assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
     assert made.shared <= SHARED
@@ -57,7 +58,7 @@ SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_turns.h
 
 
 @cache
-def compiled(kernel: BulkKernel) -> Any:
+def compiled(kernel: TmaKernel) -> Any:
     assert kernel.shared <= SHARED_BYTES
     scheduler()
     driver = DRIVER.format(told="Launch", threads=kernel.strategy.threads, entry=ENTRY)
@@ -70,7 +71,7 @@ def host() -> Any:
     """Runs a launch on the host."""
     required_compiler()
 
-    def launch(op: BulkOp, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], int]:
+    def launch(op: TmaOp, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], int]:
         """The counts and the flag after it."""
         starts = {name: x.ctypes.data for name, x in arrays.items()}
         told = np.frombuffer(op.parameters, np.int64)
@@ -92,7 +93,7 @@ def host() -> Any:
 
 @pytest.mark.parametrize("s", [SMALL, DEEPER], ids=lambda s: s.name)
 @pytest.mark.parametrize("orders", ["CCC", "FFC", "CFF"])
-def test_a_product_on_the_host(s: Strategy, orders: str, host: Any) -> None:
+def test_a_product_on_the_host(s: TileSizes, orders: str, host: Any) -> None:
     for size, scalars in (((67, 45, 70), (1.0, 0.0)), ((8, 5, 7), (-2.0, 3.0))):
         check("tile", size, orders, scalars, s, host)
 
@@ -148,11 +149,11 @@ def test_the_flag_is_raised(all_: float, one: float, host: Any) -> None:
 def test_batches_on_the_host(host: Any) -> None:
     """Layers of a batch, each with parts in turns."""
     problem = Problem(70, 640, 36, "float32")
-    (gemm,) = (op for op in operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
+    (gemm,) = (op for op in record_operations(Plan.parse("tile"), problem).ops if isinstance(op, GemmOp))
     tiled = tiled_product(gemm, "float32")
     sizes = (70, 640), (640, 36), (70, 36)
     lines = tuple(Lines(x.leading, r * c) for x, (r, c) in zip(tiled.lines, sizes, strict=True))
-    op = bulk_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
+    op = tma_op(replace(tiled, count=3, lines=lines), SMALL, SMS)
     assert op is not None
     assert len(op.parts) > 1
     rng = np.random.default_rng(1)
@@ -168,7 +169,7 @@ def test_batches_on_the_host(host: Any) -> None:
 @pytest.mark.parametrize("n", [256, 1536, 2048, 2560, 3072, 3584, 4096, 8192, 16384])
 def test_parts_cover_every_product_and_end_sooner(n: int) -> None:
     tiles, steps, edge = -(-n // 512) * -(-n // 256), n // 16, 13
-    parts = parts_of(7, tiles, 1, steps, SUMMING_BULK.k_s, 12 / 7, SMS)
+    parts = parts_of(7, tiles, 1, steps, TMA_SUMMING.k_s, 12 / 7, SMS)
     for product_, tile in product(range(7), range(tiles)):
         own = [x for x in parts if x.product == product_ and x.first <= tile < x.first + x.tiles]
         assert own[0].start == 0
@@ -188,7 +189,7 @@ def test_jobs_go_to_whatever_machine_is_free() -> None:
 
 def test_launches_fit_what_a_driver_passes_on() -> None:
     for n, plan in product((1536, 2560, 8192), ("tile", "strassen.fused > tile")):
-        for s in BULK if plan == "tile" else (SUMMING_BULK,):
+        for s in TMA_SIZES if plan == "tile" else (TMA_SUMMING,):
             op = launch_of(plan, Problem(n, n, n, "float32"), s)
             assert len(op.parameters) <= PARAMETER_BYTES
             assert op.kernel.shared <= SHARED
@@ -196,24 +197,24 @@ def test_launches_fit_what_a_driver_passes_on() -> None:
 
 
 def test_what_the_engine_cannot_do_is_left_to_the_other_kernel() -> None:
-    def op(plan: str, size: int, offset: int = 0) -> TileOp | Several:
-        (found,) = operations(Plan.parse(plan), Problem(size, size, size + offset, "float32")).ops
-        assert isinstance(found, Several | GemmOp)
+    def op(plan: str, size: int, offset: int = 0) -> TileOp | TileGroup:
+        (found,) = record_operations(Plan.parse(plan), Problem(size, size, size + offset, "float32")).ops
+        assert isinstance(found, TileGroup | GemmOp)
         return tiled_product(found, "float32") if isinstance(found, GemmOp) else found
 
     assert not rows_are_aligned(op("tile", 257))
     assert not rows_are_aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
     assert rows_are_aligned(op("strassen.fused > tile", 264))
-    assert bulk_op(op("winograd.fused > tile", 256), SUMMING_BULK, SMS) is None  # sums of two, three and four blocks
-    assert bulk_op(op("strassen^2.fused > tile", 256), SUMMING_BULK, SMS) is None  # no room for four copies
+    assert tma_op(op("winograd.fused > tile", 256), TMA_SUMMING, SMS) is None  # sums of two, three and four blocks
+    assert tma_op(op("strassen^2.fused > tile", 256), TMA_SUMMING, SMS) is None  # no room for four copies
 
 
 @pytest.mark.parametrize(("side", "faster"), [(256, False), (512, False), (1536, False), (2048, True), (4096, True)])
 def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: bool) -> None:
     """Both times are in seconds: at 1536 two thirds of the last round would be idle."""
-    (op,) = (x for x in operations(Plan.parse("tile"), Problem(side, side, side, "float32")).ops)
+    (op,) = (x for x in record_operations(Plan.parse("tile"), Problem(side, side, side, "float32")).ops)
     assert isinstance(op, GemmOp)
     tiled = tiled_product(op, "float32")
     time, s = best_bulk(tiled, H200)
-    assert s in BULK and tiled.open
+    assert s in TMA_SIZES and tiled.open
     assert (time < seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.products.tiled_source import ENTRY
-from fmm.kernels.cuda.products.tma import BulkOp
-from fmm.kernels.cuda.products.tma_source import BulkKernel
+from fmm.kernels.cuda.products.tma import TmaOp
+from fmm.kernels.cuda.products.tma_source import TmaKernel
 from tests.support.host_compiler import COMPILER, compiled_file, header
 from tests.support.tma_on_host import SMALL, check, described, for_the_host
 
@@ -127,7 +127,7 @@ def host() -> Watched:
         pytest.skip(reason)
 
     @cache
-    def compiled(kernel: BulkKernel) -> Path:
+    def compiled(kernel: TmaKernel) -> Path:
         numbers = f"enum {{ {', '.join(LEFT_OUT).upper()} }};\n"
         text = numbers + for_the_host(kernel, header("watched_barriers.h"), header("watched_gates.h"))
         for old, new in {
@@ -141,7 +141,7 @@ def host() -> Watched:
         return compiled_file("races", text + driver, FLAGS)
 
     def launch(
-        op: BulkOp, arrays: dict[str, np.ndarray[Any, Any]], left_out: str = "nothing", early: int = 0
+        op: TmaOp, arrays: dict[str, np.ndarray[Any, Any]], left_out: str = "nothing", early: int = 0
     ) -> tuple[np.ndarray[Any, Any], int]:
         names = list(arrays)
         words, pointers = np.frombuffer(op.parameters, np.int64).copy(), []

@@ -10,9 +10,9 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 from fmm.kernels.cuda.products.tma import SHARED
-from fmm.kernels.cuda.products.wgmma import SIZES, GroupOp, group_op, sizes_for, tiles_of
-from fmm.kernels.cuda.products.wgmma_source import GroupKernel, Sizes, instruction, source
-from fmm.kernels.cuda.record import operations, record
+from fmm.kernels.cuda.products.wgmma import SIZES, WgmmaOp, sizes_for, tiles_of, wgmma_op
+from fmm.kernels.cuda.products.wgmma_source import WgmmaKernel, WgmmaSizes, wgmma_instruction, wgmma_source
+from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUPS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
@@ -28,20 +28,20 @@ ALONGS: tuple[tuple[Along, Along], ...] = (
     ("outer", "inner"),
 )
 KERNELS = [
-    *(GroupKernel(x, SIZES[0], along) for x, along in product(("float16", "bfloat16"), ALONGS)),
-    GroupKernel("bfloat16", SIZES[1], ("inner", "outer")),
-    *(GroupKernel("tf32", s, ("inner", "inner")) for s in SIZES),
+    *(WgmmaKernel(x, SIZES[0], along) for x, along in product(("float16", "bfloat16"), ALONGS)),
+    WgmmaKernel("bfloat16", SIZES[1], ("inner", "outer")),
+    *(WgmmaKernel("tf32", s, ("inner", "inner")) for s in SIZES),
 ]
 
 
 def gemm(problem: Problem, plan: str = "tile") -> GemmOp:
-    op = next(op for op in operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
+    op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
     assert op.use.leaf.name == "tile"
     return op
 
 
-def launch(problem: Problem, plan: str = "tile") -> GroupOp:
-    made = group_op(gemm(problem, plan), problem.dtype, SMS)
+def launch(problem: Problem, plan: str = "tile") -> WgmmaOp:
+    made = wgmma_op(gemm(problem, plan), problem.dtype, SMS)
     assert made is not None
     return made
 
@@ -54,7 +54,7 @@ def test_no_number_leaves_the_registers() -> None:
     nvrtc()
     told = len(launch(Problem(512, 512, 512, "float16")).parameters)
     size = f"static_assert(sizeof(fmm::Product) == {told});"
-    jobs = [(str(k), f"{source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in KERNELS]
+    jobs = [(str(k), f"{wgmma_source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in KERNELS]
     for kernel, r in zip(KERNELS, in_parallel(report, jobs), strict=True):
         assert r.local == 0, r
         assert r.registers == 65536 // kernel.sizes.threads // 8 * 8, r
@@ -62,11 +62,11 @@ def test_no_number_leaves_the_registers() -> None:
 
 
 def test_the_instruction_names_every_register_once() -> None:
-    text = "\n".join(instruction(DTYPES["bfloat16"], 128))
+    text = "\n".join(wgmma_instruction(DTYPES["bfloat16"], 128))
     assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16" in text
     assert [f'"+f"(x[{i}])' in text for i in range(65)] == [True] * 64 + [False]
     assert "%64, %65, keeps, 1, 1, %67, %68;" in text  # descriptors, then which operands are turned
-    assert "k8.f32.tf32.tf32" in "\n".join(instruction(DTYPES["tf32"], 128))
+    assert "k8.f32.tf32.tf32" in "\n".join(wgmma_instruction(DTYPES["tf32"], 128))
 
 
 # ---- launches
@@ -119,7 +119,7 @@ def test_scalars() -> None:
     made = launch(Problem(256, 256, 256, "float16", alpha=0.5, beta=1))
     assert (made.factor, made.adds) == (0.5, True)
     for alpha, beta in ((1, 2), (1, -1), (1j, 0)):
-        assert group_op(gemm(Problem(256, 256, 256, "float16", alpha=alpha, beta=beta)), "float16", SMS) is None
+        assert wgmma_op(gemm(Problem(256, 256, 256, "float16", alpha=alpha, beta=beta)), "float16", SMS) is None
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_scalars() -> None:
 )
 def test_what_the_kernel_cannot_read(dtype: str, layouts: tuple[Layout, Layout, Layout]) -> None:
     """Rows that are not at multiples of 16 bytes; float32 that would have to be turned."""
-    assert group_op(gemm(Problem(512, 512, 512, dtype, layouts)), dtype, SMS) is None
+    assert wgmma_op(gemm(Problem(512, 512, 512, dtype, layouts)), dtype, SMS) is None
 
 
 def test_rows_of_c_that_the_engine_would_write_beyond() -> None:
     layouts = Layout("C", 64), Layout("C", 128), Layout("C", 128)
-    assert group_op(gemm(Problem(128, 64, 104, "float16", layouts)), "float16", SMS)
-    assert group_op(gemm(Problem(128, 64, 100, "float16", layouts)), "float16", SMS) is None
+    assert wgmma_op(gemm(Problem(128, 64, 104, "float16", layouts)), "float16", SMS)
+    assert wgmma_op(gemm(Problem(128, 64, 100, "float16", layouts)), "float16", SMS) is None
     columns = Layout("C", 64), Layout("C", 128), Layout("F", 128)
-    assert group_op(gemm(Problem(100, 64, 104, "float16", columns)), "float16", SMS) is None
+    assert wgmma_op(gemm(Problem(100, 64, 104, "float16", columns)), "float16", SMS) is None
 
 
 def test_tf32_along_the_inner_dimension() -> None:
@@ -162,7 +162,7 @@ def test_sizes() -> None:
             down, across = tiles_of(n, n, s)
             ends[s] = -(-down * across * count // 66) * s.n_s
         assert ends[sizes_for(n, n, count, SMS)] <= 1.13 * min(ends.values())
-    assert sizes_for(1, 1, 1, SMS) == Sizes(128, 128)
+    assert sizes_for(1, 1, 1, SMS) == WgmmaSizes(128, 128)
 
 
 def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
@@ -180,16 +180,18 @@ def test_where_the_leaf_does_these_types(dtype: str) -> None:
         assert gemm(problem, plan).use.leaf.name == "tile"
     for plan in ("tile.huge", "tile.deep", "strassen.fused > tile", "li-fig12 > tile", "tile.texture"):
         with pytest.raises(PlanError, match=f"not {dtype}"):
-            operations(Plan.parse(plan), problem)
+            record_operations(Plan.parse(plan), problem)
 
 
 def test_what_it_writes_raises_no_flag() -> None:
     """So C is looked at, where a plan needs that; a float32 tile raises its own."""
     plan, on = Plan.parse("balanced > tile"), target_on(H200, flagged=True)
     for dtype, scans in (("float16", 1), ("float32", 0)):
-        labels = [x.label for x in record(plan, Problem(256, 64, 64, dtype), on).launches if x.does == "recompute"]
+        labels = [
+            x.label for x in record_launches(plan, Problem(256, 64, 64, dtype), on).launches if x.does == "recompute"
+        ]
         assert sum("looks for" in label for label in labels) == scans
 
 
 def test_the_entry_point() -> None:
-    assert f"{ENTRY}(const __grid_constant__ fmm::Product p)" in source(KERNELS[0])
+    assert f"{ENTRY}(const __grid_constant__ fmm::Product p)" in wgmma_source(KERNELS[0])

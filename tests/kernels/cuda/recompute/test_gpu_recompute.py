@@ -14,7 +14,7 @@ from fmm.config import files
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
-from fmm.runtime.decide_gpu import gpu
+from fmm.runtime import devices
 from tests.support import configs as tuned
 from tests.support.device_arrays import CORRUPTIONS, CupyLibrary, Gate, close, draw, same_places
 
@@ -143,8 +143,8 @@ def told(path: Path, **rate: float) -> None:
     """A config by which products are slow and nothing else takes time."""
     numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
     known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
-    versions = dict(gpu(0).identity.versions)
-    tuned.write(path, gpu(0).identity.key, "float32", tuned.section(calibration=known, versions=versions))
+    versions = dict(devices.cuda(0).identity.versions)
+    tuned.write(path, devices.cuda(0).identity.key, "float32", tuned.section(calibration=known, versions=versions))
 
 
 @pytest.mark.parametrize("tiled", [0.0, 1.0], ids=["never measured", "as fast as the vendor"])

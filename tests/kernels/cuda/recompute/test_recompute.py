@@ -12,10 +12,10 @@ import pytest
 
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch
 from fmm.kernels.cuda.products.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiled import TileOp, pointers
-from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, added, source
-from fmm.kernels.cuda.recompute.recompute import TILED_AGAIN, again, may_differ, recompute_launches
-from fmm.kernels.cuda.record import operations, record
+from fmm.kernels.cuda.products.tiled import TileOp, pointer_words
+from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
+from fmm.kernels.cuda.recompute.recompute import TILED_AGAIN, may_differ, product_again, recompute_launches
+from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
@@ -140,7 +140,7 @@ def test_a_rescue_fills_the_device_once() -> None:
     """So many thread blocks as run at a time; a small product has fewer tiles."""
     large, small = (relaunch(Problem(n, n, n, "float32")) for n in (8192, 200))
     assert large.grid == (132 * TILED_AGAIN["float32"].blocks, 1, 1) and small.grid == (4, 1, 1)
-    tf32 = again(Problem(64, 64, 64, "tf32"))
+    tf32 = product_again(Problem(64, 64, 64, "tf32"))
     assert tf32.kernel.element == "float32" and tf32.kernel.flag == "obeys"
 
 
@@ -159,7 +159,9 @@ def test_a_rescue_fills_the_device_once() -> None:
 )
 def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
     assert may_differ(Plan.parse(plan)) == wanted
-    launches = record(Plan.parse(plan), Problem(133, 140, 150, "float32"), target_on(H200, flagged=True)).launches
+    launches = record_launches(
+        Plan.parse(plan), Problem(133, 140, 150, "float32"), target_on(H200, flagged=True)
+    ).launches
     again = [launch.label for launch in launches if launch.does == "recompute"]
     assert ["looks for" in label for label in again] == ([True, False] if scanned else [False])
 
@@ -185,13 +187,13 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
     for (which, i, j), value in RAISED[data].items():
         arrays.views[which][i, j] = value
     arrays.views[2][...] = 0
-    first, second = operations(Plan.parse("strassen.fused > tile.medium"), of).ops[:2]
+    first, second = record_operations(Plan.parse("strassen.fused > tile.medium"), of).ops[:2]
     assert isinstance(first, TileOp) and isinstance(second, TileOp)
     assert {piece.keep for op in (first, second) for piece in op.dest} == {0, 1}  # stored, and added
     for op in (first, second):
         assert op.writes_result
         words = np.frombuffer(op.parameters, np.int64).copy()
-        for word, piece in zip(pointers(op), op.pieces, strict=True):
+        for word, piece in zip(pointer_words(op), op.pieces, strict=True):
             words[word] = arrays.bases["ABC".index(piece.base)] + piece.offset
         words[-1] = flag.ctypes.data
         host(replace(op.kernel, flag="raises"), op.access, words, op.grid[0])
@@ -204,27 +206,27 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_rescues_stay_in_registers(architecture: str) -> None:
     nvrtc()
-    rows, columns = (again(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
+    rows, columns = (product_again(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
     wanted: list[tuple[TileKernel, Access]] = [(rows, "vector")]
     if architecture == "sm_90":
         wanted += [(rows, "scalar"), (columns, "vector")]
     for kernel, access in wanted:
-        r = report(f"{access} {architecture}", source(kernel, access), architecture, OPTIONS)
+        r = report(f"{access} {architecture}", tiled_source(kernel, access), architecture, OPTIONS)
         assert r.local == 0, r
 
 
 @pytest.mark.parametrize("architecture", quick_and_slow(["sm_90"], ["sm_80"]))
 def test_products_that_raise_the_flag_stay_in_registers(architecture: str) -> None:
     nvrtc()
-    kernel = TileKernel(replace(SUMMING["float32"], stages=2), "float32", 2, 2, added(2), flag="raises")
-    r = report(architecture, source(kernel, "vector"), architecture, OPTIONS)
+    kernel = TileKernel(replace(SUMMING["float32"], stages=2), "float32", 2, 2, adding_epilogue(2), flag="raises")
+    r = report(architecture, tiled_source(kernel, "vector"), architecture, OPTIONS)
     assert r.local == 0, r
 
 
 @pytest.mark.parametrize("dtype", TILED_AGAIN)
 def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
-    text = source(again(Problem(64, 64, 64, dtype)).kernel, "vector")
+    text = tiled_source(product_again(Problem(64, 64, 64, dtype)).kernel, "vector")
     _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx
     assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.record import operations
+from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
-from fmm.kernels.cuda.sums.sum_source import ENTRY, source
+from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
@@ -56,7 +56,7 @@ def host() -> Any:
 
 
 def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
-    text = source(kernel, access, flag).replace("#pragma once", "")
+    text = sum_source(kernel, access, flag).replace("#pragma once", "")
     text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
     assert changed, "the host's version of FMM_IF_INSIDE no longer fits block_sums.cuh"
     return header("sum_host.h") + text
@@ -119,7 +119,7 @@ def test_splits_and_joins_on_the_host(text: str, dtype: str, host: Any) -> None:
         layouts = [Layout(order, (c if order == "C" else r) + gap) for r, c in ((m, k), (k, n), (m, n))]  # type: ignore[arg-type]
         problem = Problem(m, k, n, dtype, tuple(layouts), 1, 1)  # type: ignore[arg-type]
         plan = Plan.parse(text if "vendor" in text else f"{text} > vendor")
-        ops = [op for op in operations(plan, problem).ops if isinstance(op, SumOp)]
+        ops = [op for op in record_operations(plan, problem).ops if isinstance(op, SumOp)]
         for op in (*ops[:2], ops[-1]) if "vendor" in text else (ops[0], ops[-1]):
             _check_on_host(op, problem, kind, shift, host)
 
@@ -195,7 +195,7 @@ def test_a_sum_in_place_on_the_host(host: Any) -> None:
     seen: set[SumKernel] = set()
     for name, size in product(names, ((16, 16, 16), (13, 9, 11))):
         problem = Problem(*size, "float64")
-        for op in operations(Plan.parse(f"{name}.pad > vendor"), problem).ops:
+        for op in record_operations(Plan.parse(f"{name}.pad > vendor"), problem).ops:
             if isinstance(op, SumOp) and op.kernel.aliases and op.kernel not in seen:
                 seen.add(op.kernel)
                 _check_on_host(op, problem, np.dtype(np.float64), 0, host)
@@ -207,7 +207,7 @@ def test_a_sum_in_place_on_the_host(host: Any) -> None:
 def test_the_flag_is_raised_by_what_is_stored(dtype: str, bad: float, host: Any) -> None:
     kind = np.dtype(dtype)
     problem = Problem(30, 34, 38, dtype)
-    op = operations(Plan.parse("strassen.batched.pad4 > vendor"), problem).ops[-1]
+    op = record_operations(Plan.parse("strassen.batched.pad4 > vendor"), problem).ops[-1]
     assert isinstance(op, SumOp)
     size = record_workspace(op, kind)
     for value, raised in ((1.0, 0), (bad, 1)):
@@ -238,9 +238,9 @@ AT(inner_rows, {flag} + 16); AT(inner_cols, {flag} + 20);
 @pytest.mark.parametrize("wrong", [0, 8], ids=["as packed", "8 bytes off"])
 def test_parameters_lie_where_a_launch_puts_them(wrong: int, tmp_path: Path) -> None:
     """The struct of block_sums.cuh against the bytes of SumOp.parameters; any other layout does not compile."""
-    op = operations(Plan.parse("strassen.batched > vendor"), Problem(40, 24, 56, "float32", alpha=0.3, beta=-7.0)).ops[
-        -1
-    ]
+    op = record_operations(
+        Plan.parse("strassen.batched > vendor"), Problem(40, 24, 56, "float32", alpha=0.3, beta=-7.0)
+    ).ops[-1]
     assert isinstance(op, SumOp) and op.kernel.scalars == 2
     arrays, scalars = op.kernel.arrays, op.kernel.scalars
     flag = arrays * ARRAY_BYTES + 8 * (2 * scalars + 1) + wrong

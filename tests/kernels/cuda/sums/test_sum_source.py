@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fmm.hardware.capability import capability
+from fmm.hardware.capability import capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.recompute import recompute
-from fmm.kernels.cuda.record import operations
-from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel, peak_values
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
-from fmm.kernels.cuda.sums.sum_source import source
+from fmm.kernels.cuda.sums.sum_source import sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from tests.support.marks import quick_and_slow
@@ -35,7 +35,7 @@ from tests.support.nvrtc import (
 
 
 def launches(text: str, dtype: str, size: int, alpha: complex = 1, beta: complex = 0) -> list[SumOp]:
-    tape = operations(
+    tape = record_operations(
         Plan.parse(text if "vendor" in text else f"{text} > vendor"),
         Problem(size, size, size, dtype, alpha=alpha, beta=beta),
     )
@@ -74,9 +74,9 @@ def test_few_values_are_alive() -> None:
     """What registers must hold: fewer than 90 numbers for three levels in one pass, 45 in joins, which read 343."""
     programs = scheme("strassen^3").programs
     assert (programs.join.inputs, len(programs.left.outputs)) == (343, 343)
-    found = [peak(kernel.events) for kernel in kernels("strassen^3.batched", "float64", 512)]
+    found = [peak_values(kernel.events) for kernel in kernels("strassen^3.batched", "float64", 512)]
     assert found == [85, 85, 43]  # a split has 64 blocks, and what an inner split needs; of a join, half are unfinished
-    assert [peak(k.events) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
+    assert [peak_values(k.events) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
     """An old value of C comes only when its sum is there: with beta at most one more is alive."""
     for beta, bound in ((0, most), (0.5, most + 1)):
         join = launches(f"{name}.batched.pad16", "float32", 512, 2.5, beta)[-1].kernel
-        assert peak(join.events) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
+        assert peak_values(join.events) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
         loads = [event.value for event in join.events if event.kind == "load"]
         assert sorted(loads) == list(range(join.program.inputs))
 
@@ -194,7 +194,7 @@ def sources(case: Case, architecture: str) -> Iterator[tuple[str, str]]:
             size = 512 if "^" in plan else 576
             for op, access in product(launches(plan, dtype, size, *case.scalars), ("vector", "scalar")):
                 if (access == "scalar" or op.kernel.lanes > 1) and case.only in ("", op.label):
-                    text = source(op.kernel, access, case.flag and op.writes_result)
+                    text = sum_source(op.kernel, access, case.flag and op.writes_result)
                     if text not in seen:
                         seen.add(text)
                         yield f"{plan} {dtype} {architecture} {access} {op.label}", text
@@ -232,14 +232,14 @@ def test_every_kernel_compiles_and_stays_in_registers(name: str, architecture: s
 def blocks(architecture: str, kernel: Report) -> int:
     """Its thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
-    return active_blocks(capability(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
+    return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), THREADS, kernel.registers, kernel.shared)
 
 
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))
 def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
-    texts = [source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
+    texts = [sum_source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
     for text in (*texts, recompute.simple_source(dtype)):
         _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
         assert "ret;" in ptx and "f32" in ptx
@@ -251,7 +251,7 @@ def test_parameters_are_as_large_as_what_a_launch_passes(architecture: str) -> N
     """Where each of them lies, test_sum_host.py asks the host's compiler, which knows offsetof."""
     op = launches("strassen.batched.pad16", "float32", 256, 0.3, -7.0)[-1]
     assert op.kernel.scalars == 2
-    text = source(op.kernel, "scalar") + (
+    text = sum_source(op.kernel, "scalar") + (
         f'static_assert(sizeof(fmm::Array) == {ARRAY_BYTES}, "array");\n'
         f'static_assert(sizeof(fmm::Parameters<{op.kernel.arrays}, 2>) == {len(op.parameters)}, "size");\n'
     )

@@ -1,39 +1,24 @@
-"""Memory for workspaces: how much may be used, and the block that is kept from one call to the next."""
+"""The host's memory: how much can still be had, and the block for workspaces that is kept from one call to the next.
+
+What CuPy and torch have pools for on a device, fmm does itself for arrays on the host.
+"""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
-from fmm.kernels.cpu.arena import Array, block
+from fmm.kernels.cpu.arena import Array, aligned_block
 from fmm.kernels.cpu.fork_safe import Lock
 
-SHARE = 0.5  # of the memory that is available, unless the caller says otherwise
 GROUPS, PROCESS_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
-UNLIMITED = 1 << 60  # what version 1 says where there is no limit
+UNLIMITED = 1 << 60  # from here on a limit means none: control groups of version 1 then say a number near 2^63
 KEEP = 0.25  # of the machine's memory: a larger block is not kept for the next call
 
 _lock = Lock()
 _idle: list[Array] = []
-
-
-def default_limit() -> int:
-    """Bytes that a workspace may take when the caller names no limit, rounded down so that choices can be remembered.
-
-    The system is asked at most once a second: a file is read, which costs more than all the rest of a small call.
-    """
-    return _limit(int(time.monotonic()))
-
-
-@lru_cache(maxsize=1)
-def _limit(second: int) -> int:
-    limit = int(available() * SHARE)
-    step = 1 << max(limit.bit_length() - 3, 0)
-    return limit // step * step
 
 
 def available() -> int:
@@ -108,7 +93,7 @@ def borrowed(nbytes: int) -> Iterator[Array]:
         if memory is None:
             _idle.clear()  # too small: give it back before asking for more
     if memory is None:
-        memory = block(nbytes)
+        memory = aligned_block(nbytes)
     try:
         yield memory
     finally:
@@ -121,7 +106,7 @@ _releases: list[Callable[[], object]] = []
 
 
 def also_released(release: Callable[[], object]) -> None:
-    """To be called by release_workspace too."""
+    """Have release_workspace call `release` too."""
     _releases.append(release)
 
 

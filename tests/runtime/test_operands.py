@@ -1,4 +1,4 @@
-"""Operands: which calls are fmm's, and the layouts and folds that it decides from strides alone."""
+"""Operands on the host: which calls are fmm's, and the layouts and folds that it reads off strides alone."""
 
 from __future__ import annotations
 
@@ -10,20 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmm.runtime.host_operands import (
-    NotOursError,
-    Operands,
-    Options,
-    blas_ready,
-    operands,
-    result,
-    same_memory_transposed,
-    stacked_rows,
-    two_axes,
-)
+from fmm.arrays.library import product_shape
+from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
+from fmm.kernels.plans.plan import Plan
+from fmm.runtime.host_run import _products
+from fmm.runtime.limits import NO_WISHES, Wishes
+from fmm.runtime.operands import folded, layout
+from fmm.runtime.prepare import Call, prepare
 
 Array = np.ndarray[Any, Any]
 X = np.zeros((6, 7))
+LEVEL = Wishes(Plan.parse("winograd > vendor"))
+
+
+def prepared(a: Any, b: Any, out: Any = None, wishes: Wishes = NO_WISHES, **options: Any) -> Call:
+    return prepare(NUMPY.with_options(options), a, b, out, wishes)
+
+
+def new_result(a: Array, b: Array, order: str = "K") -> Any:
+    """As fmm.matmul allocates it."""
+    library, shape = NUMPY.with_options({"order": order}), product_shape(a.shape, b.shape)
+    assert shape is not None
+    return library.new(library.result(a, b, shape, np.result_type(a, b).name))
 
 
 def numbered(*shape: int) -> Any:
@@ -57,9 +65,9 @@ STACKS: list[tuple[str, Any, bool]] = [
 
 @pytest.mark.parametrize(("what", "x", "collapses"), STACKS, ids=[s[0] for s in STACKS])
 def test_stacked_rows(what: str, x: Array, collapses: bool) -> None:
-    folded = x.reshape(-1, x.shape[-1])
-    assert np.shares_memory(folded, x) is collapses, "the table is wrong: NumPy decides"
-    assert stacked_rows(x) is collapses
+    tall = x.reshape(-1, x.shape[-1])
+    assert np.shares_memory(tall, x) is collapses, "the table is wrong: NumPy decides"
+    assert (folded(NUMPY.operand(x)) is not None) is collapses
 
 
 @st.composite
@@ -76,7 +84,7 @@ def views(draw: st.DrawFn, ndim: int | None = None) -> Any:
 @given(views())
 def test_stacked_rows_is_never_wrong_about_a_copy(x: Array) -> None:
     """Wrong the one way, a product would be written into a copy of out and be lost."""
-    if stacked_rows(x):
+    if folded(NUMPY.operand(x)) is not None:
         assert np.shares_memory(x.reshape(-1, x.shape[-1]), x)
 
 
@@ -104,7 +112,8 @@ READY: list[tuple[str, Any, bool]] = [
 
 @pytest.mark.parametrize(("what", "x", "ready"), READY, ids=[r[0] for r in READY])
 def test_blas_ready(what: str, x: Array, ready: bool) -> None:
-    assert blas_ready(x) is ready
+    operand = NUMPY.operand(x)
+    assert (layout(operand) is not None and operand.dtype in {t.name for t in BLAS_TYPES}) is ready
 
 
 TRANSPOSES: list[tuple[str, Callable[[Any], tuple[Any, Any]], bool]] = [
@@ -142,7 +151,7 @@ def test_a_result_lies_in_memory_as_numpys(data: st.DataObject, order: Any) -> N
     if data.draw(st.integers(0, 5)) == 0:
         b = b[(0,) * (b.ndim - 2)][:, 0]
     theirs = np.matmul(a, b, order=order)
-    ours = result(operands(a, b, Options(order=order)), order)
+    ours = new_result(a, b, order)
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     strides = [tuple(s for s, n in zip(x.strides, x.shape, strict=True) if n > 1) for x in (ours, theirs)]
     assert strides[0] == strides[1]
@@ -153,7 +162,7 @@ def test_a_result_lies_in_memory_as_numpys(data: st.DataObject, order: Any) -> N
 def test_the_layout_is_found_without_arithmetic_on_the_data() -> None:
     a, b = np.full((2, 3, 2, 2), np.inf), np.full((2, 3, 2, 2), -np.inf)
     with np.errstate(all="raise"):
-        assert result(operands(a, b, Options()), "K").shape == (2, 3, 2, 2)
+        assert new_result(a, b).shape == (2, 3, 2, 2)
 
 
 # ---- the products that a call is made of
@@ -180,72 +189,81 @@ CALLS: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
 @pytest.mark.parametrize(("left", "right", "count"), CALLS, ids=str)
 def test_products_fill_the_result(left: tuple[int, ...], right: tuple[int, ...], count: int) -> None:
     a, b = numbered(*left), numbered(*right)
-    call = operands(a, b, Options())
+    call = prepared(a, b, wishes=LEVEL)
     c = np.full(call.shape, np.nan)
     made = 0
-    for x, y, part in call.products(two_axes(call, c)):
+    for x, y, part in _products(call, a, b, c):
         assert x.ndim == y.ndim == part.ndim == 2
         assert np.isnan(part).all(), "a part is computed twice"
         np.matmul(x, y, out=part)
         made += 1
     np.testing.assert_allclose(c, np.matmul(a, b), rtol=1e-14)
     assert made == count
-    assert (call.size[0] * count == np.matmul(a, b).size // call.size[2]) is True
+    m, _, n = size(call)
+    assert (m * count == np.matmul(a, b).size // n) is True
+
+
+def size(call: Call) -> tuple[int, int, int]:
+    assert call.decision.problem is not None
+    return call.decision.problem.size
 
 
 def test_a_fold_copies_nothing() -> None:
     a, b = numbered(3, 4, 5), numbered(5, 6)
-    call = operands(a, b, Options())
+    call = prepared(a, b, wishes=LEVEL)
     c = np.empty(call.shape)
-    assert call.size == (12, 5, 6)
-    ((x, y, part),) = call.products(two_axes(call, c))
+    assert size(call) == (12, 5, 6)
+    ((x, y, part),) = _products(call, a, b, c)
     assert np.shares_memory(x, a) and np.shares_memory(y, b) and np.shares_memory(part, c)
-    swapped = operands(a.swapaxes(0, 1), b, Options())
-    assert not swapped.folds and swapped.size == (3, 5, 6)
+    swapped = prepared(a.swapaxes(0, 1), b, wishes=LEVEL)
+    assert not swapped.folds and size(swapped) == (3, 5, 6)
 
 
 # ---- which calls are ours
 
 SUBCLASS = np.zeros((6, 6)).view(np.matrix)
-NOT_OURS: list[tuple[str, Any, Any, Options]] = [
-    ("a list", [[1.0]], X, Options()),
-    ("a subclass", SUBCLASS, SUBCLASS, Options()),
-    ("integers", X.astype(int), X.T.astype(int), Options()),
-    ("long doubles", X, X.T.astype("g"), Options()),
-    ("objects", X, X.T.astype(object), Options()),
-    ("halves", X.astype("f2"), X.T.astype("f2"), Options()),
-    ("texts", X.astype("U"), X.T, Options()),
-    ("times", X.astype("M8[s]"), X.T, Options()),
-    ("no match", X, X, Options()),
-    ("no axis", X, np.zeros(()), Options()),
-    ("stacks that do not match", np.zeros((2, 3, 3)), np.zeros((3, 3, 3)), Options()),
-    ("complex to real", X.astype("D"), X.T, Options(dtype="f8")),
-    ("a cast that can lose numbers", X, X.T, Options(dtype="f4")),
-    ("a cast that is not safe", X, X.T, Options(dtype="f4", casting="safe")),
-    ("an unknown casting", X, X.T, Options(casting="any")),
-    ("an unknown order", X, X.T, Options(order="Z")),
-    ("an unknown dtype", X, X.T, Options(dtype="nonsense")),
-    ("a byte order as dtype", X, X.T, Options(dtype=">f8")),
-    ("out of another shape", X, X.T, Options(out=np.zeros((6, 7)))),
-    ("out of integers", X, X.T, Options(out=np.zeros((6, 6), int))),
-    ("out of a subclass", X, X.T, Options(out=SUBCLASS)),
-    ("out that is no array", X, X.T, Options(out="out")),
+NOT_OURS: list[tuple[str, Any, Any, dict[str, Any]]] = [
+    ("a list", [[1.0]], X, {}),
+    ("a subclass", SUBCLASS, SUBCLASS, {}),
+    ("integers", X.astype(int), X.T.astype(int), {}),
+    ("long doubles", X, X.T.astype("g"), {}),
+    ("objects", X, X.T.astype(object), {}),
+    ("halves", X.astype("f2"), X.T.astype("f2"), {}),
+    ("texts", X.astype("U"), X.T, {}),
+    ("times", X.astype("M8[s]"), X.T, {}),
+    ("no match", X, X, {}),
+    ("no axis", X, np.zeros(()), {}),
+    ("stacks that do not match", np.zeros((2, 3, 3)), np.zeros((3, 3, 3)), {}),
+    ("complex to real", X.astype("D"), X.T, {"dtype": "f8"}),
+    ("a cast that can lose numbers", X, X.T, {"dtype": "f4"}),
+    ("a cast that is not safe", X, X.T, {"dtype": "f4", "casting": "safe"}),
+    ("an unknown casting", X, X.T, {"casting": "any"}),
+    ("an unknown order", X, X.T, {"order": "Z"}),
+    ("an unknown dtype", X, X.T, {"dtype": "nonsense"}),
+    ("a byte order as dtype", X, X.T, {"dtype": ">f8"}),
+    ("out of another shape", X, X.T, {"out": np.zeros((6, 7))}),
+    ("out of integers", X, X.T, {"out": np.zeros((6, 6), int)}),
+    ("out of a subclass", X, X.T, {"out": SUBCLASS}),
+    ("out that is no array", X, X.T, {"out": "out"}),
 ]
 
 
 @pytest.mark.parametrize(("what", "a", "b", "options"), NOT_OURS, ids=[n[0] for n in NOT_OURS])
-def test_what_is_not_ours_says_why(what: str, a: Any, b: Any, options: Options) -> None:
-    with pytest.raises(NotOursError) as caught:
-        operands(a, b, options)
-    assert len(str(caught.value)) > 10
+def test_what_is_not_ours_says_why(what: str, a: Any, b: Any, options: dict[str, Any]) -> None:
+    call = prepared(a, b, **options)
+    assert call.plan is None and call.decision.problem is None
+    before, why = call.decision.reason[: len(ANSWERS)], call.decision.reason[len(ANSWERS) :]
+    assert before == ANSWERS and len(why) > 10
+
+
+ANSWERS = "NumPy answers: "
 
 
 def test_a_read_only_out_is_not_ours_but_read_only_operands_are() -> None:
     frozen = np.zeros((6, 6))
     frozen.flags.writeable = False
-    assert isinstance(operands(frozen, frozen, Options()), Operands)
-    with pytest.raises(NotOursError):
-        operands(frozen, frozen, Options(out=frozen))
+    assert prepared(frozen, frozen).decision.problem is not None
+    assert prepared(frozen, frozen, frozen).decision.problem is None
 
 
 COMMON: list[tuple[str, str, Any, str]] = [
@@ -265,6 +283,6 @@ COMMON: list[tuple[str, str, Any, str]] = [
 @pytest.mark.parametrize(("left", "right", "dtype", "common"), COMMON)
 def test_the_common_type_is_numpys(left: str, right: str, dtype: Any, common: str) -> None:
     a, b = X.astype(left), X.T.astype(right)
-    found = operands(a, b, Options(dtype=dtype)).dtype
+    found = np.dtype(prepared(a, b, **({"dtype": dtype} if dtype else {})).dtype)
     assert found == np.dtype(common) == np.matmul(a, b, dtype=dtype).dtype
     assert found.isnative

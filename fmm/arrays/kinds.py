@@ -1,0 +1,95 @@
+"""Whose array is it? Told without importing the libraries that make them.
+
+CuPy's arrays and torch's tensors are known by the module of their type; anything else on a CUDA device by the
+attributes of the two protocols for exchanging arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from fmm.dtypes import DTYPES
+
+Kind = Literal["host", "cupy", "torch", "other"]  # other: on a CUDA device, of a library that is none of the three
+DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+# By type; None where only the object itself can tell.
+_kinds: dict[type, Kind | None] = {np.ndarray: "host", list: "host", tuple: "host", int: "host", float: "host"}
+
+
+def kind_of(x: Any) -> Kind:
+    """Whose array `x` is. A type is judged once; objects of a type that may be on a device or not, each time."""
+    cls = type(x)
+    if cls not in _kinds:
+        _kinds[cls] = _kind_of_type(cls)
+    return _kinds[cls] or ("other" if on_cuda(x) else "host")
+
+
+def _kind_of_type(cls: type) -> Kind | None:
+    """By the modules that the type and its ancestors come from."""
+    for base in cls.__mro__:
+        root = base.__module__.partition(".")[0]
+        if base.__name__ == "ndarray" and root in ("numpy", "cupy"):
+            return "host" if root == "numpy" else "cupy"
+        if base.__name__ in ("Tensor", "TensorBase") and root == "torch":
+            return "torch"
+    return "host" if issubclass(cls, np.generic) else None
+
+
+def on_cuda(x: Any) -> bool:
+    """Does one of the protocols say that the object is in CUDA memory?"""
+    try:
+        if getattr(x, "__cuda_array_interface__", None) is not None:
+            return True
+        ask = getattr(x, "__dlpack_device__", None)
+        return ask is not None and ask()[0] in DLPACK_CUDA
+    except Exception:  # an attribute that raises says no in its own way: sparse arrays, arrays on another device
+        return False
+
+
+def on_device(x: Any) -> bool:
+    """Is it an array in a device's memory?"""
+    kind = kind_of(x)
+    return kind in ("cupy", "other") or (kind == "torch" and x.device.type == "cuda")
+
+
+def type_name(dtype: Any) -> str:
+    """A type's name, however it is given: a name ("tf32" too), or a type of NumPy's, CuPy's or torch's."""
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
+    if type(dtype).__module__ == "torch":
+        return str(dtype).removeprefix("torch.")
+    return str(np.dtype(dtype).name)
+
+
+# ---- errors that name the arrays
+
+
+def two_devices(a: Any, b: Any, out: Any = None) -> ValueError:
+    """The error for arrays on different devices, all of them named."""
+    return ValueError(f"{_named(a, b, out)}: fmm.matmul moves nothing between devices")
+
+
+def mixed_kinds(a: Any, b: Any, out: Any) -> TypeError:
+    """The error for arrays of different kinds, all of them named."""
+    return TypeError(f"{_named(a, b, out)}: fmm.matmul moves nothing between host and device, or between libraries")
+
+
+def _named(a: Any, b: Any, out: Any) -> str:
+    named = {"a": a, "b": b} | ({} if out is None else {"out": out})
+    return ", ".join(f"{name} is {array_in_words(x)}" for name, x in named.items())
+
+
+def array_in_words(x: Any) -> str:
+    """Whose array it is, and where."""
+    kind = kind_of(x)
+    if kind == "cupy":
+        return f"a CuPy array on cuda:{x.data.device_id}"
+    if kind == "torch":
+        return f"a torch tensor on {x.device}"
+    if isinstance(x, np.ndarray):
+        return "a NumPy array on the host"
+    where = " on a CUDA device" if kind == "other" else ""
+    return f"a {type(x).__module__.partition('.')[0]} {type(x).__name__}{where}"

@@ -1,0 +1,201 @@
+"""NumPy's arrays, described; and numpy.matmul, with what its options mean."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from fmm.arrays import host_memory
+from fmm.arrays.library import Operand, Processor, Setting, contiguous
+from fmm.dtypes import DTYPES, STORED
+from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.thread_pool import blas_threads
+
+BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
+NAMES = {dtype: dtype.name for dtype in BLAS_TYPES}
+CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+UNDERSTOOD = {"casting", "order", "dtype"}  # options that plans can obey; others are NumPy's
+NO_OPTIONS: Mapping[str, Any] = {}
+SYRK = "b is a transposed in place: NumPy calls syrk, which does half the work"
+
+ndarray = np.ndarray
+
+
+class NumpyLibrary:
+    """NumPy, as a library of `fmm.arrays.library`; with the options of numpy.matmul that a call has."""
+
+    name, vendor_name = "NumPy", "numpy.matmul"
+    differentiable = False
+    processor: Processor = "cpu"
+    out_of_memory: type[BaseException] = MemoryError
+    calls: dict[Hashable, Any]
+
+    def __init__(self, options: Mapping[str, Any] = NO_OPTIONS) -> None:
+        self.options = options
+        self.casting: Any = options.get("casting", "same_kind")
+        self.order: Any = options.get("order", "K")
+        self.calls = {}
+        self.keeps_calls = options.keys() <= {"casting", "order"}
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        if not options:
+            return self
+        made = type(self)(options)
+        if made.keeps_calls:
+            made.calls = self.calls
+        return made
+
+    def quick_vendor(self, a: Any, b: Any) -> Any:
+        return np.matmul(a, b)
+
+    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+        return np.matmul(a, b, out=out, **self.options)
+
+    def adopted(self, a: Any, b: Any, out: Any) -> None:
+        """NumPy itself reads what is no array of its own."""
+
+    def given_back(self, c: Any, a: Any, b: Any) -> Any:
+        return c
+
+    def key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+        if not self.keeps_calls or type(a) is not ndarray or type(b) is not ndarray:
+            return None
+        if type(self.casting) is not str or type(self.order) is not str:
+            return None
+        options = blas_threads(), self.casting, self.order, same_memory_transposed(a, b)
+        if out is None:
+            return *options, *_laid_out(a), *_laid_out(b)
+        if type(out) is not ndarray:
+            return None
+        return *options, *_laid_out(a), *_laid_out(b), *_laid_out(out), out.flags.writeable
+
+    def short_key(self, a: Any, b: Any) -> Hashable:
+        return a.shape, b.shape, a.dtype, b.dtype
+
+    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+        number = blas_threads()
+        if others := self.options.keys() - UNDERSTOOD:
+            return Setting(number, refusal=f"{', '.join(n for n in self.options if n in others)} was given")
+        if type(a) is not ndarray or type(b) is not ndarray:
+            what = f"operands are {type(a).__name__} and {type(b).__name__}"
+            return Setting(number, refusal=f"{what}, not plain arrays")
+        dtype, refusal, even_with_plan = self._common_type(a, b)
+        if not refusal and (refusal := self._refused_out(out, dtype)):
+            even_with_plan = True
+        return Setting(
+            number,
+            NAMES.get(dtype),
+            refusal=refusal,
+            even_with_plan=even_with_plan,
+            vendor_better=SYRK if same_memory_transposed(a, b) else "",
+            casts_result=True,
+            folds_stacks=False,
+        )
+
+    def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
+        """The type of the product; why NumPy alone can compute it, if so, and whether even if a plan is given."""
+        given, dtype = self.options.get("dtype"), a.dtype
+        try:
+            dtype = np.result_type(a.dtype, b.dtype) if given is None else np.dtype(given)
+        except TypeError as error:
+            return dtype, str(error), False
+        if given is not None and not dtype.isnative:
+            return dtype, "NumPy takes only native types as dtype", False
+        dtype = dtype.newbyteorder("=")
+        if dtype not in BLAS_TYPES:
+            return dtype, f"{dtype} products are NumPy's own", False
+        if self.casting not in CASTINGS or self.order not in tuple("CFAK"):
+            return dtype, "an option that NumPy rejects", False
+        if not all(np.can_cast(x.dtype, dtype, self.casting) for x in (a, b)):
+            return dtype, f"cannot cast to {dtype} with casting {self.casting!r}", False
+        if not all(np.can_cast(x.dtype, dtype, "safe") for x in (a, b)):
+            return dtype, f"a cast to {dtype} can lose numbers, of which NumPy warns", True
+        return dtype, "", False
+
+    def _refused_out(self, out: Any, dtype: np.dtype[Any]) -> str:
+        """Why NumPy alone can write the product there, if so; its shape is compared later."""
+        if out is None:
+            return ""
+        if type(out) is not ndarray:
+            return f"out is a {type(out).__name__}"
+        if not out.flags.writeable or not np.can_cast(dtype, out.dtype, self.casting):
+            return "out has another shape, cannot be written or cannot hold the result"
+        return ""
+
+    def number(self, x: Any) -> int:
+        return blas_threads()
+
+    def operand(self, x: Any) -> Operand:
+        """Another byte order is another type."""
+        item, dtype = x.itemsize, x.dtype
+        whole = x.flags.aligned and not any(step % item for step in x.strides)
+        strides = tuple(step // item for step in x.strides) if whole else None
+        return Operand(x.shape, strides, NAMES.get(dtype) or dtype.str)
+
+    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+        """As numpy.matmul lays it out in memory."""
+        fortran = self.order == "F" or (self.order == "A" and all(x.flags.f_contiguous for x in (a, b)))
+        if fortran:
+            turned = contiguous(shape[::-1], dtype)
+            return turned._replace(shape=shape, strides=turned.strides and turned.strides[::-1])
+        if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
+            return contiguous(shape, dtype)
+        # NumPy keeps the stack's axes in their order in memory; an elementwise result of one entry an item has it too.
+        batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
+        axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
+        strides, step = [0] * len(shape), 1
+        for axis in reversed([*axes, *range(batch.ndim, len(shape))]):
+            strides[axis], step = step, step * shape[axis]
+        return Operand(shape, tuple(strides), dtype)
+
+    def pointer(self, x: Any) -> int:
+        return int(x.__array_interface__["data"][0])
+
+    def accepts(self, a: Any, b: Any) -> bool:
+        """Asked of the operands without a's rows and b's columns: NumPy takes or rejects them alike."""
+        a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
+        b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b
+        try:
+            self.vendor(a, b)
+        except Exception:
+            return False
+        return True
+
+    def copy(self, source: Any, out: Any) -> None:
+        np.copyto(out, source, casting=self.casting)
+
+    def written(self, out: Any) -> None:
+        pass
+
+    def free_bytes(self, number: int) -> int:
+        return host_memory.available()
+
+    def as_numpy(self, x: Any) -> Any:
+        return x
+
+    def new(self, result: Operand) -> Any:
+        """It owns its memory, unlike a transposed view: it can be resized."""
+        dtype, strides = np.dtype(result.dtype), result.strides or ()
+        return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in strides])
+
+    def finished(self, c: Any) -> Any:
+        """Of two vectors, a number, as NumPy returns it."""
+        return c if c.ndim else c[()]
+
+
+def _laid_out(x: Array) -> tuple[Any, ...]:
+    return x.shape, x.strides, x.dtype, x.flags.aligned
+
+
+def same_memory_transposed(a: Array, b: Array) -> bool:
+    """Is b the transpose of a, in place?"""
+    if a.ndim < 2 or a.ndim != b.ndim or a.shape[-1] != b.shape[-2]:
+        return False
+    turned = np.swapaxes(a, -1, -2)
+    start, other = (x.__array_interface__["data"][0] for x in (a, b))
+    return bool(start == other and turned.shape == b.shape and turned.strides == b.strides)
+
+
+NUMPY = NumpyLibrary()

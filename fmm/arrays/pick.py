@@ -1,0 +1,67 @@
+"""Which library multiplies these arrays? Found without importing one that nobody has used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmm.arrays.kinds import array_in_words, kind_of, mixed_kinds, on_device
+from fmm.arrays.library import Library
+from fmm.arrays.numpy_library import NUMPY
+
+# The plain types of CuPy and torch, once they have been used: two arrays of one of them need no second look.
+PLAIN_TYPES: dict[type, Library] = {}
+# Types of which two are always their library's, subclasses of CuPy's and torch's among them.
+_known: dict[type, Library] = {np.ndarray: NUMPY}
+
+
+def library_of(a: Any, b: Any, out: Any = None) -> Library:
+    """The library whose arrays these are; NumPy for what is on the host and of no other. TypeError for a mixture."""
+    cls = type(a)
+    known = _known.get(cls)
+    if known is not None and type(b) is cls and (out is None or type(out) is cls):
+        return known
+    found = _judged(a, b, out)
+    if found is not NUMPY and type(b) is cls and kind_of(a) in ("cupy", "torch"):
+        _known[cls] = found
+    return found
+
+
+def _judged(a: Any, b: Any, out: Any) -> Library:
+    given = (a, b) if out is None else (a, b, out)
+    kinds = {kind_of(x) for x in given}
+    if kinds == {"host"}:
+        return NUMPY
+    if "torch" not in kinds:
+        if any(isinstance(x, np.ndarray) for x in given):
+            raise mixed_kinds(a, b, out)
+        return _cupy_for(a, b)
+    if kinds == {"torch"} or not any(isinstance(x, np.ndarray) or kind_of(x) in ("cupy", "other") for x in given):
+        return _torch()
+    if any(on_device(x) for x in given):
+        raise mixed_kinds(a, b, out)
+    return NUMPY  # torch's host tensors among NumPy's arrays: NumPy reads both
+
+
+def _cupy_for(a: Any, b: Any) -> Library:
+    try:
+        return cupy_library()
+    except ImportError as error:
+        words = f"a is {array_in_words(a)}, b is {array_in_words(b)}"
+        raise TypeError(f"{words}: fmm.matmul needs CuPy to read them") from error
+
+
+def cupy_library() -> Library:
+    """CuPy, which is loaded now; ImportError without it."""
+    from fmm.arrays.cupy_library import CUPY, ndarray
+
+    PLAIN_TYPES[ndarray] = CUPY
+    return CUPY
+
+
+def _torch() -> Library:
+    from fmm.arrays.torch_library import PLAIN, TORCH
+
+    PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
+    return TORCH

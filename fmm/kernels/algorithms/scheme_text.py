@@ -1,0 +1,116 @@
+"""Reading a scheme's data file: its head, its products, its blocks of C; proved at once by the Brent equations."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from fmm.kernels.algorithms.additions import Matrix, Rational
+from fmm.kernels.algorithms.consider import considered_forms
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError, block_name
+
+_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
+
+
+def parse(text: str, origin: str = "scheme") -> Scheme:
+    """A scheme from its text form, proved; SchemeError names the file and what is wrong."""
+    try:
+        scheme = _read(text)
+        considered_forms(text)
+        if (defect := scheme.defect()) is not None:
+            raise SchemeError(f"not a matrix multiplication: {defect}")
+    except (KeyError, ValueError) as error:
+        reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise SchemeError(f"{origin}: {reason}") from None
+    return scheme
+
+
+def _read(text: str) -> Scheme:
+    head, equations = _sections(text)
+    m, k, n = (int(x) for x in head["size"].split())
+    products = [key for key in equations if key.startswith("M")]
+    if products != [f"M{p + 1}" for p in range(len(products))]:
+        raise SchemeError(f"products must be M1, M2, ... in order, not {', '.join(products)}")
+    pairs = [_factors(name, equations[name]) for name in products]
+    u = _columns([_sum(left, "A", m, k) for left, _ in pairs], m * k)
+    v = _columns([_sum(right, "B", k, n) for _, right in pairs], k * n)
+    blocks = [block_name("C", c, n) for c in range(m * n)]
+    w = tuple(_row(equations, block, len(products)) for block in blocks)
+    if strange := [key for key in equations if key not in (*products, *blocks)]:
+        raise SchemeError(f"{strange[0]} is neither a product nor a block of C")
+    _all_used(products, u, v, w)
+    return Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
+
+
+def _factors(name: str, equation: str) -> tuple[str, str]:
+    pair = re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equation)
+    if pair is None:
+        raise SchemeError(f"{name} is not of the form (sum of A)(sum of B)")
+    return pair[1], pair[2]
+
+
+def _all_used(products: list[str], u: Matrix, v: Matrix, w: Matrix) -> None:
+    """Every product multiplies something by something, and somebody wants it."""
+    for p, name in enumerate(products):
+        if not all(any(row[p] for row in matrix) for matrix in (u, v, w)):
+            raise SchemeError(f"{name} is empty or unused")
+
+
+def _sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    head: dict[str, str] = {}
+    equations: dict[str, str] = {}
+    for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
+        left, equals, right = (part.strip() for part in line.partition("="))
+        word, _, rest = line.partition(" ")
+        where, key, value = (head, word, rest.strip()) if word in HEAD else (equations, left, right)
+        if where is equations and not (equals and re.fullmatch(r"[MC]\d+(,\d+)?", key)):
+            raise SchemeError(f"cannot read the line {line!r}")
+        if key in where:
+            raise SchemeError(f"{key} is given twice")
+        where[key] = value
+    return head, equations
+
+
+HEAD = ("name", "source", "size", "consider")
+
+
+def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
+    terms: dict[int, Fraction] = {}
+    position = 0
+    while position < len(text.rstrip()):
+        match = _TERM.match(text, position)
+        if match is None or match[3][0] != letter or (terms and not match[1]):
+            raise SchemeError(f"cannot read {text.strip()!r} as a sum of {letter} blocks")
+        position = match.end()
+        index = _index(match[3], letter, rows, columns)
+        terms[index] = terms.get(index, Fraction(0)) + Fraction(match[2] or 1) * (-1 if match[1] == "-" else 1)
+    return terms
+
+
+def _index(name: str, letter: str, rows: int, columns: int) -> int:
+    """The number of a block, A23 or A2,3, in row-major order, or of a product, M1 the first."""
+    if letter == "M":
+        row, column = 1, int(name[1:])
+    else:
+        first, _, second = name[1:].partition(",")
+        row, column = (int(first), int(second)) if second else (int(first[:1]), int(first[1:] or 0))
+    inside = 1 <= row <= rows and column >= 1
+    if not inside or (letter != "M" and column > columns):
+        raise SchemeError(f"{name} is outside the {rows} x {columns} grid")
+    return (row - 1) * columns + column - 1
+
+
+def _columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
+    return tuple(tuple(_short(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
+
+
+def _row(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
+    terms = _sum(equations[block], "M", 1, rank)
+    if terms and max(terms) >= rank:
+        raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
+    return tuple(_short(terms.get(p, Fraction(0))) for p in range(rank))
+
+
+def _short(c: Fraction) -> Rational:
+    """An int where it is one: quicker to compare and to hash."""
+    return c.numerator if c.denominator == 1 else c

@@ -1,0 +1,114 @@
+"""Devices as decisions know them: this CPU with so many threads, or a CUDA device, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+import numpy as np
+
+from fmm.arrays.library import Processor
+from fmm.config import identity
+from fmm.config.identity import Identity, gpu_key
+from fmm.hardware import datasheets
+from fmm.hardware.chip import Chip
+from fmm.perfmodel import calibration
+from fmm.perfmodel.calibration import BUILT_IN, Calibration, datasheet
+from fmm.perfmodel.choose import usual_growth
+from fmm.runtime.probe import measured
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is multiplied on; devices of the same identity decide alike."""
+
+    identity: Identity  # what a tuning of it is filed under
+    guess: Calibration | None = field(compare=False)  # what the model knows of it where no config does
+    # Measures its rates for a type in this process, before a plan that only a guess proposes is believed.
+    probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
+    threads: int = 0  # of a CPU's BLAS
+    chip: Chip | None = field(default=None, compare=False)  # a CUDA device, as kernels must know it
+
+    @property
+    def error_growth(self) -> float:
+        """The most expected error, as a multiple of the vendor's, unless the caller says otherwise."""
+        return usual_growth(not self.threads)
+
+
+def device(processor: Processor, number: int) -> Device:
+    """This CPU with so many threads, or the CUDA device of that number."""
+    return cpu(number) if processor == "cpu" else cuda(number)
+
+
+# ---- this CPU
+
+
+def cpu(threads: int) -> Device:
+    """This CPU, with so many threads of BLAS."""
+    guess = built_in(threads)
+    probe = partial(measured, threads) if guess.source == BUILT_IN else None
+    return Device(identity.cpu(threads), guess, probe, threads)
+
+
+@lru_cache(maxsize=64)
+def built_in(threads: int) -> Calibration:
+    """The calibration of a CPU with so many threads, until it is tuned."""
+    return calibration.cpu(threads)
+
+
+# ---- CUDA devices
+
+
+def cuda_index(device: object) -> int:
+    """The number of a CUDA device: of 0, "cuda" or "cuda:0"."""
+    if isinstance(device, int | np.integer) and not isinstance(device, bool) and device >= 0:
+        return int(device)
+    if isinstance(device, str):
+        name, _, number = device.partition(":")
+        if name == "cuda" and (number.isdecimal() or device == "cuda"):
+            return int(number or 0)
+    raise ValueError(f"unknown device {device!r}; valid: 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or such a number")
+
+
+@lru_cache(maxsize=64)
+def cuda(index: int) -> Device:
+    """The device with this number; ValueError if there is none, ImportError without CuPy."""
+    import cupy
+
+    from fmm.kernels.cuda.launch.cublas import cublas_version
+    from fmm.kernels.cuda.launch.device_facts import chip_of
+
+    runtime = cupy.cuda.runtime
+    count = runtime.getDeviceCount()
+    if not 0 <= index < count:
+        raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
+    facts = runtime.getDeviceProperties(index)
+    name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
+    numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas_version()}
+    versions = {**{name: str(number) for name, number in numbers.items()}, "cupy": str(cupy.__version__)}
+    capability, processors = f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"])
+    return described_gpu(name, capability, processors, versions, chip_of(index))
+
+
+def described_gpu(
+    name: str, capability: str, sms: int, versions: Mapping[str, str] | None = None, chip: Chip | None = None
+) -> Device:
+    """A CUDA device as its driver describes it: name, compute capability, number of multiprocessors."""
+    found = Identity(gpu_key(capability, sms), name, versions or {})
+    return Device(found, datasheet_of(name, capability, sms), chip=chip)
+
+
+def datasheet_of(name: str, capability: str, sms: int) -> Calibration | None:
+    """The calibration by a device's datasheet; None if it is not in the table.
+
+    A name alone is not enough: cards of one name are sold with fewer multiprocessors, and a device can be split.
+    """
+    words = name.upper().replace("-", " ").split()
+    for listed in datasheets.device_names():
+        known = datasheets.device(listed)
+        parts = listed.upper().split()
+        named = any(words[i : i + len(parts)] == parts for i in range(len(words)))
+        if named and (known.capability, known.sms) == (capability, sms):
+            return datasheet(listed)
+    return None

@@ -1,0 +1,130 @@
+"""Running a prepared call on the host: a workspace, the check for overflow, and the plan on NumPy's views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fmm.arrays.host_memory import borrowed
+from fmm.arrays.library import HostLibrary
+from fmm.kernels.cpu.arena import Arena, Array
+from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.openblas import loaded_openblas
+from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.problem import Problem
+from fmm.runtime.overflow import may_overflow
+from fmm.runtime.prepare import Call
+
+
+class _MayOverflowError(Exception):
+    """The vendor must multiply; what the plan has done so far is written over."""
+
+
+def run(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
+    """C by the call's plan; None if the vendor must multiply, because numbers may overflow.
+
+    `out` is complete or untouched, whatever leaves; but after MemoryError it may be neither: another attempt follows.
+    """
+    if np.geterr()["under"] != "ignore":
+        return None  # a caller who asks to be told of underflow: a plan's sums have their own
+    assert call.result is not None
+    c = library.new(call.result) if out is None else out
+    try:
+        _Multiplier(call).fill(*(library.as_numpy(x) for x in (a, b, c)))
+    except _MayOverflowError:
+        return None
+    except MemoryError:
+        raise
+    except BaseException:
+        if out is not None:
+            library.vendor(a, b, out)
+        raise
+    if out is None:
+        return library.finished(c)
+    library.written(out)
+    return out
+
+
+def measured(library: HostLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+    """A product that takes part in its shape's measurement."""
+    assert call.decision.trial is not None
+    return call.decision.trial.run(multiply)
+
+
+class _Multiplier:
+    """Multiplies the matrices of a call by its plan."""
+
+    def __init__(self, call: Call) -> None:
+        assert call.plan is not None and call.device is not None
+        self.call, self.plan, self.threads = call, call.plan, Threads(call.device.threads)
+        self.dtype = np.dtype(call.dtype)
+
+    def fill(self, a: Array, b: Array, c: Array) -> None:
+        """Everything that is needed of the workspace is allocated before c is touched."""
+        # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
+        quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
+        with borrowed(self.call.workspace) as memory, quiet:
+            for x, y, z in _products(self.call, a, b, c):
+                self._multiply(x, y, z, Arena(memory, self.dtype))
+
+    def _multiply(self, a: Array, b: Array, c: Array, arena: Arena) -> None:
+        a, b = (self._readable(x, pack, arena) for x, pack in zip((a, b), self.call.packs, strict=True))
+        flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] if self.plan != VENDOR else 0
+        with backend_for(self.threads.count, flops) as chosen:
+            chosen.first((a, b), partial(self._check, a, b, chosen.threads))
+            execute_plan(self.plan, a, b, c, chosen, arena)
+
+    def _readable(self, x: Array, pack: bool, arena: Arena) -> Array:
+        """The matrix as BLAS can read it: copied, if it has another type, negative strides or gaps along both axes."""
+        if not pack:
+            return x
+        if self.plan == VENDOR:
+            return x if x.dtype == self.dtype else x.astype(self.dtype)
+        copy = arena.take(x.shape[0], x.shape[1], fortran=abs(x.strides[0]) < abs(x.strides[1]))
+        np.copyto(copy, x)
+        return copy
+
+    def _check(self, a: Array, b: Array, threads: Threads) -> None:
+        if may_overflow(self.plan, a, b, threads):
+            raise _MayOverflowError
+
+
+def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """The products of two matrices that together fill c."""
+    if a.ndim == 1:
+        c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
+    if b.ndim == 1:
+        c = np.expand_dims(c, -1)
+    a, b = a if a.ndim > 1 else a[None, :], b if b.ndim > 1 else b[:, None]
+    if call.folds:
+        yield a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), c.reshape(-1, c.shape[-1])
+        return
+    stack = c.shape[:-2]
+    a, b = (np.broadcast_to(x, stack + x.shape[-2:]) for x in (a, b))
+    for index in np.ndindex(*stack):
+        yield a[index], b[index], c[index]
+
+
+# ---- explaining
+
+
+def described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
+    """What really multiplies, a line each."""
+    vendor, whole = f"numpy.matmul on {counted(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
+    if plan == VENDOR:
+        return (f"{vendor}: one product of {whole}",)
+    library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
+    if large and threads == PRODUCTS_AT_ONCE and library is not None and library.count() == threads:
+        return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)
+    return (f"{vendor}, one product after the other; the sums in between, on as many threads",)
+
+
+def counted(count: int, what: str) -> str:
+    """1 thread, 2 threads."""
+    return f"{count} {what}{'s' * (count != 1)}"

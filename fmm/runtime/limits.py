@@ -1,0 +1,43 @@
+"""What a plan may cost: what the caller asks for, else a share of the memory that is free, and a usual error."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from fmm.arrays.library import Library
+from fmm.kernels.plans.plan import Plan
+
+SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
+LIFETIME = 1.0  # seconds for which the free memory is taken for known
+
+
+class Wishes(NamedTuple):
+    """What the caller asks of a plan; None: nothing."""
+
+    plan: Plan | None = None  # this one
+    error_growth: float | None = None  # at most; else what is usual on the device
+    workspace: int | None = None  # bytes at most; else a share of what is free
+
+
+NO_WISHES = Wishes()
+
+_shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device: until when it is good, and the share
+
+
+def memory_share(library: Library, number: int) -> int:
+    """Bytes that a workspace may take if the caller names no limit: asked for at most once a second.
+
+    Rounded down, so that calls and choices under it are found again.
+    """
+    known, now = _shares.get((library.name, number)), time.monotonic()
+    if known is None or known[0] < now:
+        share = max(int(library.free_bytes(number) * SHARE), 0)
+        step = 1 << max(share.bit_length() - 3, 0)
+        known = _shares[library.name, number] = now + LIFETIME, share // step * step
+    return known[1]
+
+
+def good_until(library: Library, number: int) -> float:
+    """When that share will be asked for again."""
+    return _shares[library.name, number][0]

@@ -1,0 +1,84 @@
+"""torch.matmul's contract for tensors: what torch does to a call besides multiplying, and gradients.
+
+Inputs that require gradients get them: forward and backward are products by fmm. Tensors on the host are multiplied on
+NumPy's view of the same memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmm.arrays.library import Library
+from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, plain_call, without_marks
+from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.runtime import call
+from fmm.runtime.decide import Decision
+from fmm.runtime.limits import Wishes
+from fmm.runtime.prepare import prepared
+
+ITS_OWN = "this call is its own (see fmm.matmul)"
+
+
+def product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """The product of two tensors, which gradients may be asked of."""
+    if not plain_call(a, b, out):
+        if wishes.plan not in (None, VENDOR):
+            TORCH.vendor(a, b)  # torch's own exception, if it rejects the call
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
+        return TORCH.vendor(a, b, out)
+    a, b = without_marks(a, b)
+    library = _library(a)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _differentiable(library, a, b, out, wishes)
+    return call.product(library, a, b, out, wishes)
+
+
+def explained(a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
+    """What `product` would do, and why."""
+    if not plain_call(a, b, out):
+        if wishes.plan not in (None, VENDOR):
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
+        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.vendor_name,))
+    a, b = without_marks(a, b)
+    return call.explained(_library(a), a, b, out, wishes)
+
+
+def _library(a: Any) -> Library:
+    return TORCH if a.is_cuda else TORCH_ON_HOST
+
+
+def _differentiable(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """torch's own product where no plan pays, and where torch rejects the call; both record what they do."""
+    if out is not None or min(a.dim(), b.dim()) < 2 or prepared(library, a, b, None, wishes).plan is None:
+        return library.vendor(a, b, out)
+    return Product.apply(a, b, wishes)
+
+
+class Product(torch.autograd.Function):  # type: ignore[misc]
+    """A product by fmm, whose gradients are products by fmm (and so can be differentiated again)."""
+
+    @staticmethod
+    def forward(a: Any, b: Any, wishes: Wishes) -> Any:
+        return call.product(_library(a), a, b, None, wishes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, Any, Wishes], output: Any) -> None:
+        a, b, wishes = inputs
+        ctx.save_for_backward(a, b)
+        ctx.wishes = wishes._replace(plan=None)  # a plan that was given was meant for this product's size
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, None]:
+        (grad,), (a, b), wishes = gradients, ctx.saved_tensors, ctx.wishes
+        left = product(grad, b.mH, None, wishes).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
+        right = _right_gradient(a, b, grad, wishes) if ctx.needs_input_grad[1] else None
+        return left, right, None
+
+
+def _right_gradient(a: Any, b: Any, grad: Any, wishes: Wishes) -> Any:
+    if b.dim() == 2:  # one matrix for a whole stack: one product of all rows, rather than a sum of products
+        tall, gradients = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        return product(tall.mH, gradients, None, wishes)
+    return product(a.mH, grad, None, wishes).sum_to_size(b.shape)

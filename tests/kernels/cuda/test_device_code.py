@@ -1,0 +1,37 @@
+"""The CUDA headers: each is whole by itself."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import pytest
+
+from fmm.kernels.cuda.device_code.read import with_headers
+from tests.support.nvrtc import ARCHITECTURES, CPP17, compile_cuda
+
+# Those that need more than the oldest architecture: what a copy engine and warpgroups that multiply are asked.
+NEEDS = {
+    "gemm_tma.cuh": ("sm_90", "sm_100"),
+    "ptx_tma.cuh": ("sm_90", "sm_100"),
+    "gemm_wgmma.cuh": ("sm_90a",),
+}
+NOBODY_USES_IT = "--diag-suppress=177"  # of a constant: no kernel stands behind the header
+HEADERS = sorted(x.name for x in resources.files("fmm.kernels.cuda.device_code").iterdir() if x.name.endswith(".cuh"))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [(name, a) for name in HEADERS for a in NEEDS.get(name, ARCHITECTURES)]
+)
+def test_a_header_compiles_alone(name: str, architecture: str) -> None:
+    """It includes all that it uses, so an editor can parse it, and whoever includes it need include nothing before."""
+    log, _ = compile_cuda(with_headers(f'#include "{name}"\n'), architecture, *CPP17, NOBODY_USES_IT)
+    assert not log
+
+
+def test_a_header_is_put_in_place_once() -> None:
+    """However many ways lead to it."""
+    text = with_headers("".join(f'#include "{name}"\n' for name in HEADERS))
+    assert "#include" not in text and "#pragma once" not in text
+    for name in HEADERS:
+        first = with_headers(f'#include "{name}"\n').splitlines()[0]
+        assert text.count(first) == 1, name

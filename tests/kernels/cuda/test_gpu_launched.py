@@ -1,0 +1,69 @@
+"""What a launch list says is what the device was given: compared with the nodes of a captured graph, for every leaf."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.launch_list import Launch, LaunchList, VendorCall
+from fmm.kernels.plans.leaf import LEAVES, LeafUse
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.problem import Problem
+
+pytest.importorskip("cupy")
+
+import cupy
+
+from fmm.kernels.cuda.launch import graphs
+from fmm.kernels.cuda.launch.compile import compiled_kernel
+from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded
+
+pytestmark = pytest.mark.gpu
+
+LEVELS = ("", "strassen.batched.pad16", "strassen.fused.pad8")
+SIZES = ((256, 512, 384), (301, 277, 303))
+# Every leaf with every option, of numbered ones the first.
+USES = [use for leaf in LEAVES for use in leaf.uses if not use.number and not use.order]
+
+
+def lists(use: LeafUse) -> Iterator[LaunchList]:
+    for level in LEVELS:
+        for dtype in DTYPES:
+            for size in SIZES:
+                try:
+                    yield recorded(Plan.parse(f"{level} > {use}" if level else str(use)), Problem(*size, dtype))
+                except PlanError:
+                    continue
+
+
+def captured(found: LaunchList) -> Counter[int]:
+    """How often each kernel is in the graph of a call, by the kernel's address."""
+    itemsize = np.dtype(found.problem.stored if found.problem.stored != "bfloat16" else "uint16").itemsize
+    sides = [x * y * itemsize for x, y in found.problem.shapes]
+    memory = [cupy.zeros(max(size, 1), np.uint8) for size in (*sides, found.workspace)]
+    graph = DeviceBackend().graph(found, *(x.data.ptr for x in memory))
+    driver = graphs._driver_calls()
+    if driver is None:
+        pytest.skip("the driver is older than CUDA 12: it does not say what a graph holds")
+    return Counter(int(node.function or 0) for _, node in graphs._kernel_nodes(graph.graph.graph, driver))
+
+
+@pytest.mark.parametrize("use", USES, ids=str)
+def test_what_is_said_is_what_is_launched(use: LeafUse) -> None:
+    found: list[Any] = list(lists(use))
+    assert found
+    compile_for(found)
+    for launches in found:
+        ours = [step for step in launches.steps if isinstance(step, Launch)]
+        calls = [step for step in launches.steps if isinstance(step, VendorCall)]
+        seen = captured(launches)
+        named = Counter(compiled_kernel(0, launch.kernel).address for launch in ours)
+        assert {kernel: seen[kernel] for kernel in named} == named, launches.describe()
+        theirs = seen.total() - named.total()
+        # A call of the library's is one kernel or several; without a call there is no kernel but ours.
+        assert theirs >= len(calls) and (calls or not theirs), (theirs, launches.describe())

@@ -1,0 +1,158 @@
+"""Launch lists say what runs: every step is named, each kernel by the file that its source begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from fmm.dtypes import DTYPES
+from fmm.hardware.chip import Chip
+from fmm.hardware.datasheets import device
+from fmm.kernels.cuda.device_code.read import header_text
+from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
+from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.cuda.select import ALIGNED, Alignment
+from fmm.kernels.plans.leaf import LEAVES, LeafUse, leaf_names
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.papers.huang_blocks import chip
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Layout, Problem
+from tests.support.chips import H200
+
+A100, V100 = chip(device("A100")), chip(device("V100"))
+SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
+TURNED = Layout("C", 2048), Layout("F", 2048), Layout("C", 2048)  # both operands along the inner dimension
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan on a problem of 2048 on each side, and what its description's lines begin with, in order."""
+
+    plan: str
+    dtype: str
+    lines: tuple[str, ...]
+    on: Chip = H200
+    alignment: Alignment = ALIGNED
+    flagged: bool = False
+    given: tuple[tuple[str, Any], ...] = ()  # what else the problem says
+
+    def recorded(self) -> LaunchList:
+        problem = Problem(2048, 2048, 2048, self.dtype, **dict(self.given))
+        return record_launches(Plan.parse(self.plan), problem, target_on(self.on, self.alignment, self.flagged))
+
+
+CASES = (
+    # The vendor's call and cuBLASLt's candidates, alone, in a batch, beside each other.
+    Case("vendor", "complex64", ("cuBLAS",)),
+    Case("lt3", "float32", ("cuBLASLt, candidate 3",)),
+    Case("lt3.outer", "bfloat16", ("cuBLASLt, candidate 3",)),
+    Case("strassen.batched.pad16 > vendor", "float64", (*SPLITS, "cuBLAS, a batch of 7", "block_sums, join: ")),
+    Case("winograd.pad16 > vendor.inner", "float16", (*SPLITS, "7 x cuBLAS", "block_sums, join: ")),
+    Case(
+        "strassen.batched.pad16 > lt31", "tf32", (*SPLITS, "cuBLASLt, candidate 31, a batch of 7", "block_sums, join: ")
+    ),
+    # `tile` in float32: by the copy engine where there is one, and where operands are aligned.
+    Case("tile", "float32", ("gemm_tma Deep: ",)),
+    Case("tile", "float32", ("gemm_simt ",), on=A100),
+    Case(
+        "tile",
+        "float32",
+        ("gemm_simt Square: tiles of 128 x 128 x 8, one number at a time",),
+        alignment=(4, 256, 256, 256),
+    ),
+    Case("tile.long", "float32", ("gemm_tma Long: ",)),
+    Case("tile.medium.texture", "float32", ("gemm_simt Medium: ",)),
+    Case("strassen.batched.pad16 > tile.half", "float32", (*SPLITS, "gemm_simt Half: ", "block_sums, join: ")),
+    # With sums inside: one launch where products can take turns, else seven.
+    Case("strassen.fused.pad8 > tile", "float32", ("gemm_tma Long: tiles of 256 x 128 x 8, 7 products in one launch",)),
+    Case(
+        "strassen.fused.pad8 > tile",
+        "float32",
+        (
+            "gemm_simt Half: tiles of 64 x 128 x 8, adds up 2 and 2 blocks, writes 2",
+            "gemm_simt Half: tiles of 64 x 128 x 8, adds up 2 and 1 blocks, writes 2",
+            "2 x gemm_simt Half: tiles of 64 x 128 x 8, adds up 1 and 2 blocks, writes 2",
+            "gemm_simt Half: tiles of 64 x 128 x 8, adds up 2 and 1 blocks, writes 2",
+            "2 x gemm_simt Half: tiles of 64 x 128 x 8, adds up 2 and 2 blocks, writes 1",
+        ),
+        on=A100,
+    ),
+    # `tile` in float64: by instructions of a warp where there are any.
+    Case("tile", "float64", ("gemm_mma_f64 Solo: ",)),
+    Case("tile", "float64", ("gemm_simt Medium: ",), on=V100),
+    # In types whose sums are not inside: by warpgroups, or by the vendor, and why.
+    Case("tile", "float16", ("gemm_wgmma float16: ",)),
+    Case("tile", "bfloat16", ("cuBLAS, not tile, because only compute capability 9.0 has its instructions",), on=A100),
+    Case("tile", "float16", ("cuBLAS, not tile, because an operand does not begin at",), alignment=(2, 256, 256, 256)),
+    Case("tile", "float16", ("cuBLAS, not tile, because its kernel cannot do this product",), given=(("beta", 2),)),
+    Case("tile", "tf32", ("cuBLAS, not tile, because its kernel cannot do this product",)),
+    Case("tile", "tf32", ("gemm_wgmma tf32: ",), given=(("layouts", TURNED),)),
+    Case("strassen.batched.pad16 > tile.inner", "tf32", (*SPLITS, "gemm_wgmma tf32: ", "block_sums, join: ")),
+    # Where C may get an inf or NaN that the classical product lacks.
+    Case(
+        "winograd.batched.pad16 > vendor",
+        "float16",
+        (*SPLITS, "cuBLAS, a batch of 7", "block_sums, join: ", "recompute_simple: computes again"),
+        flagged=True,
+    ),
+    Case(
+        "winograd > vendor",  # GEMMs write blocks of C, and raise no flag
+        "float32",
+        (*SPLITS, "7 x cuBLAS", "block_sums, join: ", "recompute_simple: looks for", "recompute_tiled: "),
+        flagged=True,
+    ),
+    Case("strassen.fused.pad8 > tile", "float32", ("gemm_tma Long: ", "recompute_tiled: "), flagged=True),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.plan} {case.dtype}")
+def test_what_runs(case: Case) -> None:
+    said = case.recorded().describe()
+    assert [line[: len(start)] for line, start in zip(said, case.lines, strict=True)] == list(case.lines), said
+
+
+def test_every_leaf_has_a_case() -> None:
+    assert {Plan.parse(case.plan).leaf_use.leaf.name for case in CASES} == set(leaf_names())
+
+
+# ---- every kernel of every leaf
+
+LEVELS = ("", "strassen.batched.pad16", "winograd.pad", "strassen.fused.pad8", "li-fig12", "strassen.overlapped.pad16")
+VENDORS = {"vendor": "cuBLAS", "lt": "cuBLASLt"}
+# Every leaf with every option, of numbered ones the first.
+USES = [use for leaf in LEAVES for use in leaf.uses if not use.number and not use.order]
+
+
+def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
+    """Of the plans that there are, on problems that are aligned and that are not."""
+    for level in LEVELS:
+        for dtype in DTYPES:
+            for side in (512, 301):
+                try:
+                    plan = Plan.parse(f"{level} > {use}" if level else str(use))
+                    yield record_launches(plan, Problem(side, side, side, dtype), target_on(on, flagged=True))
+                except PlanError:
+                    continue
+
+
+@pytest.mark.parametrize("on", [H200, A100, V100], ids=lambda on: on.limits.capability)
+@pytest.mark.parametrize("use", USES, ids=str)
+def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
+    found = list(lists(use, on))
+    assert found
+    for launches in found:
+        steps = [step for step in launches.steps if not isinstance(step, Turn)]
+        said = [line.split(" x ", 1) if line[0].isdigit() else ("1", line) for line in launches.describe()]
+        assert [label for count, label in said for _ in range(int(count))] == [step.label for step in steps]
+        for step in steps:
+            if isinstance(step, VendorCall):
+                assert step.label.startswith(VENDORS[step.op.use.leaf.name])
+            else:
+                name = step.label.replace(",", " ").replace(":", " ").split()[0]
+                warps = name == "gemm_simt" and step.kernel.spec.deep  # of a chip that has no such instructions
+                begins = header_text("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
+                assert step.kernel.source.startswith(begins), step.label
+                assert not warps or not on.has_warp_float64

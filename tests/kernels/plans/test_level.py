@@ -1,0 +1,148 @@
+"""What any level says of itself when it says nothing, and a level that changes the type of the numbers below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import pytest
+
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.leaf import Leaf, leaf_names, leaf_use, leaf_uses, register_leaf, unregister_leaf
+from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level, unregister_level
+from fmm.kernels.plans.level_steps import COPY, Product, Recipe, Sum, temporaries, whole
+from fmm.kernels.plans.memory_layout import temporary_bytes
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel import Calibration, Problem, cost, predict
+from fmm.perfmodel.calibration import Rate
+from fmm.perfmodel.choose import may_be_chosen
+
+
+@dataclass(frozen=True)
+class Narrow(PlanLevel):
+    """A product in numbers of half the size (what that does to its error is not the matter here)."""
+
+    def __str__(self) -> str:
+        return "narrow"
+
+    @property
+    def products(self) -> int:
+        return 1
+
+    def dtype_below(self, dtype: str) -> str:
+        return {"float64": "float32", "complex128": "complex64"}.get(dtype, dtype)
+
+    def itemsize_below(self, itemsize: int) -> int:
+        return itemsize // 2
+
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+        left, right, product = whole("S", m, k), whole("T", k, n), whole("M", m, n)
+        steps: list[Sum | Product] = [Sum("narrow", COPY, (whole("A", m, k),), (left,))]
+        steps.append(Sum("narrow", COPY, (whole("B", k, n),), (right,)))
+        steps.append(Product(left, right, product, plan.rest))
+        steps.append(Sum("widen", COPY, (product,), (whole("C", m, n),)))
+        return Recipe(temporaries(steps), tuple(steps))
+
+
+@pytest.fixture
+def narrow() -> Iterator[Plan]:
+    register_level(LevelKind("narrow", lambda text: Narrow() if text == "narrow" else None, lambda: ("narrow",)))
+    try:
+        yield Plan.parse("narrow > vendor")
+    finally:
+        unregister_level("narrow")
+
+
+def test_a_level_that_says_nothing_more_is_a_cautious_one(narrow: Plan) -> None:
+    (level,) = narrow.levels
+    assert level.saves_products and level.splits and level.depth == 1
+    assert not (level.takes_alpha_beta or level.batched or level.independent or level.fused or level.side_by_side)
+    assert level.lanes == 1 and level.launches == level.products and level.bilinear is None
+    assert level.footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
+
+
+def test_a_level_may_change_the_type_of_the_numbers(narrow: Plan) -> None:
+    assert narrow.leaf_type("float64") == "float32" and VENDOR.leaf_type("float64") == "float64"
+    assert Plan.parse("strassen > narrow > vendor").leaf_type("complex128") == "complex64"
+    size = 96, 64, 80
+    below = sum(temporary_bytes(*shape, 4) for shape in ((96, 64), (64, 80), (96, 80)))
+    assert workspace(narrow, *size, 8) == cost(narrow, *size, 8).workspace == below
+    assert cost(narrow, *size, 8).leaf_bytes == cost(VENDOR, *size, 4).leaf_bytes
+    # What is around it is of the type that was asked for.
+    assert workspace(narrow, *size, 8, 2, 1) == temporary_bytes(96, 80, 8) + below
+
+
+def test_its_products_take_the_time_of_their_type(narrow: Plan) -> None:
+    rates = {"float64": Rate(1e10, 0.0, 0.0), "float32": Rate(1e11, 0.0, 0.0)}
+    known = Calibration("test", "test", MappingProxyType(rates), stream=1e15)
+    problem = Problem(512, 512, 512)
+    assert predict(narrow, problem, known).products == pytest.approx(2 * 512**3 / 1e11)
+    assert may_be_chosen(narrow, problem, known)
+    assert not may_be_chosen(narrow, problem, replace(known, rates=MappingProxyType({"float64": rates["float64"]})))
+
+
+def test_a_leaf_is_for_the_types_below_the_levels(narrow: Plan) -> None:
+    assert not Plan.parse("tile").considered_for("float64")
+    assert Plan.parse("narrow > tile").considered_for("float64")  # which are float32
+
+
+# ---- leaves
+
+
+USES = [
+    # (text, who multiplies, number, options, order)
+    ("vendor", "vendor", None, (), ""),
+    ("vendor.outer", "vendor", None, (), "outer"),
+    ("lt31.inner", "lt31", 31, (), "inner"),
+    ("tile.gpu8.texture.outer", "tile.gpu8.texture", None, ("gpu8", "texture"), "outer"),
+    ("tile.plain", "tile.plain", None, ("plain",), ""),
+]
+
+
+@pytest.mark.parametrize(("text", "product", "number", "options", "order"), USES)
+def test_what_a_leafs_text_says(
+    text: str, product: str, number: int | None, options: tuple[str, ...], order: str
+) -> None:
+    use = leaf_use(text)
+    assert (str(use), use.product, use.number, use.options, use.order) == (text, product, number, options, order)
+    assert Plan((), text).leaf_use is use
+
+
+@pytest.mark.parametrize(
+    "text", ["", "lt", "lt32", "vendor.huge", "tile.plain.huge", "tile.inner.huge", "tile.inner.outer"]
+)
+def test_what_is_no_leaf(text: str) -> None:
+    with pytest.raises(PlanError, match=r"unknown leaf .*; valid: vendor, lt0 to lt31, each with"):
+        leaf_use(text)
+
+
+TYPES = [
+    # (plan, the types that its leaf multiplies there)
+    ("tile", {"float32", "float64", "float16", "bfloat16", "tf32"}),
+    ("tile.plain", {"float32", "float64"}),
+    ("tile.square", {"float32"}),
+    ("tile.solo.texture", {"float64"}),
+    ("strassen > tile", {"float32", "float64", "float16", "bfloat16", "tf32"}),
+    ("strassen.fused > tile", {"float32", "float64"}),  # with sums inside
+    ("strassen.fused.peel > tile", {"float32", "float64", "float16", "bfloat16", "tf32"}),  # that has none inside
+    ("li-fig12 > tile", {"float32", "float64"}),
+    ("li-fig12 > tile.gpu8", {"float32", "float64"}),
+]
+
+
+@pytest.mark.parametrize(("text", "types"), TYPES)
+def test_which_types_a_leaf_multiplies(text: str, types: set[str]) -> None:
+    assert set(Plan.parse(text).types) == types
+
+
+def test_a_leaf_that_comes_is_named_in_every_message() -> None:
+    register_leaf(Leaf("mine", "a leaf of mine", ("cpu",), ("float64",), numbers=2))
+    try:
+        assert leaf_names() == ("vendor", "lt", "tile", "mine") and "mine1.inner" in leaf_uses()
+        with pytest.raises(PlanError, match="a plan ends in its leaf: vendor, lt0 to lt31, mine0 to mine1, each with"):
+            Plan.parse("mine2")
+    finally:
+        unregister_leaf("mine")
+    assert leaf_names() == ("vendor", "lt", "tile")
