@@ -253,7 +253,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
             loans.append((threading.get_ident(), start, start + found.nbytes))
             yield found
 
-    monkeypatch.setattr(host_run, "borrowed", noted)
+    monkeypatch.setattr(host_run, "borrowed_block", noted)
     return loans
 
 
@@ -580,7 +580,7 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
             both.wait()
             yield found
 
-    monkeypatch.setattr(host_run, "borrowed", held)
+    monkeypatch.setattr(host_run, "borrowed_block", held)
     a, b = pair()
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.append(fmm.matmul(a, b, plan=PLANS[0]))) for _ in range(2)]
