@@ -14,11 +14,16 @@ READY_TUNE := $(VENV)/.ready-tune$(CUDA)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: test lint tune bench gpu-check clean check-style check-format check-types check-tests check-shared check-timed
+.PHONY: test test-all lint tune bench gpu-check clean check-style check-format check-types check-tests check-slow \
+	check-quick-shared check-quick-timed check-slow-shared check-slow-timed
 
 # --keep-going: a line too long does not hide what the tests say; any failure still fails the target.
 test: $(READY_TEST)
 	@$(MAKE) --no-print-directory --keep-going check-style check-format check-types check-tests
+
+# The same, then the tests that are marked slow: none runs twice.
+test-all: $(READY_TEST)
+	@$(MAKE) --no-print-directory --keep-going test check-slow
 
 lint: $(READY_TEST)
 	@$(MAKE) --no-print-directory --keep-going check-style check-format check-types
@@ -44,14 +49,25 @@ check-types: $(READY_TEST)
 	$(BIN)/mypy
 
 # Tests that measure time come last, alone on the machine; the others are shared out, one process for each processor.
+SHARED := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
 check-tests: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going check-shared check-timed
+	@$(MAKE) --no-print-directory --keep-going check-quick-shared check-quick-timed
 
-check-shared: $(READY_TEST)
-	$(BIN)/python -m pytest -m 'not timed' --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+check-slow: $(READY_TEST)
+	@$(MAKE) --no-print-directory --keep-going check-slow-shared check-slow-timed
 
-check-timed: $(READY_TEST)
-	$(BIN)/python -m pytest -m timed
+check-quick-shared: $(READY_TEST)
+	$(BIN)/python -m pytest -m 'not slow and not timed' $(SHARED)
+
+check-quick-timed: $(READY_TEST)
+	$(BIN)/python -m pytest -m 'not slow and timed'
+
+check-slow-shared: $(READY_TEST)
+	$(BIN)/python -m pytest -m 'slow and not timed' $(SHARED)
+
+check-slow-timed: $(READY_TEST)
+	$(BIN)/python -m pytest -m 'slow and timed'
 
 clean:
 	rm -rf $(VENV) .test-cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -59,7 +75,8 @@ clean:
 
 # One stamp per set of extras, written after the installation: an interrupted one is repeated.
 $(VENV)/.ready-%: $(VENV)/.created pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[$*]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip would, but on all processors
 	@touch '$@'
 
 $(VENV)/.created:

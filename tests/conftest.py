@@ -23,17 +23,20 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # The files that take longest, in that order: begun first, so that no process still works when the others are done.
 LONGEST = (
-    "sum_source",
     "faults",
-    "tma",
-    "sum_host",
+    "sum_source",
+    "walk",
     "tiled",
+    "sum_host",
     "tuner",
-    "host_memory",
-    "matmul",
-    "tma_races",
     "notebooks",
+    "matmul",
+    "host_memory",
     "wheel",
+    "side_by_side",
+    "tma",
+    "tma_races",
+    "report",
 )
 
 

@@ -25,7 +25,7 @@ from fmm.problem import Shape
 Rectangle = tuple[int, int]  # rows, columns
 Key = TypeVar("Key")
 
-# Counting must not fill the executor's cache with the recipes of sizes that nobody runs (they are large).
+# Counting must not fill the cache of what runs with the steps for sizes that nobody runs (there are many).
 _uncached: Callable[..., Recipe | None] = lower.__wrapped__
 
 
@@ -54,12 +54,12 @@ def counted_level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficien
         leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
         if (formulas := _formulas(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.at(shape, plan.rest)
-    recipe = _uncached(plan, *shape, alpha, beta)
-    return None if recipe is None else _counted(recipe)
+    steps = _uncached(plan, *shape, alpha, beta)
+    return None if steps is None else _counted(steps)
 
 
-def _counted(recipe: Recipe) -> LevelCounts:
-    sums = Counter(_summed(step) for step in recipe.steps if isinstance(step, Sum | Updating))
+def _counted(steps: Recipe) -> LevelCounts:
+    sums = Counter(_summed(step) for step in steps.steps if isinstance(step, Sum | Updating))
     additions = launches = 0
     read: Counter[int] = Counter()
     written: Counter[int] = Counter()
@@ -72,9 +72,9 @@ def _counted(recipe: Recipe) -> LevelCounts:
         for counter, sizes in ((read, loads), (written, stores)):
             for size in filter(None, sizes):
                 counter[size] += times
-    temporaries = Counter((rows, cols) for _, rows, cols in recipe.temporaries)
-    calls = Counter((p.plan, p.size, p.accumulate) for p in recipe.products)
-    return LevelCounts(additions, read, written, launches, temporaries, calls, recipe.lanes)
+    temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
+    calls = Counter((p.plan, p.size, p.accumulate) for p in steps.products)
+    return LevelCounts(additions, read, written, launches, temporaries, calls, steps.lanes)
 
 
 def _summed(step: Sum | Updating) -> tuple[bool, Program, tuple[Rectangle, ...], tuple[Rectangle, ...]]:
@@ -207,11 +207,11 @@ def _formulas(
     assert level.cut is not None
     sides = [p * BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:
-        recipe = _uncached(Plan((level,), leaf), *sides, alpha, beta)
+        steps = _uncached(Plan((level,), leaf), *sides, alpha, beta)
     except PlanError:
         return None
-    assert recipe is not None
-    counted = _counted(recipe)
+    assert steps is not None
+    counted = _counted(steps)
     return _Formulas(
         level.cut.parts,
         powers,

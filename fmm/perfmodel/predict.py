@@ -53,7 +53,7 @@ class Prediction:
 
 
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    """Predicted time of a plan, its counts taken from the recipes at the actual sizes."""
+    """Predicted time of a plan, its counts taken from its steps at the actual sizes."""
     return seconds(plan, problem, counted(plan, problem), calibration)
 
 

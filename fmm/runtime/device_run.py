@@ -76,24 +76,23 @@ class StreamCall:
 
     def __init__(self, call: Call, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
-        self.call, self.stream, self.device = (
-            call,
-            flag.stream,
-            device,
-        )  # the call lives as long as its number is in use
+        self.call = call  # so that it lives as long as its number is in use
+        self.stream, self.device = flag.stream, device
         self.launches, self.flagged = call.launches, may_differ(call.launches.plan)
         self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
         self.scratch = scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
         self._players: dict[Alignment, Player] = {}
+        self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
     def run(self, a: int, b: int, c: int, workspace: int) -> None:
         addresses = Addresses(a, b, c, workspace, *self.told)
-        replay = self.replays.find(self._key(addresses), addresses) if self.replays is not None else None
-        if replay is not None and replay.reaches(addresses):
-            runtime.graphLaunch(replay.graph.executable, self.stream)
-        else:
-            self._launch(addresses, self.stream)
+        if self.replays is not None:
+            replay = self.replays.find(self._key(addresses), addresses)
+            if replay is not None and (replay.addresses == addresses or replay.reaches(addresses)):
+                runtime.graphLaunch(replay.graph.executable, self.stream)
+                return
+        self._launch(addresses, self.stream)
 
     def player(self, alignment: Alignment) -> Player:
         """The plan recorded for addresses that are so aligned, made ready."""
@@ -108,13 +107,16 @@ class StreamCall:
         """Each product of the call: who plays it, and its addresses."""
         a, b, c, *rest = addresses
         for x, y, z in self.call.offsets:
-            own = Addresses(a + x, b + y, c + z, *rest)
+            own = Addresses(a + x, b + y, c + z, *rest) if x | y | z else addresses
             yield self.player(own.alignment), own
 
     def _key(self, addresses: Addresses) -> Hashable:
         """What a graph depends on: the addresses that the vendor's products are given, how all are aligned."""
-        fixed = self.player(addresses.alignment).launches.vendor_bases
-        aligned = addresses.alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses[:4])
+        alignment = addresses.alignment
+        fixed = self._fixed.get(alignment)
+        if fixed is None:
+            fixed = self._fixed[alignment] = self.player(alignment).launches.vendor_bases
+        aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses[:4])
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch(self, addresses: Addresses, stream: int) -> None:
@@ -161,11 +163,10 @@ class _Replay:
         self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
     def reaches(self, addresses: Addresses) -> bool:
-        """Has the graph these addresses, or can it be given them?"""
-        if addresses != self.addresses:
-            self.addresses = None
-            if self.graph.move(self.call.nodes(addresses, self.counters)):
-                self.addresses = addresses
+        """Can the graph be given these addresses?"""
+        self.addresses = None
+        if self.graph.move(self.call.nodes(addresses, self.counters)):
+            self.addresses = addresses
         return self.addresses is not None
 
 

@@ -1,7 +1,7 @@
 """Straight-line programs of additions: how a scheme's sums are formed, each shared sum once.
 
 A program reads `inputs` values, numbered 0, 1, ...; every line defines the next number as a linear combination of
-earlier ones; `outputs` names the numbers that are the result. The executor runs it on panels, the counters count its
+earlier ones; `outputs` names the numbers that are the result. A CPU runs it on panels, the counters count its
 lines, the symbolic proof runs it on symbols, and the CUDA generator prints it: nobody keeps a second description.
 """
 
@@ -31,7 +31,7 @@ class Program:
         for number, terms in enumerate(self.lines, self.inputs):
             if any(source >= number or source < 0 for _, source in terms):
                 raise ValueError(f"line {number} reads a value that does not exist yet: {terms}")
-        # Programs are keys of the executor's caches, and hashing a long one on every call would cost milliseconds.
+        # Programs are keys of caches, and hashing a long one on every call would cost milliseconds.
         object.__setattr__(self, "_hash", hash((self.inputs, self.lines, self.outputs)))
 
     def __hash__(self) -> int:

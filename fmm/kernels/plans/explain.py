@@ -23,10 +23,10 @@ class Row(NamedTuple):
 
 def rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
     """The levels from the outside in, each on the largest product of the level above it."""
-    while (recipe := lower(plan, m, k, n)) is not None:
-        products = list(recipe.products)
-        taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in recipe.temporaries)
-        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", plan.levels[0].does(recipe), len(products), taken)
+    while (steps := lower(plan, m, k, n)) is not None:
+        products = list(steps.products)
+        taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
+        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", plan.levels[0].does(steps), len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n) = largest.plan, largest.size
     yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call, 1, 0)

@@ -1,8 +1,9 @@
-"""Recipes: one level of a plan as sums and products over named rectangles. The one description of what runs.
+"""The steps of a level: sums and products over named rectangles. The one description of what runs.
 
-The executor runs a recipe on arrays, `workspace` and the counters read the same steps, and the symbolic proof runs it
-on symbols. Sizes are exact: a place is the rectangle that holds numbers, so a block at the fringe is simply smaller,
-and a sum of unequal blocks is as if the smaller were padded with zeros. `lowering` finds recipes.
+A walk does them on arrays or notes them for a GPU, `workspace` and the counters read them, and the symbolic proof does
+them on symbols. Sizes are exact: a place is the rectangle that holds numbers, so a block at the fringe is simply
+smaller, and a sum of unequal blocks is as if the smaller were padded with zeros. `lower` finds the steps of a plan's
+first level.
 """
 
 from __future__ import annotations

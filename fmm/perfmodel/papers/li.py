@@ -482,9 +482,9 @@ def _error_ratios() -> tuple[tuple[str, str, float], ...]:
 
 def _temporaries(n: int = 64) -> float:
     """Elements of Figure 2's temporaries at all levels over n^2: one level's, then a quarter of that, and so on."""
-    recipe = lower(Plan((level("li-fig2"),)), n, n, n)
-    assert recipe is not None
-    own = Fraction(sum(rows * cols for _, rows, cols in recipe.temporaries), n * n)
+    steps = lower(Plan((level("li-fig2"),)), n, n, n)
+    assert steps is not None
+    own = Fraction(sum(rows * cols for _, rows, cols in steps.temporaries), n * n)
     return float(own / (1 - Fraction(1, 4)))
 
 

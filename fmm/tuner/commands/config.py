@@ -47,7 +47,7 @@ def _takes_config(parser: argparse.ArgumentParser) -> None:
 def guarded(run: Any) -> Any:
     """One line and exit code 1 for whatever is wrong with a file."""
 
-    def told(options: argparse.Namespace) -> int:
+    def run_guarded(options: argparse.Namespace) -> int:
         try:
             return int(run(options) or 0)
         except BrokenPipeError:
@@ -56,7 +56,7 @@ def guarded(run: Any) -> Any:
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 
-    return told
+    return run_guarded
 
 
 def sections(path: Path) -> Iterator[tuple[str, str, Raw]]:

@@ -25,11 +25,11 @@ Source = tuple[str, tuple[str, ...]]  # and the compiler's options
 
 def sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[Source]:
     """The sources of the kernels of a plan that are so labelled, of all without a label."""
-    tape = record_operations(Plan.parse(plan), Problem(*size, dtype))
-    sums = {(op.kernel, op.access): None for op in tape.ops if isinstance(op, SumOp) and label in ("", op.label)}
+    found = record_operations(Plan.parse(plan), Problem(*size, dtype))
+    sums = {(op.kernel, op.access): None for op in found.ops if isinstance(op, SumOp) and label in ("", op.label)}
     for kernel, access in sums:
         yield sum_source(kernel, access, False), OPTIONS
-    for op in dict.fromkeys((op.kernel, op.access) for op in tape.ops if isinstance(op, TileOp)):
+    for op in dict.fromkeys((op.kernel, op.access) for op in found.ops if isinstance(op, TileOp)):
         yield tiled_source.tiled_source(*op), tiled_source.OPTIONS
 
 

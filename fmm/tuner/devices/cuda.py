@@ -1,4 +1,4 @@
-"""A CUDA device as the tuner sees it: plans as tapes, cuBLAS as the vendor, timed by events on rotated buffers."""
+"""A CUDA device as the tuner sees it: plans as lists of launches, cuBLAS as the vendor, events and rotated buffers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CudaDevice:
     def conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
-        with suppress(Exception):  # clocks and power are told by a library that not every machine has
+        with suppress(Exception):  # clocks and power come from a library that not every machine has
             found |= _clocks(self.index)
         return found
 
@@ -122,7 +122,7 @@ def _clocks(index: int) -> dict[str, Any]:
 
 
 class CudaSession:
-    """Sets of operands of one problem, and the tapes that were made ready on them."""
+    """Sets of operands of one problem, and the launch lists that were made ready on them."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
@@ -131,7 +131,7 @@ class CudaSession:
         self.operands = Operands(problem.size, problem.dtype, ROWS)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
-        self._tapes: dict[Run, LaunchList] = {}
+        self._launches: dict[Run, LaunchList] = {}
         self._repeats: dict[Run, int] = {}
         self._busy = 0.0  # when the device last was
 
@@ -146,7 +146,7 @@ class CudaSession:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
             steps = tuple(step for step in whole.steps if not isinstance(step, Turn) and step.does == kept)
-            self._tapes[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
+            self._launches[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None
@@ -166,11 +166,11 @@ class CudaSession:
             spent += self._repeats[run] * self._milliseconds(run, self._repeats[run])
 
     def _milliseconds(self, run: Run, repeats: int) -> float:
-        return milliseconds(lambda i: self._play(self._tapes[run], i), repeats)
+        return milliseconds(lambda i: self._play(self._launches[run], i), repeats)
 
-    def _play(self, tape: LaunchList, i: int) -> None:
+    def _play(self, launches: LaunchList, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
-        self.backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
+        self.backend.run(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
     # ---- is the result right?
 

@@ -27,6 +27,7 @@ from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
+from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import ARCHITECTURES, EACH_ARCHITECTURE, in_parallel, nvrtc, report
 from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats
 from tests.support.tiles import tiled_product
@@ -70,7 +71,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
         assert blocks >= s.blocks, r
 
 
-@pytest.mark.parametrize("s", TUNED, ids=lambda s: s.name)
+@pytest.mark.parametrize("s", quick_and_slow(TUNED[:1], TUNED[1:]), ids=lambda s: s.name)
 def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one of the architectures."""
     nvrtc()
