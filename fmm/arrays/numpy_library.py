@@ -170,7 +170,7 @@ class NumpyLibrary:
         pass
 
     def free_bytes(self, number: int) -> int:
-        return host_memory.available()
+        return host_memory.available_bytes()
 
     def as_numpy(self, x: Any) -> Any:
         return x

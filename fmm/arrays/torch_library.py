@@ -169,7 +169,7 @@ class TorchHostLibrary(_TorchTensors):
         return blas_threads()
 
     def free_bytes(self, number: int) -> int:
-        return host_memory.available()
+        return host_memory.available_bytes()
 
     def as_numpy(self, x: Any) -> Any:
         return x.detach().numpy()

@@ -4,7 +4,7 @@ schema.py says what stands in one; locate.py where they are; files.py has those 
 identity.py tells devices apart; certify.py is the rule by which a plan may replace the vendor's product.
 """
 
-from fmm.config.files import Configs, circumstances, configs
+from fmm.config.files import Configs, circumstances, configs_in_force
 from fmm.config.identity import Identity
 from fmm.config.locate import default_path
 from fmm.config.schema import ConfigError, Entry, Tuned
@@ -18,6 +18,6 @@ __all__ = [
     "Tuned",
     "add_entry",
     "circumstances",
-    "configs",
+    "configs_in_force",
     "default_path",
 ]

@@ -25,7 +25,7 @@ def short_text(value: Raw) -> str:
     return found if len(found) < 60 else found[:57] + "..."
 
 
-def number(low: float, high: float) -> Check:
+def bounded_number(low: float, high: float) -> Check:
     """A number within these bounds."""
 
     def check(value: Raw, where: str) -> float:
@@ -36,7 +36,7 @@ def number(low: float, high: float) -> Check:
     return check
 
 
-def whole(low: int, high: int) -> Check:
+def whole_number(low: int, high: int) -> Check:
     """A whole number within these bounds."""
 
     def check(value: Raw, where: str) -> int:
@@ -47,14 +47,14 @@ def whole(low: int, high: int) -> Check:
     return check
 
 
-def text(value: Raw, where: str) -> str:
+def plain_text(value: Raw, where: str) -> str:
     """A short text without control characters."""
     if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
         raise wrong_value(where, "a short text", value)
     return value
 
 
-def flag(value: Raw, where: str) -> bool:
+def true_or_false(value: Raw, where: str) -> bool:
     """True or false."""
     if not isinstance(value, bool):
         raise wrong_value(where, "true or false", value)
@@ -73,14 +73,14 @@ def checked_fields(
     if not isinstance(value, dict):
         raise wrong_value(where, "an object", value)
     for name in value.keys() - checks.keys():
-        raise ConfigError(f"{where} has an unknown field {text(name, where)!r}; it may have {', '.join(checks)}")
+        raise ConfigError(f"{where} has an unknown field {plain_text(name, where)!r}; it may have {', '.join(checks)}")
     for name in checks.keys() - value.keys() - optional:
         raise ConfigError(f"{where} has no field {name!r}")
     return {name: check(value[name], f"{where}.{name}") for name, check in checks.items() if name in value}
 
 
-def texts(value: Raw, where: str) -> dict[str, str]:
+def object_of_texts(value: Raw, where: str) -> dict[str, str]:
     """An object of short texts."""
     if not isinstance(value, dict):
         raise wrong_value(where, "an object", value)
-    return {text(name, where): text(found, f"{where}.{name}") for name, found in value.items()}
+    return {plain_text(name, where): plain_text(found, f"{where}.{name}") for name, found in value.items()}

@@ -17,7 +17,7 @@ _VARIABLES = ("FMM_CONFIG", "FMM_DISABLE", "FMM_TUNING_MODE")
 _KEYS: dict[str, Any] = {name: os.environ.encodekey(name) if _DATA is not None else name for name in _VARIABLES}
 
 
-def variable(name: str) -> str:
+def environment_value(name: str) -> str:
     """The value of one of these variables; empty if it is not set."""
     if _DATA is None:
         return os.environ.get(name, "")
@@ -25,14 +25,14 @@ def variable(name: str) -> str:
     return "" if raw is None else os.environ.decodevalue(raw)
 
 
-def disabled() -> bool:
+def tuning_disabled() -> bool:
     """Is every product to be left to the vendor?"""
-    return variable("FMM_DISABLE") not in ("", "0")
+    return environment_value("FMM_DISABLE") not in ("", "0")
 
 
-def mode() -> str:
+def tuning_mode() -> str:
     """One of MODES."""
-    found = variable("FMM_TUNING_MODE")
+    found = environment_value("FMM_TUNING_MODE")
     if found in MODES:
         return found
     if found:

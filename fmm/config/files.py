@@ -10,15 +10,15 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-from fmm.config.environment import disabled, log_once, mode, variable
+from fmm.config.environment import environment_value, log_once, tuning_disabled, tuning_mode
 from fmm.config.identity import Identity
 from fmm.config.locate import search_path
-from fmm.config.schema import ConfigError, Raw, Tuned, read_document, section
+from fmm.config.schema import ConfigError, Raw, Tuned, checked_section, read_document
 
 LARGEST_FILE = 16 << 20
 
 
-def read(path: Path) -> dict[str, dict[str, Raw]]:
+def read_config(path: Path) -> dict[str, dict[str, Raw]]:
     """The devices of a config file."""
     try:
         found = path.stat()
@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, dict[str, Raw]]:
 
 def circumstances() -> tuple[bool, str, Configs]:
     """What decisions depend on besides the product and the device; equal as long as they would be made alike."""
-    return disabled(), mode(), configs()
+    return tuning_disabled(), tuning_mode(), configs_in_force()
 
 
 # ---- the configs in force
@@ -50,7 +50,7 @@ class Configs:
         for path in paths:
             try:
                 if required or path.exists():
-                    self.files[path] = read(path)
+                    self.files[path] = read_config(path)
             except (ConfigError, OSError) as error:
                 log_once(f"the config {str(path)!r} is not used: {error}")
 
@@ -67,7 +67,7 @@ class Configs:
             if raw is None:
                 continue
             try:
-                found = section(raw, f"{identity.key}.{dtype}", identity, dtype)
+                found = checked_section(raw, f"{identity.key}.{dtype}", identity, dtype)
             except ConfigError as error:
                 log_once(f"the config {str(path)!r} is not used: {error}")
                 continue
@@ -77,9 +77,9 @@ class Configs:
         return None
 
 
-def configs() -> Configs:
+def configs_in_force() -> Configs:
     """The configs in force; files are looked at again once a second."""
-    return _configs_at(variable("FMM_CONFIG"), int(time.monotonic()))
+    return _configs_at(environment_value("FMM_CONFIG"), int(time.monotonic()))
 
 
 def forget_configs() -> None:

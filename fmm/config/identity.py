@@ -21,19 +21,21 @@ class Identity:
 
 
 @lru_cache(maxsize=64)
-def cpu(threads: int) -> Identity:
+def cpu_identity(threads: int) -> Identity:
     """This CPU with so many BLAS threads."""
-    return Identity(cpu_key(threads), processor(), MappingProxyType({"numpy": np.__version__, "blas": _blas_version()}))
+    return Identity(
+        cpu_key(threads), processor_name(), MappingProxyType({"numpy": np.__version__, "blas": _blas_version()})
+    )
 
 
 def cpu_key(threads: int) -> str:
     """A short name for this processor and number of threads; folders under results/ have it too."""
-    words = "".join(c if c.isalnum() else " " for c in processor().lower()).split()
+    words = "".join(c if c.isalnum() else " " for c in processor_name().lower()).split()
     return "-".join(["cpu", *words, f"{threads}t"])
 
 
 @lru_cache(maxsize=1)
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name, as the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:

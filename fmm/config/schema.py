@@ -30,13 +30,13 @@ from fmm.config.checks import (
     ConfigError,
     Raw,
     anything,
+    bounded_number,
     checked_fields,
-    flag,
-    number,
+    object_of_texts,
+    plain_text,
     short_text,
-    text,
-    texts,
-    whole,
+    true_or_false,
+    whole_number,
     wrong_value,
 )
 from fmm.config.environment import log_once
@@ -54,13 +54,13 @@ __all__ = [
     "Raw",
     "Size",
     "Tuned",
-    "calibration",
+    "calibration_fields",
+    "checked_calibration",
+    "checked_entry",
+    "checked_section",
+    "config_text",
     "empty_section",
-    "entry",
     "read_document",
-    "section",
-    "spelled",
-    "written",
 ]
 
 SCHEMA = 1  # the version that is read and written
@@ -131,53 +131,57 @@ class Tuned:
 def size(value: Raw, where: str) -> Size:
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise wrong_value(where, "three sides, [m, k, n]", value)
-    side = whole(1, 1 << 40)
+    side = whole_number(1, 1 << 40)
     m, k, n = (side(x, where) for x in value)
     return m, k, n
 
 
 def plan_text(value: Raw, where: str) -> str:
     """Only the form: schemes are proved when they are read, which takes longer than a config may."""
-    if text(value, where).rpartition(">")[2].strip() not in leaf_uses():
+    if plain_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value(where, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 
 
-POSITIVE = number(1e-30, 1e30)
+POSITIVE = bounded_number(1e-30, 1e30)
 ENTRY: Mapping[str, Check] = {
     "size": size,
     "plan": plan_text,
-    "speedup": number(1e-6, 1e6),
-    "low": number(1e-6, 1e6),
-    "high": number(1e-6, 1e6),
-    "rounds": whole(1, 10**6),
+    "speedup": bounded_number(1e-6, 1e6),
+    "low": bounded_number(1e-6, 1e6),
+    "high": bounded_number(1e-6, 1e6),
+    "rounds": whole_number(1, 10**6),
     "seconds": POSITIVE,
     "vendor_seconds": POSITIVE,
-    "noise": number(0, 10),
-    "layout": text,
-    "verified": flag,
-    "origin": text,
-    "lean": flag,
+    "noise": bounded_number(0, 10),
+    "layout": plain_text,
+    "verified": true_or_false,
+    "origin": plain_text,
+    "lean": true_or_false,
 }
 SECTION: Mapping[str, Check] = {
-    "versions": texts,
+    "versions": object_of_texts,
     "conditions": anything,
     "tuned": anything,
     "calibration": anything,  # checked by its own fields
     "intervals": anything,
     "error": anything,
     "thresholds": anything,
-    "noise": number(0, 10),
+    "noise": bounded_number(0, 10),
     "entries": anything,  # one by one
 }
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "deep", "apart"), POSITIVE),
-    **dict.fromkeys(("overlap", "margin", "tiled_margin"), number(0, 1)),
+    **dict.fromkeys(("overlap", "margin", "tiled_margin"), bounded_number(0, 1)),
 }
 # Terms that the model once had: configs that tell of them stay valid too.
 _RETIRED: Mapping[str, Check] = dict.fromkeys(("frayed", "rough"), anything)
-_BY_TYPE: Mapping[str, Check] = {"float": number(0, 1e30), "int": whole(0, 1 << 60), "bool": flag}
+_BY_TYPE: Mapping[str, Check] = {
+    "float": bounded_number(0, 1e30),
+    "int": whole_number(0, 1 << 60),
+    "bool": true_or_false,
+}
 
 
 def _numbers(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], frozenset[str]]:
@@ -190,7 +194,7 @@ def _numbers(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], fr
 # ---- reading
 
 
-def entry(raw: Raw, where: str) -> Entry:
+def checked_entry(raw: Raw, where: str) -> Entry:
     """An entry; a plan must be certified."""
     found = Entry(**checked_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean"})))
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
@@ -200,7 +204,7 @@ def entry(raw: Raw, where: str) -> Entry:
     return found
 
 
-def calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
+def checked_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
     """The model's numbers for one type; `name` is the device's, `source` says where they are from."""
     checks, optional = _numbers(Calibration)
     rates, rate_optional = _numbers(Rate)
@@ -210,17 +214,17 @@ def calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Cal
     return Calibration(name, source, MappingProxyType({dtype: rate}), **found)
 
 
-def section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
+def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
     """A section, all of it checked."""
     if dtype not in DTYPES:
         raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
     found = checked_fields(given, where, SECTION)
     if not isinstance(found["entries"], list):
         raise wrong_value(f"{where}.entries", "a list", found["entries"])
-    entries = [entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
+    entries = [checked_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
     source = _source(found["tuned"], found["error"])
     raw = found["calibration"]
-    known = None if raw is None else calibration(raw, f"{where}.calibration", dtype, identity.name, source)
+    known = None if raw is None else checked_calibration(raw, f"{where}.calibration", dtype, identity.name, source)
     now = identity.versions
     changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
     return Tuned(identity, dtype, known, MappingProxyType({e.key: e for e in entries}), changed)
@@ -267,7 +271,7 @@ def _no_constant(name: str) -> None:
 # ---- writing
 
 
-def spelled(found: Calibration, dtype: str) -> dict[str, Raw]:
+def calibration_fields(found: Calibration, dtype: str) -> dict[str, Raw]:
     """A calibration as it stands in a section: what `calibration` reads back."""
     rate = found.rate(dtype)
     own = {name: getattr(found, name) for name in _numbers(Calibration)[0]}
@@ -280,7 +284,7 @@ def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:
     return {"versions": dict(versions), **nothing, "noise": 0.0, "entries": []}
 
 
-def written(devices: Mapping[str, Mapping[str, Raw]]) -> str:
+def config_text(devices: Mapping[str, Mapping[str, Raw]]) -> str:
     """A config's text: readable, an entry a line."""
     return _json_lines({"schema": SCHEMA, "devices": devices}, 0) + "\n"
 

@@ -10,36 +10,36 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from fmm.config.files import read
+from fmm.config.files import read_config
 from fmm.config.identity import Identity
-from fmm.config.schema import ConfigError, Entry, Raw, empty_section, entry, written
+from fmm.config.schema import ConfigError, Entry, Raw, checked_entry, config_text, empty_section
 
 
-def merge(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
+def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
     """Put a section into the config: its entries beside those that are there, all else in their place."""
-    with locked(path):
+    with writer_lock(path):
         _remove_leftovers(path)
         devices = _devices_in(path)
         types = devices.setdefault(device, {})
         types[dtype] = joined_sections(types.get(dtype), section)
-        replace_file(path, written(devices))
+        replace_file(path, config_text(devices))
 
 
 def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     """Put one entry into a section; where there is no section, into a new one without a calibration."""
-    with locked(path):
+    with writer_lock(path):
         types = _devices_in(path).get(identity.key, {})
         old = types.get(dtype)
     new = old if isinstance(old, dict) else empty_section(identity.versions)
-    merge(path, identity.key, dtype, {**new, "entries": [asdict(found)]})
+    merge_section(path, identity.key, dtype, {**new, "entries": [asdict(found)]})
 
 
 def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
     """The new section with the old one's entries for other shapes; unverified if library or driver have changed."""
     kept: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):
-        kept = [entry(raw, "entries") for raw in old["entries"]]
-    fresh = [entry(raw, "entries") for raw in new["entries"]]
+        kept = [checked_entry(raw, "entries") for raw in old["entries"]]
+    fresh = [checked_entry(raw, "entries") for raw in new["entries"]]
     known = {e.key for e in fresh}
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
     kept = [replace(e, verified=e.verified and same) for e in kept if e.key not in known]
@@ -51,7 +51,7 @@ def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:
     if not path.exists():
         return {}
     try:
-        return read(path)
+        return read_config(path)
     except ConfigError as error:
         if "later fmm" in str(error) or not path.is_file():
             raise ConfigError(f"{path}: {error}; name another file") from None
@@ -101,7 +101,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def writer_lock(path: Path) -> Iterator[None]:
     """One writer at a time; the lock goes with the process that holds it, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "a+b") as file:

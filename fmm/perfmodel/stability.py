@@ -17,11 +17,11 @@ from math import frexp, prod, sqrt
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cpu.elementwise import elementwise_calls
-from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, Sum
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.registry import depends_on_rows
 
@@ -91,7 +91,9 @@ class _Walk:
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
         return self.atom(("product", len(self.atoms)), k * x * y, error)
 
-    def ran(self, program: Program, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]) -> list[_Value]:
+    def ran(
+        self, program: AdditionProgram, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]
+    ) -> list[_Value]:
         """The outputs of a program, by the very calls that the NumPy backend makes."""
         count = len(program.outputs)
         plan = elementwise_calls(program, (True,) * program.inputs, (True,) * count, aliases)
@@ -107,7 +109,7 @@ class _Walk:
                 slots[call.dest] = self.scaled(first, factor)
         return slots[len(values) : len(values) + count]
 
-    def level(self, steps: Recipe) -> float:
+    def level(self, steps: LevelSteps) -> float:
         """Walk a level's steps; the largest error of any part of C."""
         for step in steps.flat:
             if isinstance(step, Sum):
@@ -147,7 +149,7 @@ def error_bound(plan: Plan, m: int, k: int, n: int) -> float:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
     if 0 in (m, k, n):
         return 0.0
-    steps = lower(plan, m, k, n)
+    steps = lower_level(plan, m, k, n)
     return float(classical_bound(k)) if steps is None else _Walk().level(steps)
 
 

@@ -17,7 +17,7 @@ from fmm.problem import Problem
 from fmm.runtime import host_run
 from fmm.runtime.decide import Decision, decide, leaner_plans
 from fmm.runtime.devices import Device
-from fmm.runtime.left_to_vendor import remember
+from fmm.runtime.left_to_vendor import remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes
 from fmm.runtime.prepare import Call, launches_on, prepare, prepared
 
@@ -86,7 +86,7 @@ def _left_to_library(library: Library, call: Call, a: Any, b: Any, out: Any, wis
         library.vendor(a, b)
         raise PlanError(call.refused_plan)
     if wishes is NO_WISHES and out is None:
-        remember(library, a, b, call.decision)
+        remember_vendor(library, a, b, call.decision)
     return library.vendor(a, b, out)
 
 
@@ -113,7 +113,7 @@ def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
     """What would be done with arrays that lie row by row."""
     decision = decide(problem, limits, device)
     if device.threads:
-        return replace(decision, kernels=host_run.described(decision.plan, problem, device.threads))
+        return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))
     launches = launches_on(decision.plan, problem, device, False)
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
@@ -124,7 +124,7 @@ def _kernel_lines(library: Library, call: Call) -> tuple[str, ...]:
         return call.launches.describe()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
-        return host_run.described(call.plan, problem, call.device.threads)
-    on_threads = f" on {host_run.counted(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
+        return host_run.products_described(call.plan, problem, call.device.threads)
+    on_threads = f" on {host_run.counted_words(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
     reads = "" if call.decision.plan == VENDOR else ", since the plan's kernels cannot read arrays that lie like these"
     return (f"{library.vendor_name}{on_threads}{reads}",)

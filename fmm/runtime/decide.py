@@ -14,7 +14,7 @@ from functools import lru_cache
 from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
-from fmm.kernels.plans.explain import table
+from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
@@ -56,7 +56,7 @@ class Decision:
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
-            lines += ["", table(self.plan, *self.problem.size, self.problem.itemsize)]
+            lines += ["", explained_table(self.plan, *self.problem.size, self.problem.itemsize)]
         if self.kernels:
             lines += ["", "runs:", *_counted(self.kernels), ""]
         lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
@@ -74,11 +74,11 @@ def _counted(kernels: tuple[str, ...]) -> Iterator[str]:
 
 def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     """The choice on a device: a certified entry, else the model's, else the vendor."""
-    if environment.disabled():
+    if environment.tuning_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
-    mode = environment.mode()
-    tuned = None if mode == "off" else files.configs().tuned(device.identity, problem.dtype)
-    if tuned is not None and (entry := certified(problem, limits, tuned)) is not None:
+    mode = environment.tuning_mode()
+    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
+    if tuned is not None and (entry := certified_entry(problem, limits, tuned)) is not None:
         return entry
     known = tuned.calibration if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
@@ -86,14 +86,14 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         environment.log_once(
             f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
         )
-    chosen = modelled(
+    chosen = model_choice(
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
     return chosen if mode != "online" else _online(chosen, problem, device.identity)
 
 
 @lru_cache(maxsize=4096)
-def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
+def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
     """The entry of exactly this shape, if its plan is within the limits.
 
     A shape may have two: the second one is the best of the plans that need no workspace, for calls that allow none.
@@ -109,7 +109,9 @@ def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None
 
 
 @lru_cache(maxsize=4096)
-def modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, identity: Identity) -> Decision:
+def model_choice(
+    problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, identity: Identity
+) -> Decision:
     """The model's choice with this calibration, which may be of a tuning; the vendor without one."""
     if known is None:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
@@ -132,7 +134,7 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     """The first products of a shape are measured in place, the model's choice against the vendor."""
     if chosen.plan == VENDOR or problem.flops < WORTH_TUNING:
         return chosen
-    trial = online.trial(without_layouts(problem), identity, chosen.plan)
+    trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:
         return Decision(chosen.plan, problem, chosen.reason, chosen.considered, "being measured", trial)
     return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
@@ -153,7 +155,9 @@ def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -
 
     By the model, whoever chose the plan: an entry of a config names no others.
     """
-    tuned = None if environment.mode() == "off" else files.configs().tuned(device.identity, problem.dtype)
+    tuned = (
+        None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
+    )
     known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return

@@ -28,7 +28,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.tile_choice import target_on
-from fmm.runtime.prepare import Call, scratch
+from fmm.runtime.prepare import Call, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
@@ -80,7 +80,7 @@ class StreamCall:
         self.stream, self.device = flag.stream, device
         self.launches, self.flagged = call.launches, may_differ(call.launches.plan)
         self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
-        self.scratch = scratch(call.launches)
+        self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
         self._players: dict[Alignment, Player] = {}
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on

@@ -48,7 +48,7 @@ def cpu_device(threads: int) -> Device:
     """This CPU, with so many threads of BLAS."""
     guess = built_in_calibration(threads)
     probe = partial(probed_calibration, threads) if guess.source == BUILT_IN else None
-    return Device(identity.cpu(threads), guess, probe, threads)
+    return Device(identity.cpu_identity(threads), guess, probe, threads)
 
 
 @lru_cache(maxsize=64)

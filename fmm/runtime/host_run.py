@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.host_memory import borrowed
+from fmm.arrays.host_memory import borrowed_block
 from fmm.arrays.library import HostLibrary
 from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
@@ -69,7 +69,7 @@ class _Multiplier:
         """Everything that is needed of the workspace is allocated before c is touched."""
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
-        with borrowed(self.call.workspace) as memory, quiet:
+        with borrowed_block(self.call.workspace) as memory, quiet:
             for x, y, z in _products(self.call, a, b, c):
                 self._multiply(x, y, z, Arena(memory, self.dtype))
 
@@ -114,9 +114,9 @@ def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array,
 # ---- explaining
 
 
-def described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
+def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     """What really multiplies, a line each."""
-    vendor, whole = f"numpy.matmul on {counted(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
+    vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
         return (f"{vendor}: one product of {whole}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
@@ -125,6 +125,6 @@ def described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     return (f"{vendor}, one product after the other; the sums in between, on as many threads",)
 
 
-def counted(count: int, what: str) -> str:
+def counted_words(count: int, what: str) -> str:
     """1 thread, 2 threads."""
     return f"{count} {what}{'s' * (count != 1)}"

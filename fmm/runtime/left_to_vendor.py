@@ -91,7 +91,7 @@ def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
     return until > time.monotonic()
 
 
-def remember(library: Library, a: Any, b: Any, decision: Decision) -> None:
+def remember_vendor(library: Library, a: Any, b: Any, decision: Decision) -> None:
     """Note that products of matrices like these are the library's for a moment, whatever else their arrays are."""
     memory, problem = REMEMBERED[library.processor], decision.problem
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, say

@@ -59,7 +59,7 @@ class Trial:
         self._seconds[turn].append(seconds)
         if not self._queue:
             vendor, candidate = (self._seconds[p][1:] for p in (VENDOR, self.plan))
-            self.entry = certify.entry(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
+            self.entry = certify.entry_of_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
             self._keep(self.entry)
 
     def _keep(self, entry: Entry) -> None:
@@ -73,7 +73,7 @@ _trials: dict[tuple[Problem, Identity, Plan], Trial] = {}
 _lock = Lock()
 
 
-def trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
+def shape_trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
     """The trial of a shape, begun at its first product; the problem is without layouts, so that all share one."""
     with _lock.now:
         return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))

@@ -22,7 +22,7 @@ import numpy as np
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Product, Sum
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 
 ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
@@ -95,7 +95,7 @@ def largest_magnitude(x: Array, threads: Threads) -> float:
 @lru_cache(maxsize=4096)
 def growth_bound(plan: Plan, m: int, k: int, n: int) -> float:
     """How much larger than max|A| max|B| k an intermediate can be, by the absolute coefficients of the recipes."""
-    recipe = lower(plan, m, k, n)
+    recipe = lower_level(plan, m, k, n)
     if recipe is None:
         return 1.0
     size = dict.fromkeys("ABC", 1.0)

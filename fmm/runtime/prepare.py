@@ -19,7 +19,7 @@ from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_products, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
@@ -126,7 +126,7 @@ def prepare(library: Library, a: object, b: object, out: object, wishes: Wishes)
     try:
         if setting.refusal:
             raise (LibraryAnswersError if setting.even_with_plan else NotOursError)(setting.refusal)
-        return answer(_question(library, setting, a, b, out, wishes))
+        return answer_question(_question(library, setting, a, b, out, wishes))
     except NotOursError as reason:
         why = reason
     refused = ""
@@ -166,7 +166,7 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     return Question(left, right, target, setting, device, Limits(free, growth), wishes.plan, result)
 
 
-def answer(asked: Question) -> Call:
+def answer_question(asked: Question) -> Call:
     """The call that answers it; NotOursError where only the library can, PlanError where a given plan cannot run."""
     result, on_host = _checked(asked), asked.device.threads > 0
     kind = "tf32" if asked.setting.math == "tf32" else result.dtype
@@ -205,8 +205,8 @@ def _on_host(call: Call, work: Matrices, copied: int) -> Call:
 def _on_device(call: Call, launches: LaunchList, work: Matrices) -> Call:
     """What a call on a device has besides: launches, addresses and memory."""
     vendors = GRAPH_SCRATCH * launches.vendor_lanes
-    recurs = _recurs(launches, work) and scratch(launches) + vendors <= call.limits.workspace
-    needed = scratch(launches) + vendors if recurs else launches.workspace
+    recurs = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
+    needed = cublas_scratch(launches) + vendors if recurs else launches.workspace
     return replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
 
 
@@ -218,7 +218,7 @@ def _recurs(launches: LaunchList, work: Matrices) -> bool:
     return launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
-def scratch(launches: LaunchList) -> int:
+def cublas_scratch(launches: LaunchList) -> int:
     """Where cuBLAS's own memory begins in the workspace of a call that may be captured."""
     return -(-launches.workspace // 256) * 256
 
@@ -267,7 +267,7 @@ def check_given(plan: Plan, problem: Problem, device: Device) -> None:
     use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
     if device.threads and "cpu" not in use.leaf.devices:
         raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
-    check_depth(plan, *problem.size)
+    check_products(plan, *problem.size)
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:

@@ -23,7 +23,7 @@ from fmm.kernels.cpu.openblas import threads_given_up
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, threads_per_product
 from fmm.kernels.cpu.step_timer import time_steps
 from fmm.kernels.plans.level_steps import Sum
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu
@@ -105,7 +105,7 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 def _sum_rate(threads: int) -> float:
     """Bytes a second that the sums of a split move, as they do within a plan: after a product, or beside one."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
-    recipe = lower(plan, SUMMED, SUMMED, SUMMED)
+    recipe = lower_level(plan, SUMMED, SUMMED, SUMMED)
     assert recipe is not None
     split = recipe.steps[0]
     assert isinstance(split, Sum)

@@ -32,10 +32,10 @@ from fmm.runtime import call as product_call
 from fmm.runtime import devices, left_to_vendor, limits, prepare
 from fmm.runtime.decide import decide, leaner_plans
 from fmm.runtime.devices import cuda_index, described_gpu
-from fmm.runtime.left_to_vendor import just_left_to_vendor, remember
+from fmm.runtime.left_to_vendor import just_left_to_vendor, remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.operands import NotOursError
-from fmm.runtime.prepare import Call, Question, answer
+from fmm.runtime.prepare import Call, Question, answer_question
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.devices import H200
@@ -228,7 +228,7 @@ SHAPES = [
 @pytest.mark.parametrize(("view_a", "view_b"), list(product(VIEWS, repeat=2)))
 def test_every_product_of_a_call_is_where_it_says(left: Any, right: Any, view_a: str, view_b: str) -> None:
     a, b = VIEWS[view_a](left), VIEWS[view_b](right)
-    call = answer(asked(a, b))
+    call = answer_question(asked(a, b))
     assert call.shape == np.matmul(a, b).shape
     np.testing.assert_allclose(carried_out(call, a, b), a @ b, atol=1e-12)
 
@@ -238,7 +238,7 @@ def test_every_product_of_a_call_is_where_it_says(left: Any, right: Any, view_a:
 def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str) -> None:
     a, b = draw(left), draw(right)
     out = VIEWS[view](np.matmul(a, b).shape)
-    call = answer(asked(a, b, out))
+    call = answer_question(asked(a, b, out))
     assert call.direct
     carried_out(call, a, b, out)
     np.testing.assert_allclose(out, a @ b, atol=1e-12)
@@ -246,7 +246,7 @@ def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str
 
 @pytest.mark.parametrize("view", ["gaps along both", "backward", "broadcast"])
 def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
-    assert not answer(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
+    assert not answer_question(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
     ],
 )
 def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size: Any, count: int) -> None:
-    call = answer(asked(draw(left), draw(right)))
+    call = answer_question(asked(draw(left), draw(right)))
     assert call.launches is not None
     problem = call.launches.problem
     assert (problem.m, problem.k, problem.n) == size
@@ -270,13 +270,13 @@ def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size
 
 def test_only_what_blas_cannot_take_is_copied() -> None:
     expected = {"gaps along both", "backward", "broadcast"}
-    found = {name for name, view in VIEWS.items() if answer(asked(view((5, 4)), draw((4, 3)))).packs[0]}
+    found = {name for name, view in VIEWS.items() if answer_question(asked(view((5, 4)), draw((4, 3)))).packs[0]}
     assert found == expected
 
 
 def test_copies_count_against_the_workspace() -> None:
     a, b = VIEWS["backward"]((512, 512)), draw((512, 512))
-    call = answer(Question(operand(a), operand(b), None, Setting(0, "float64"), H200, Limits(10**7), None))
+    call = answer_question(Question(operand(a), operand(b), None, Setting(0, "float64"), H200, Limits(10**7), None))
     assert call.limits.workspace == 10**7 - 512 * 512 * 8
 
 
@@ -288,7 +288,7 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
     memory = np.zeros(100)
     places = [memory[start : start + 9].reshape(3, 3) for start in starts]
     a, b, c = (x.T if flip else x for x, flip in zip(places, flips, strict=True))
-    call = answer(asked(a, b, c))
+    call = answer_question(asked(a, b, c))
     pointers = [x.__array_interface__["data"][0] for x in (a, b, c)]
     assert call.overlap(*pointers) == (np.may_share_memory(a, c) or np.may_share_memory(b, c))
 
@@ -309,13 +309,13 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
 )
 def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dtype: str | None, why: str) -> None:
     with pytest.raises(NotOursError, match=why):
-        answer(asked(a, b, out, dtype=dtype))
+        answer_question(asked(a, b, out, dtype=dtype))
 
 
 def test_tf32_is_another_problem() -> None:
     big = contiguous((16384, 16384), "float32")
     settings = [Setting(0, "float32", "ieee"), Setting(0, "float32", "tf32")]
-    ieee, tf32 = (answer(Question(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
+    ieee, tf32 = (answer_question(Question(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
     assert [d.problem.dtype for d in (ieee, tf32) if d.problem] == ["float32", "tf32"]
     assert ieee.plan != tf32.plan
 
@@ -397,7 +397,7 @@ def test_the_types_own_error_limits_the_choice() -> None:
 @pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
 def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
     big = contiguous((8192, 8192), "float32")
-    call = answer(Question(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
+    call = answer_question(Question(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
     assert (call.launches.workspace if call.launches else 0) <= limit
     assert (call.launches is not None) == fits
 
@@ -532,8 +532,8 @@ def multiply(library: Any, a: Any, b: Any, out: Any = None, wishes: Wishes = NO_
 
 def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
-    original = prepare.answer
-    monkeypatch.setattr(prepare, "answer", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
+    original = prepare.answer_question
+    monkeypatch.setattr(prepare, "answer_question", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
     library, a, wishes = HostArrays(), draw((64, 64)), Wishes(LEVEL)
     for _ in range(3):
         multiply(library, a, a, wishes=wishes)
@@ -602,7 +602,7 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
 @pytest.mark.parametrize("other", [3, [[1.0]], None, np.ones(3), np.ones((2, 3, 3))], ids=lambda x: type(x).__name__)
 def test_what_is_no_pair_of_matrices_is_not_remembered(other: Any) -> None:
     library: Any = HostArrays()
-    remember(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
+    remember_vendor(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
     assert not library.calls
 
 
@@ -644,7 +644,7 @@ def test_a_decision_says_what_runs(runs: list[Any]) -> None:
 
 def found_for_rows() -> tuple[str, ...]:
     big = contiguous((8192, 8192), "float32")
-    call = answer(Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
+    call = answer_question(Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
     assert call.launches is not None
     return call.launches.describe()
 
@@ -1020,14 +1020,16 @@ def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
 )
 def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, recurs: bool) -> None:
     x = contiguous((n, n), "float32")
-    call = answer(Question(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
+    call = answer_question(Question(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
     assert call.launches is not None and call.recurs is recurs
     assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if recurs else 0)
 
 
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
     x = contiguous((3072, 3072), "float32")
-    call = answer(Question(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile")))
+    call = answer_question(
+        Question(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile"))
+    )
     assert call.recurs
     assert call.workspace == 0
 
@@ -1035,4 +1037,4 @@ def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
 def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
     for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
         x = contiguous(shape, "float32")
-        assert not answer(Question(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).recurs
+        assert not answer_question(Question(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).recurs

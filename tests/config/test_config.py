@@ -37,7 +37,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A config of this "CPU" that fmm looks at; nothing else is looked at."""
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    monkeypatch.setattr(identity, "cpu", lambda threads: HERE)
+    monkeypatch.setattr(identity, "cpu_identity", lambda threads: HERE)
     forget()
     yield tmp_path / "config.json"
     forget()
@@ -159,7 +159,7 @@ def test_after_an_update_entries_are_set_aside_and_the_model_stays(
 ) -> None:
     tuned.write(path, HERE.key)
     updated = Identity(HERE.key, HERE.name, {**HERE.versions, "blas": "test 2"})
-    monkeypatch.setattr(identity, "cpu", lambda threads: updated)
+    monkeypatch.setattr(identity, "cpu_identity", lambda threads: updated)
     assert decided().step == decided(97).step == "calibrated model"
     assert said() == ["fmm: blas test 1 -> test 2 since the tuning: only its model is used until `fmm-tune canary`"]
 
@@ -195,7 +195,7 @@ def test_loading_and_deciding_take_no_time(path: Path) -> None:
     for _ in range(60):  # the least: others may be busy for a while
         forget()
         start = time.perf_counter()
-        assert files.configs().tuned(HERE, "float64")
+        assert files.configs_in_force().tuned(HERE, "float64")
         loads.append(time.perf_counter() - start)
     assert min(loads) < 5e-3
     problem, device, cached, looks = Problem(70, 70, 66), devices.cpu_device(2), [], []
@@ -335,7 +335,7 @@ def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch:
 
 
 def test_an_identity_is_of_this_machine() -> None:
-    found = identity.cpu(blas_threads())
+    found = identity.cpu_identity(blas_threads())
     assert found.key.startswith("cpu-") and found.key.endswith(f"{blas_threads()}t")
     assert found.versions["numpy"] == np.__version__
     assert identity.gpu_key("9.0", 132) == "cuda-9.0-132sm"
@@ -417,7 +417,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     for name, message in (("bytes", "UTF-8"), ("large", "larger"), ("pipe", "no file"), ("none", "No such file")):
         with pytest.raises(ConfigError, match=message):
-            files.read(tmp_path / name)
+            files.read_config(tmp_path / name)
 
 
 def mutated(text: str, rng: random.Random) -> bytes:

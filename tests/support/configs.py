@@ -30,5 +30,5 @@ def section(*entries: Entry, **more: Any) -> dict[str, Raw]:
 
 def write(path: Path, key: str, dtype: str = "float64", found: dict[str, Raw] | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(schema.written({key: {dtype: found or section(entry())}}), encoding="utf-8")
+    path.write_text(schema.config_text({key: {dtype: found or section(entry())}}), encoding="utf-8")
     return path

@@ -17,15 +17,15 @@ import numpy as np
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
-from fmm.kernels.plans.candidates import peers
+from fmm.kernels.plans.candidates import peer_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.device_backend import DeviceBackend, recorded
-from fmm.tuner.devices.compile_ahead import Ahead, ahead
+from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
 from fmm.tuner.devices.cuda_operands import Operands
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import GPU_EFFORTS, Effort
@@ -83,7 +83,7 @@ class CudaDevice:
         return candidates(True)
 
     def peers(self) -> Sequence[Plan]:
-        return peers("cuda")
+        return peer_plans("cuda")
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
@@ -104,7 +104,7 @@ class CudaDevice:
 
     @contextmanager
     def ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
-        with ahead(self.index, dtypes, self.candidates()) as self._ahead:
+        with compiling_ahead(self.index, dtypes, self.candidates()) as self._ahead:
             try:
                 yield
             finally:
@@ -137,7 +137,7 @@ class CudaSession:
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = recorded(run.plan, Problem(*self.problem.size, self.problem.dtype))
+            whole = recorded_for_device(run.plan, Problem(*self.problem.size, self.problem.dtype))
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
@@ -166,7 +166,7 @@ class CudaSession:
             spent += self._repeats[run] * self._milliseconds(run, self._repeats[run])
 
     def _milliseconds(self, run: Run, repeats: int) -> float:
-        return milliseconds(lambda i: self._play(self._launches[run], i), repeats)
+        return event_milliseconds(lambda i: self._play(self._launches[run], i), repeats)
 
     def _play(self, launches: LaunchList, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
@@ -185,7 +185,7 @@ class CudaSession:
             raise FailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
 
 
-def milliseconds(call: Callable[[int], object], repeats: int) -> float:
+def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
     """Of one of so many calls, each told its number, by events on the current stream."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()

@@ -71,7 +71,7 @@ def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system hands out more than there is, and kills whoever uses it."""
-    monkeypatch.setattr(host_memory, "available", lambda: 3 * 100 * 100 * 8 - 1)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 3 * 100 * 100 * 8 - 1)
     journal = Journal("run", CpuDevice())
     with journal.open("bench", Problem(100, 100, 100)) as timed:
         assert timed.rounds([Run()], RoundLimits(1)) == {Run(): []}

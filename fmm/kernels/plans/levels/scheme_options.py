@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, Literal
 
-from fmm.kernels.algorithms.catalogue import canonical, scheme, scheme_names
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names, short_spelling
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.plans.level import unknown_algorithm
 from fmm.kernels.plans.plan_error import PlanError
@@ -33,7 +33,7 @@ FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 
 
-def choice(what: str, value: object, valid: tuple[str, ...]) -> None:
+def check_choice(what: str, value: object, valid: tuple[str, ...]) -> None:
     """PlanError if the value is none of the valid ones."""
     if value not in valid:
         raise PlanError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
@@ -69,7 +69,7 @@ def scheme_name(name: str) -> str:
     for unknown in (n for n in names if n not in scheme_names()):
         raise unknown_algorithm(unknown)
     scheme(name)
-    return canonical(name)
+    return short_spelling(name)
 
 
 def factor_names(expression: str) -> list[str]:
