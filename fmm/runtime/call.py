@@ -22,22 +22,23 @@ from fmm.runtime.limits import NO_WISHES, Wishes
 from fmm.runtime.prepare import Call, launches_on, prepare, prepared
 
 
-def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
-    """What the library's own matmul returns or raises, faster where a plan pays."""
+def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """The same, where some arrays may be of other libraries, which this one can read in place."""
     own = library.adopted(a, b, out)
     if own is None:
-        return _product(library, a, b, out, wishes)
-    c = _product(library, *own, wishes)
+        return product(library, a, b, out, wishes)
+    c = product(library, *own, wishes)
     return library.given_back(c, a, b) if out is None else out
 
 
-def _product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """What the library's own matmul returns or raises, faster where a plan pays."""
     call = prepared(library, a, b, out, wishes)
     if call.plan is None:
         return _left_to_library(library, call, a, b, out, wishes)
     if call.decision.trial is not None:
         return _runner(library.processor).measured_product(
-            library, call, lambda plan: _product(library, a, b, out, wishes._replace(plan=plan))
+            library, call, lambda plan: product(library, a, b, out, wishes._replace(plan=plan))
         )
     if out is not None and call.direct and call.overlap(*(library.pointer(x) for x in (a, b, out))):
         call = prepared(library, a, b, None, wishes)
@@ -89,14 +90,11 @@ def _left_to_library(library: Library, call: Call, a: Any, b: Any, out: Any, wis
     return library.vendor(a, b, out)
 
 
+@lru_cache(maxsize=2)
 def _runner(processor: Processor) -> Any:
-    """The module that runs plans there."""
-    return host_run if processor == "cpu" else _device_run()
-
-
-@lru_cache(maxsize=1)
-def _device_run() -> Any:
-    """It launches kernels, and loads CuPy."""
+    """The module that runs plans there; the one for devices loads CuPy."""
+    if processor == "cpu":
+        return host_run
     from fmm.runtime import device_run
 
     return device_run

@@ -521,7 +521,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
                 raise SpentError
             return np.matmul(a, b, out=out)
 
-    monkeypatch.setattr(product_call, "_device_run", lambda: Runner)
+    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
     calls.append(Runner)
     return calls
 
@@ -864,7 +864,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     library: Any = Library()
     monkeypatch.setitem(pick.PLAIN_TYPES, Exact, library)
     monkeypatch.setitem(pick._known, Exact, library)
-    monkeypatch.setattr(product_call, "product", product)
+    for name in ("product", "product_of_any"):
+        monkeypatch.setattr(product_call, name, product)
     return taken
 
 
