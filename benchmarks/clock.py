@@ -8,7 +8,7 @@ from typing import Any
 
 import cupy
 
-from fmm.tuner.devices.cuda import milliseconds
+from fmm.tuner.devices.cuda import event_milliseconds
 
 CYCLES = 2e9  # of a second, about
 SPIN = r"""
@@ -33,4 +33,4 @@ def elapsed(call: Callable[[], object], repeats: int, ahead: float = 0.0) -> flo
     """Seconds of one of so many calls, by events around them; the host has `ahead` seconds to launch the first ones."""
     if ahead:
         spin(ahead)
-    return milliseconds(lambda _: call(), repeats) / 1e3
+    return event_milliseconds(lambda _: call(), repeats) / 1e3

@@ -32,10 +32,10 @@ import numpy as np
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded
-from fmm.tuner.devices.cuda import milliseconds
-from fmm.tuner.devices.cuda_operands import Operands, normal
-from fmm.tuner.environment import commit
+from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded_for_device
+from fmm.tuner.devices.cuda import event_milliseconds
+from fmm.tuner.devices.cuda_operands import Operands, random_normal
+from fmm.tuner.environment import source_commit
 
 ROOT = Path(__file__).parents[1]
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
@@ -148,7 +148,7 @@ class Candidate:
 
     def __init__(self, case: Case, plan: Plan, operands: Operands, graph: bool, workspace: Any) -> None:
         self.backend = DeviceBackend()
-        self.tape: LaunchList = recorded(plan, Problem(*case.size, case.dtype))
+        self.tape: LaunchList = recorded_for_device(plan, Problem(*case.size, case.dtype))
         self.pointers = [(a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr) for a, b, c in operands.sets]
         self.graphs = [self.backend.graph(self.tape, *p) for p in self.pointers] if graph else None
 
@@ -159,7 +159,7 @@ class Candidate:
             self.backend.run(self.tape, *self.pointers[i % len(self.pointers)])
 
     def milliseconds(self, repeats: int) -> float:
-        return milliseconds(self.run, repeats)
+        return event_milliseconds(self.run, repeats)
 
 
 def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
@@ -167,7 +167,7 @@ def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
     operands = Operands(case.size, case.dtype, SAMPLED_ROWS)
     texts = ["vendor", *(LT if prod(case.size) < LONG else LT[:3]), *case.plans]
     pool = [(Plan.parse(text), graph) for text in texts for graph in ((False, True) if case.graph else (False,))]
-    need = max(recorded(plan, Problem(*case.size, case.dtype)).workspace for plan, _ in pool)
+    need = max(recorded_for_device(plan, Problem(*case.size, case.dtype)).workspace for plan, _ in pool)
     workspace = cupy.empty(max(need, 1), cupy.uint8)
     rows, ready = [], []
     for plan, graph in pool:
@@ -230,9 +230,9 @@ def overhead() -> dict[str, float]:
     """Microseconds of host time from the call to the last launch, of plans on small matrices."""
     found = {}
     for plan in ("vendor", one(S1), one(S2), "strassen.pad16 > " + one(S1)):
-        a = normal((512, 512), "float32")
+        a = random_normal((512, 512), "float32")
         out, backend = cupy.empty_like(a), DeviceBackend()
-        tape = recorded(Plan.parse(plan), Problem(512, 512, 512, "float32"))
+        tape = recorded_for_device(Plan.parse(plan), Problem(512, 512, 512, "float32"))
         workspace = cupy.empty(max(tape.workspace, 1), cupy.uint8)
         samples = []
         for _ in range(60):
@@ -266,7 +266,7 @@ def environment() -> dict[str, Any]:
         "cupy": cupy.__version__,
         "numpy": np.__version__,
         "python": sys.version.split()[0],
-        "commit": commit() or "unknown",
+        "commit": source_commit() or "unknown",
         "command": " ".join([f"python -m {_module()}", *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     }
@@ -384,7 +384,7 @@ def attempt(case: Case, rounds: int, seconds: float) -> list[Row]:
 def tapes(case: Case) -> Iterator[LaunchList]:
     for text in case.plans:
         try:
-            yield recorded(Plan.parse(text), Problem(*case.size, case.dtype))
+            yield recorded_for_device(Plan.parse(text), Problem(*case.size, case.dtype))
         except PlanError:  # becomes a row when it is measured
             continue
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.config.certify import interval, ratios
+from fmm.config.certify import median_interval, paired_ratios
 from fmm.kernels.cpu import side_by_side
 from fmm.kernels.cpu.arena import Arena, Array, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
@@ -25,10 +25,10 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import flops, workspace
+from fmm.kernels.plans.workspace import leaf_flops, workspace
 from fmm.perfmodel.cost import cost
-from fmm.tuner.commands.measure import write
-from fmm.tuner.environment import command, device_folder, environment
+from fmm.tuner.commands.measure import write_result
+from fmm.tuner.environment import device_folder, environment, typed_command
 
 RESULTS = Path(__file__).parents[1] / "results"
 CASES = (((4096,) * 3, "float64"), ((4096,) * 3, "float32"), ((5000, 7000, 6000), "float64"))
@@ -60,7 +60,7 @@ class Part:
 def main() -> int:
     rows = [row(size, dtype) for size, dtype in CASES]
     path = RESULTS / device_folder() / "lanes.json"
-    write(path, {"environment": environment(command()), "rows": rows})
+    write_result(path, {"environment": environment(typed_command()), "rows": rows})
     for found in rows:
         print(found["size"], found["dtype"], *(f"{k} {v}" for k, v in found["medians"].items()), sep="\n  ")
     return 0
@@ -91,7 +91,7 @@ def row(size: tuple[int, int, int], dtype: str) -> dict[str, Any]:
         "size": size,
         "dtype": dtype,
         "plan": str(PLAN),
-        "flops": {"numpy": 2 * m * k * n, "products": flops(PLAN, m, k, n)},
+        "flops": {"numpy": 2 * m * k * n, "products": leaf_flops(PLAN, m, k, n)},
         "bytes": counts.bytes_read + counts.bytes_written,
         "medians": {name: compared(seconds["numpy"], found) for name, found in seconds.items()},
         "seconds": seconds,
@@ -112,10 +112,12 @@ def timed(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
 
 
 def compared(vendor: list[float], found: list[float]) -> dict[str, float]:
-    low, high = interval(ratios(tuple(vendor), tuple(found)))
-    return {"seconds": median(found), "numpy over this": median(ratios(tuple(vendor), tuple(found))), "low": low} | {
-        "high": high
-    }
+    low, high = median_interval(paired_ratios(tuple(vendor), tuple(found)))
+    return {
+        "seconds": median(found),
+        "numpy over this": median(paired_ratios(tuple(vendor), tuple(found))),
+        "low": low,
+    } | {"high": high}
 
 
 if __name__ == "__main__":

@@ -28,21 +28,21 @@ from fmm.config import certify, files, locate, schema
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, ranked, usual_growth
+from fmm.perfmodel.choose import Limits, choose, ranked_candidates, usual_growth
 from fmm.problem import Problem
 from fmm.tuner import shapes
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.conclude import paired_samples
-from fmm.tuner.devices.choose import chosen
+from fmm.tuner.devices.choose import chosen_devices
 from fmm.tuner.devices.device import Device
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import Effort
-from fmm.tuner.environment import command, commit, environment
+from fmm.tuner.environment import environment, source_commit, typed_command
 from fmm.tuner.journal import Journal, RoundLimits
-from fmm.tuner.search import explored, fits
+from fmm.tuner.search import explored_plans, within_limits
 from fmm.tuner.shapes import Size
-from fmm.tuner.space import inverse
-from fmm.tuner.stages import scale
+from fmm.tuner.space import choices_of_plans
+from fmm.tuner.stages import find_scale
 from fmm.tuner.trials import Header, Run, Trial, Trials
 
 ROOT = Path(__file__).parents[1]
@@ -99,12 +99,12 @@ class Row:
 
 
 def _faster(base: Sequence[float], own: Sequence[float]) -> float:
-    return median(certify.ratios(base, own))
+    return median(certify.paired_ratios(base, own))
 
 
 def measured(journal: Journal, problem: Problem, plans: Iterable[Plan], rounds: int) -> Seconds:
     """Every plan, in shuffled rounds with the vendor."""
-    runs = [Run(p) for p in plans if p == VENDOR or fits(journal.device, p, problem)]
+    runs = [Run(p) for p in plans if p == VENDOR or within_limits(journal.device, p, problem)]
     with journal.open(STAGE, problem) as timed:
         samples = timed.rounds(runs, RoundLimits(rounds))
     return {run.plan: samples[run] for run in runs if samples[run]}
@@ -139,7 +139,7 @@ def recalled(trials: Sequence[Trial], dtype: str, calibration: Calibration, devi
 
 
 def _space(device: Device) -> list[Plan]:
-    return list(inverse(tuple((name, tuple(values)) for name, values in device.space().items())))
+    return list(choices_of_plans(tuple((name, tuple(values)) for name, values in device.space().items())))
 
 
 # ---- strategies
@@ -152,7 +152,7 @@ def strategies(device: Device, calibration: Calibration, speedups: Mapping[Probl
         return [p for p in speedups[problem] if p != VENDOR]
 
     def model(problem: Problem, seed: int) -> Iterable[Plan]:
-        return [c.plan for c in ranked(problem, calibration, plans(problem))]
+        return [c.plan for c in ranked_candidates(problem, calibration, plans(problem))]
 
     def grid(problem: Problem, seed: int) -> Iterable[Plan]:
         return sorted(plans(problem), key=str)
@@ -165,7 +165,7 @@ def strategies(device: Device, calibration: Calibration, speedups: Mapping[Probl
 
         seen: dict[Plan, float] = {}
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
-        for plan in explored(device, problem, seen, 20 * len(plans(problem)), sampler):
+        for plan in explored_plans(device, problem, seen, 20 * len(plans(problem)), sampler):
             known = speedups[problem].get(plan)
             seen[plan] = known if known is not None else 0.0  # not among those measured: costs nothing here
             if known is not None:
@@ -274,11 +274,11 @@ class Judged:
 
 
 def _run(options: argparse.Namespace) -> Judged:
-    device = chosen(options.device)[0]
+    device = chosen_devices(options.device)[0]
     calibration = _calibration(options, device.identity)
     folder = options.output / device.identity.key
     trials = Trials(folder / f"exhaustive-{options.dtype}.jsonl")
-    where = environment(command()) if device.identity.key.startswith("cpu") else _said()
+    where = environment(typed_command()) if device.identity.key.startswith("cpu") else _said()
     settings = {"dtype": options.dtype, "seed": SEED}
     versions = dict(device.identity.versions)
     past = [t for tuning in trials.tunings() for t in tuning.trials]  # an interrupted run goes on where it was
@@ -287,8 +287,8 @@ def _run(options: argparse.Namespace) -> Judged:
     journal = Journal("exhaustive", device, past, trials.add)
     plans = len(_space(device)) if options.every else len(device.candidates())
     effort = Effort(options.seconds, 1e9, options.rounds, options.shapes, 0, 0, 0)
-    side = scale(journal, options.dtype, effort)
-    sizes = shapes.scattered(side, effort, 3 / plans, SEED)
+    side = find_scale(journal, options.dtype, effort)
+    sizes = shapes.scattered_shapes(side, effort, 3 / plans, SEED)
     found = []
     with device.ahead([options.dtype]):
         for row in rows(journal, options.dtype, sizes, calibration, options.rounds, options.every):
@@ -299,7 +299,7 @@ def _run(options: argparse.Namespace) -> Judged:
 
 def _judged(options: argparse.Namespace) -> Judged:
     options.config = options.recorded / locate.FILE
-    ((key, types),) = files.read(options.config).items()
+    ((key, types),) = files.read_config(options.config).items()
     section = types[options.dtype]
     identity = Identity(key, section["conditions"]["device"], section["versions"])
     calibration = _calibration(options, identity)
@@ -313,12 +313,12 @@ def _judged(options: argparse.Namespace) -> Judged:
 
 
 def _said() -> dict[str, Any]:
-    return {"command": " ".join(command()), "commit": commit()}
+    return {"command": " ".join(typed_command()), "commit": source_commit()}
 
 
 def _calibration(options: argparse.Namespace, identity: Identity) -> Calibration:
-    raw = files.read(output_path(options.config))[identity.key][options.dtype]
-    found = schema.section(raw, options.dtype, identity, options.dtype).calibration
+    raw = files.read_config(output_path(options.config))[identity.key][options.dtype]
+    found = schema.checked_section(raw, options.dtype, identity, options.dtype).calibration
     assert found is not None, "the config has no calibration"
     return found
 

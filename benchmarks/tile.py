@@ -37,7 +37,7 @@ from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines, Piece
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, recorded
+from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 
 ACCESSES: tuple[Access, ...] = ("scalar", "vector")
 ODD = ((129, 127, 131), (1, 1, 1), (33, 250, 65), (300, 17, 257))  # m, k, n
@@ -281,7 +281,7 @@ def off(a: Any, b: Any, c: Any) -> float:
 
 def replayed(plan: str, case: Case, bases: dict[str, int], dtype: str) -> Callable[[], None]:
     """A plan as a CUDA graph, so that launches cost what the device takes."""
-    tape = recorded(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
+    tape = recorded_for_device(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
     workspace = cupy.empty(tape.workspace, cupy.uint8)
     graph = DeviceBackend().graph(tape, bases["A"], bases["B"], bases["C"], workspace.data.ptr)
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.kinds import type_name
-from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
 from fmm.dtypes import DTYPES
@@ -73,7 +72,9 @@ def matmul(
                 small = False
             if small or left_to_vendor(known, a, b):
                 return known.quick_vendor(a, b)
-            return _answered(known, a, b, None, NO_WISHES)
+            if known.differentiable:
+                return _torch_gradients().product(a, b, None, NO_WISHES)
+            return call.product(known, a, b, None, NO_WISHES)
     return _product(a, b, out, _options(casting, order, dtype, more), _wishes(plan, max_error_growth, workspace))
 
 
@@ -83,13 +84,9 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     library = library_of(a, b, out).with_options(options)
     if wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(a, b):
         return library.vendor(a, b, out)
-    return _answered(library, a, b, out, wishes)
-
-
-def _answered(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     if library.differentiable:
         return _torch_gradients().product(a, b, out, wishes)
-    return call.product(library, a, b, out, wishes)
+    return call.product_of_any(library, a, b, out, wishes)
 
 
 def explain(
@@ -137,7 +134,7 @@ def plan(
         its_own = f"NumPy answers: {kind} products are NumPy's own"
         return Decision(VENDOR, None, its_own if on_cpu else f"the vendor answers: {kind} products are its own")
     try:
-        found = devices.device("cpu" if on_cpu else "cuda", number)
+        found = devices.device_of("cpu" if on_cpu else "cuda", number)
     except ModuleNotFoundError as error:
         needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
         raise ModuleNotFoundError(needed) from error

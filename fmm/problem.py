@@ -88,7 +88,7 @@ class Problem:
         return self.type.flops * self.m * self.k * self.n * self.batch
 
 
-def positive(shape: Shape) -> Shape:
+def positive_shape(shape: Shape) -> Shape:
     """The shape; ValueError if it has nothing to multiply."""
     if min(shape) < 1:
         raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")

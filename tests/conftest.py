@@ -63,7 +63,7 @@ FREE_SUMS = Calibration("for tests", "for tests", MappingProxyType(RATES), strea
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "built_in", lambda threads: FREE_SUMS)
+    monkeypatch.setattr(devices, "built_in_calibration", lambda threads: FREE_SUMS)
     monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
 
 

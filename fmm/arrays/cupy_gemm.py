@@ -57,7 +57,7 @@ def _gemm_type(row: DType) -> _GemmType:
 _GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED if name != "bfloat16"}
 
 
-def product(a: Any, b: Any) -> Any:
+def cublas_product(a: Any, b: Any) -> Any:
     """a b of two plain CuPy arrays; None where cupy.matmul itself must see them."""
     dtype = a.dtype
     kind = _GEMM_TYPES.get(dtype)

@@ -40,7 +40,7 @@ class CupyLibrary:
         return type(self)(options) if options else self
 
     def quick_vendor(self, a: Any, b: Any) -> Any:
-        found = cupy_gemm.product(a, b)
+        found = cupy_gemm.cublas_product(a, b)
         if found is not None:
             return found
         if a.data.device_id != b.data.device_id:
@@ -65,7 +65,7 @@ class CupyLibrary:
         give = None if like is None else _GIVERS.get(type(like).__module__.partition(".")[0])
         return give(c) if give else c
 
-    def key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if self.options or type(a) is not ndarray or type(b) is not ndarray:
             return None
         dtype = a.dtype
@@ -78,7 +78,7 @@ class CupyLibrary:
         target = out.shape, out.strides, out.dtype, out.data.device_id
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
-    def short_key(self, a: Any, b: Any) -> Hashable:
+    def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
         return a.shape, b.shape, dtype, b.dtype, mode
@@ -102,7 +102,7 @@ class CupyLibrary:
         unusual = mode in (PEDANTIC, FP16, BF16, TF32)
         return Setting(current, common, refusal=f"CuPy's compute type for {dtype.name} is set" if unusual else "")
 
-    def number(self, x: Any) -> int:
+    def device_number(self, x: Any) -> int:
         return int(x.data.device_id)
 
     def operand(self, x: Any) -> Operand:
@@ -110,7 +110,7 @@ class CupyLibrary:
         whole = not any(step % item for step in x.strides) and x.data.ptr % item == 0
         return Operand(x.shape, tuple(step // item for step in x.strides) if whole else None, x.dtype.name)
 
-    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous(shape, dtype)
 
     def pointer(self, x: Any) -> int:
@@ -123,7 +123,7 @@ class CupyLibrary:
         except (AttributeError, TypeError):  # no array, or types that have nothing in common
             return False
 
-    def places(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         dtype = _TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -146,7 +146,7 @@ class CupyLibrary:
         limit = int(pool.get_limit())
         return min(free, limit - int(pool.used_bytes())) if limit else free
 
-    def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
+    def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return get_current_stream().ptr, None
 
 

@@ -21,18 +21,18 @@ _lock = Lock()
 _idle: list[Array] = []
 
 
-def available() -> int:
+def available_bytes() -> int:
     """Bytes that can be had without swapping, the kept block among them."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
-        free = total() // 2
+        free = total_bytes() // 2
     free = min([free, *(limit - used for limit, used in _groups())])
     return max(free, 0) + sum(memory.nbytes for memory in _idle)
 
 
-def total() -> int:
+def total_bytes() -> int:
     """Bytes of the machine, or of the container that this process runs in."""
     return min([_installed(), *(limit for limit, _ in _groups())])
 
@@ -83,7 +83,7 @@ def _installed() -> int:
 
 
 @contextmanager
-def borrowed(nbytes: int) -> Iterator[Array]:
+def borrowed_block(nbytes: int) -> Iterator[Array]:
     """A block of at least `nbytes`: the kept one if it is large enough, else a new one, which is then kept.
 
     Fresh pages cost about as much as a pass of additions, so a loop of products should pay for them once.
@@ -98,7 +98,7 @@ def borrowed(nbytes: int) -> Iterator[Array]:
         yield memory
     finally:
         with _lock.now:
-            if not _idle and memory.nbytes <= KEEP * total():
+            if not _idle and memory.nbytes <= KEEP * total_bytes():
                 _idle.append(memory)
 
 

@@ -129,23 +129,23 @@ class Library(Protocol):
         """The product of adopted arrays as an array of the library that they are from."""
         ...
 
-    def key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         """Everything of the arrays and settings that a prepared call depends on, cheaply; None: not to be kept."""
         ...
 
-    def short_key(self, a: Any, b: Any) -> Hashable:
+    def size_key(self, a: Any, b: Any) -> Hashable:
         """The little of it by which a product of two matrices is known again that is left to the library."""
         ...
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting: ...
 
-    def number(self, x: Any) -> int:
+    def device_number(self, x: Any) -> int:
         """Of the device that an array is on; on the host, of the threads of the library's BLAS."""
         ...
 
     def operand(self, x: Any) -> Operand: ...
 
-    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         """The product as a new array, described."""
         ...
 
@@ -175,11 +175,11 @@ class HostLibrary(Library, Protocol):
         """NumPy's view of the same memory."""
         ...
 
-    def new(self, result: Operand) -> Any:
+    def new_array(self, result: Operand) -> Any:
         """An uninitialised array like that."""
         ...
 
-    def finished(self, c: Any) -> Any:
+    def returned(self, c: Any) -> Any:
         """A new product as the library returns it."""
         ...
 
@@ -187,14 +187,14 @@ class HostLibrary(Library, Protocol):
 class DeviceLibrary(Library, Protocol):
     """A library whose arrays are on a CUDA device."""
 
-    def places(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Addresses of A, B, C and the workspace, C itself, and what must live until the last launch.
 
         Copies what the call says, and allocates, in the library's own memory and on its current stream.
         """
         ...
 
-    def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
+    def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         """The library's current stream on the device; what makes the device the current one, None if it is."""
         ...
 

@@ -59,7 +59,7 @@ class NumpyLibrary:
     def given_back(self, c: Any, a: Any, b: Any) -> Any:
         return c
 
-    def key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if not self.keeps_calls or type(a) is not ndarray or type(b) is not ndarray:
             return None
         if type(self.casting) is not str or type(self.order) is not str:
@@ -71,7 +71,7 @@ class NumpyLibrary:
             return None
         return *options, *_laid_out(a), *_laid_out(b), *_laid_out(out), out.flags.writeable
 
-    def short_key(self, a: Any, b: Any) -> Hashable:
+    def size_key(self, a: Any, b: Any) -> Hashable:
         return a.shape, b.shape, a.dtype, b.dtype
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -124,7 +124,7 @@ class NumpyLibrary:
             return "out has another shape, cannot be written or cannot hold the result"
         return ""
 
-    def number(self, x: Any) -> int:
+    def device_number(self, x: Any) -> int:
         return blas_threads()
 
     def operand(self, x: Any) -> Operand:
@@ -134,7 +134,7 @@ class NumpyLibrary:
         strides = tuple(step // item for step in x.strides) if whole else None
         return Operand(x.shape, strides, NAMES.get(dtype) or dtype.str)
 
-    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         """As numpy.matmul lays it out in memory."""
         fortran = self.order == "F" or (self.order == "A" and all(x.flags.f_contiguous for x in (a, b)))
         if fortran:
@@ -170,17 +170,17 @@ class NumpyLibrary:
         pass
 
     def free_bytes(self, number: int) -> int:
-        return host_memory.available()
+        return host_memory.available_bytes()
 
     def as_numpy(self, x: Any) -> Any:
         return x
 
-    def new(self, result: Operand) -> Any:
+    def new_array(self, result: Operand) -> Any:
         """It owns its memory, unlike a transposed view: it can be resized."""
         dtype, strides = np.dtype(result.dtype), result.strides or ()
         return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in strides])
 
-    def finished(self, c: Any) -> Any:
+    def returned(self, c: Any) -> Any:
         """Of two vectors, a number, as NumPy returns it."""
         return c if c.ndim else c[()]
 

@@ -73,7 +73,7 @@ class _TorchTensors:
     def operand(self, x: Any) -> Operand:
         return Operand(tuple(x.shape), tuple(x.stride()), NAMES.get(x.dtype, str(x.dtype)))
 
-    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous(shape, dtype)
 
     def pointer(self, x: Any) -> int:
@@ -99,7 +99,7 @@ class TorchLibrary(_TorchTensors):
     processor: Processor = "cuda"
     out_of_memory: type[BaseException] = torch.OutOfMemoryError
 
-    def key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
         math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
         if out is None:
@@ -107,7 +107,7 @@ class TorchLibrary(_TorchTensors):
         target = out.shape, out.stride(), out.dtype
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, a.get_device(), target
 
-    def short_key(self, a: Any, b: Any) -> Hashable:
+    def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
         return a.shape, b.shape, dtype, b.dtype, _precision() if dtype is torch.float32 else ""
 
@@ -122,10 +122,10 @@ class TorchLibrary(_TorchTensors):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
         return Setting(device, common, refusal=_no_kernels())
 
-    def number(self, x: Any) -> int:
+    def device_number(self, x: Any) -> int:
         return int(x.get_device())
 
-    def places(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         if call.copies:
             form = torch.contiguous_format
             a, b = (x.clone(memory_format=form) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -137,7 +137,7 @@ class TorchLibrary(_TorchTensors):
         kept = torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
         return int(torch.cuda.mem_get_info(number)[0] + kept)
 
-    def current(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
+    def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_on(device)
 
 
@@ -147,12 +147,12 @@ class TorchHostLibrary(_TorchTensors):
     processor: Processor = "cpu"
     out_of_memory: type[BaseException] = MemoryError
 
-    def key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         operands = a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
 
-    def short_key(self, a: Any, b: Any) -> Hashable:
+    def size_key(self, a: Any, b: Any) -> Hashable:
         return a.shape, b.shape, a.dtype, b.dtype
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -165,19 +165,19 @@ class TorchHostLibrary(_TorchTensors):
             better = "b is a transposed in place, of which its own product may make use"
         return Setting(number, NAMES[a.dtype], vendor_better=better)
 
-    def number(self, x: Any) -> int:
+    def device_number(self, x: Any) -> int:
         return blas_threads()
 
     def free_bytes(self, number: int) -> int:
-        return host_memory.available()
+        return host_memory.available_bytes()
 
     def as_numpy(self, x: Any) -> Any:
         return x.detach().numpy()
 
-    def new(self, result: Operand) -> Any:
+    def new_array(self, result: Operand) -> Any:
         return torch.empty(result.shape, dtype=TYPES[result.dtype])
 
-    def finished(self, c: Any) -> Any:
+    def returned(self, c: Any) -> Any:
         return c
 
 

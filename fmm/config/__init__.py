@@ -1,1 +1,23 @@
-"""fmm/config."""
+"""Configs: what the tuner found out about devices, written to JSON files, and read by the runtime.
+
+schema.py says what stands in one; locate.py where they are; files.py has those in force; store.py writes;
+identity.py tells devices apart; certify.py is the rule by which a plan may replace the vendor's product.
+"""
+
+from fmm.config.files import Configs, circumstances, configs_in_force
+from fmm.config.identity import Identity
+from fmm.config.locate import default_path
+from fmm.config.schema import ConfigError, Entry, Tuned
+from fmm.config.store import add_entry
+
+__all__ = [
+    "ConfigError",
+    "Configs",
+    "Entry",
+    "Identity",
+    "Tuned",
+    "add_entry",
+    "circumstances",
+    "configs_in_force",
+    "default_path",
+]

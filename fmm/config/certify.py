@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 ROUNDS = 6  # the fewest whose range is such an interval
 
 
-def interval(samples: Sequence[float]) -> tuple[float, float]:
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """A confidence interval of the median from order statistics: at least 95 %, no distribution assumed.
 
     With fewer than six samples the whole range is all that can be said (94 % for five).
@@ -29,23 +29,23 @@ def _covers(n: int, rank: int) -> float:
     return float(1 - 2 * sum(comb(n, i) for i in range(rank)) / 2**n)
 
 
-def ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[float, ...]:
+def paired_ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[float, ...]:
     """The vendor's time over the candidate's in each round: above 1 where the candidate is faster."""
     return tuple(v / c for v, c in zip(vendor, candidate, strict=True))
 
 
-def certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
+def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
     """Is the candidate faster: the interval's lower bound above 1, the median above what noise or habit explain?"""
-    found = ratios(vendor, candidate)
-    return len(found) >= ROUNDS and interval(found)[0] > 1 and median(found) > max(GAIN, 1 + noise)
+    found = paired_ratios(vendor, candidate)
+    return len(found) >= ROUNDS and median_interval(found)[0] > 1 and median(found) > max(GAIN, 1 + noise)
 
 
-def entry(
+def entry_of_rounds(
     size: Size, plan: str, vendor: Sequence[float], candidate: Sequence[float], noise: float, origin: str
 ) -> Entry:
     """The entry that paired rounds support: the plan's if it is certified, else the vendor's."""
-    found, rounds, base = ratios(vendor, candidate), len(vendor), median(vendor)
-    if not certified(vendor, candidate, noise):
+    found, rounds, base = paired_ratios(vendor, candidate), len(vendor), median(vendor)
+    if not is_certified(vendor, candidate, noise):
         return Entry(size, "vendor", 1.0, 1.0, 1.0, rounds, base, base, noise, origin=origin)
-    low, high = interval(found)
+    low, high = median_interval(found)
     return Entry(size, plan, median(found), low, high, rounds, median(candidate), base, noise, origin=origin)

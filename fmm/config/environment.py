@@ -1,4 +1,4 @@
-"""fmm/config/environment.py."""
+"""What the environment says: FMM_CONFIG, FMM_DISABLE and FMM_TUNING_MODE, read at every call; and the log "fmm"."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ import os
 from functools import lru_cache
 from typing import Any
 
-MODES = ("off", "cache", "online")
+MODES = ("off", "cache", "online")  # of tuning: use no config, use it, measure products in place too
 
 log = logging.getLogger("fmm")
 
+# os.environ.get takes 0.7 microseconds a name, for three names at every product: the dictionary behind it is asked.
+_DATA: Any = getattr(os.environ, "_data", None)
+_VARIABLES = ("FMM_CONFIG", "FMM_DISABLE", "FMM_TUNING_MODE")
+_KEYS: dict[str, Any] = {name: os.environ.encodekey(name) if _DATA is not None else name for name in _VARIABLES}
 
-_DATA: Any = getattr(os.environ, "_data", None)  # os.environ.get takes 0.7 microseconds a name, three times a product
-_NAMES = {name: os.environ.encodekey(name) if _DATA is not None else name for name in (
-    "FMM_CONFIG", "FMM_DISABLE", "FMM_TUNING_MODE",
-)}  # fmt: skip
 
-
-def variable(name: str) -> str:
+def environment_value(name: str) -> str:
+    """The value of one of these variables; empty if it is not set."""
     if _DATA is None:
         return os.environ.get(name, "")
-    raw = _DATA.get(_NAMES[name])
+    raw = _DATA.get(_KEYS[name])
     return "" if raw is None else os.environ.decodevalue(raw)
 
 
-def disabled() -> bool:
+def tuning_disabled() -> bool:
     """Is every product to be left to the vendor?"""
-    return variable("FMM_DISABLE") not in ("", "0")
+    return environment_value("FMM_DISABLE") not in ("", "0")
 
 
-def mode() -> str:
-    found = variable("FMM_TUNING_MODE")
+def tuning_mode() -> str:
+    """One of MODES."""
+    found = environment_value("FMM_TUNING_MODE")
     if found in MODES:
         return found
     if found:
-        once(f"FMM_TUNING_MODE is {found[:40]!r}; valid: {', '.join(MODES)}; 'cache' is used")
+        log_once(f"FMM_TUNING_MODE is {found[:40]!r}; valid: {', '.join(MODES)}; 'cache' is used")
     return "cache"
 
 
 @lru_cache(maxsize=256)
-def once(message: str) -> None:
-    """One line in the log "fmm", which Python prints on stderr unless told otherwise, the first time it is said."""
+def log_once(message: str) -> None:
+    """One line in the log, which Python prints on stderr unless told otherwise, the first time it is said."""
     log.warning("fmm: %s", message)

@@ -1,8 +1,6 @@
-"""Configs: what the tuner wrote about devices, found, checked and read. Whatever is wrong with one, no product fails.
+"""The configs in force: found, read, and looked at again once a second.
 
-A config is a JSON file: schema version, then devices by key, then their element types, each a section with the
-calibration, the model's error, thresholds and certified entries. Only the section that is asked for is checked, so a
-damaged one of another device disturbs nobody; what is damaged is passed over, with one line in the log.
+Whatever is wrong with one, no product fails: what is damaged is passed over, with one line in the log.
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-from fmm.config.environment import disabled, mode, once, variable
+from fmm.config.environment import environment_value, log_once, tuning_disabled, tuning_mode
 from fmm.config.identity import Identity
 from fmm.config.locate import search_path
-from fmm.config.schema import ConfigError, Raw, Tuned, document, section
+from fmm.config.schema import ConfigError, Raw, Tuned, checked_section, read_document
 
 LARGEST_FILE = 16 << 20
 
 
-def read(path: Path) -> dict[str, dict[str, Raw]]:
+def read_config(path: Path) -> dict[str, dict[str, Raw]]:
     """The devices of a config file."""
     try:
         found = path.stat()
@@ -28,23 +26,23 @@ def read(path: Path) -> dict[str, dict[str, Raw]]:
             raise ConfigError("it is no file")
         if found.st_size > LARGEST_FILE:
             raise ConfigError(f"it is larger than {LARGEST_FILE >> 20} MiB")
-        return document(path.read_text(encoding="utf-8"))
+        return read_document(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise ConfigError("it is not UTF-8 text") from None
     except OSError as error:
         raise ConfigError(f"it cannot be read: {error.strerror}") from None
 
 
-def token() -> tuple[bool, str, Configs]:
-    """What decisions depend on besides the product; equal as long as they would be made alike."""
-    return disabled(), mode(), configs()
+def circumstances() -> tuple[bool, str, Configs]:
+    """What decisions depend on besides the product and the device; equal as long as they would be made alike."""
+    return tuning_disabled(), tuning_mode(), configs_in_force()
 
 
 # ---- the configs in force
 
 
 class Configs:
-    """The config files as they were read; equal only to itself, so that decisions can be remembered by it."""
+    """The config files as they were read. Equal only to itself, so that decisions can be kept by it."""
 
     def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
         self.files: dict[Path, dict[str, dict[str, Raw]]] = {}
@@ -52,9 +50,9 @@ class Configs:
         for path in paths:
             try:
                 if required or path.exists():
-                    self.files[path] = read(path)
+                    self.files[path] = read_config(path)
             except (ConfigError, OSError) as error:
-                once(f"the config {str(path)!r} is not used: {error}")
+                log_once(f"the config {str(path)!r} is not used: {error}")
 
     def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
         """What the first file that knows this type on this device says."""
@@ -69,33 +67,40 @@ class Configs:
             if raw is None:
                 continue
             try:
-                found = section(raw, f"{identity.key}.{dtype}", identity, dtype)
+                found = checked_section(raw, f"{identity.key}.{dtype}", identity, dtype)
             except ConfigError as error:
-                once(f"the config {str(path)!r} is not used: {error}")
+                log_once(f"the config {str(path)!r} is not used: {error}")
                 continue
             if found.changed and found.entries:
-                once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
+                log_once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
             return found
         return None
 
 
-def configs() -> Configs:
+def configs_in_force() -> Configs:
     """The configs in force; files are looked at again once a second."""
-    return _now(variable("FMM_CONFIG"), int(time.monotonic()))
+    return _configs_at(environment_value("FMM_CONFIG"), int(time.monotonic()))
+
+
+def forget_configs() -> None:
+    """Look at the files again now."""
+    _configs_at.cache_clear()
+    _configs_of.cache_clear()
 
 
 @lru_cache(maxsize=2)
-def _now(given: str, second: int) -> Configs:
+def _configs_at(given: str, second: int) -> Configs:
     paths = search_path(given)
-    return _read(paths, tuple(map(_stamp, paths)), bool(given))
+    return _configs_of(paths, tuple(map(_file_stamp, paths)), bool(given))
 
 
 @lru_cache(maxsize=2)
-def _read(paths: tuple[Path, ...], stamps: tuple[object, ...], required: bool) -> Configs:
+def _configs_of(paths: tuple[Path, ...], stamps: tuple[object, ...], required: bool) -> Configs:
     return Configs(paths, required)
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """What a file that was written anew has another one of; None if there is no file."""
     try:
         found = path.stat()
     except (OSError, ValueError):

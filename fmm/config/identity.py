@@ -21,19 +21,22 @@ class Identity:
 
 
 @lru_cache(maxsize=64)
-def cpu(threads: int) -> Identity:
+def cpu_identity(threads: int) -> Identity:
     """This CPU with so many BLAS threads."""
-    return Identity(cpu_key(threads), processor(), MappingProxyType({"numpy": np.__version__, "blas": _blas()}))
+    return Identity(
+        cpu_key(threads), processor_name(), MappingProxyType({"numpy": np.__version__, "blas": _blas_version()})
+    )
 
 
 def cpu_key(threads: int) -> str:
     """A short name for this processor and number of threads; folders under results/ have it too."""
-    words = "".join(c if c.isalnum() else " " for c in processor().lower()).split()
+    words = "".join(c if c.isalnum() else " " for c in processor_name().lower()).split()
     return "-".join(["cpu", *words, f"{threads}t"])
 
 
 @lru_cache(maxsize=1)
-def processor() -> str:
+def processor_name() -> str:
+    """The processor's name, as the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -41,7 +44,7 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _blas() -> str:
+def _blas_version() -> str:
     """Name and version of the BLAS that NumPy was built with, as NumPy tells."""
     try:
         found = np.show_config(mode="dicts")["Build Dependencies"]["blas"]

@@ -1,4 +1,4 @@
-"""fmm/config/locate.py."""
+"""Where configs are: the one that FMM_CONFIG names, else the user's, the site's, and what ships with the package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def user_folder() -> Path:
         return Path.home() / "Library" / "Application Support" / "fmm"
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fmm"
-    return _xdg("XDG_CONFIG_HOME", Path.home() / ".config") / "fmm"
+    return _xdg_folder("XDG_CONFIG_HOME", Path.home() / ".config") / "fmm"
 
 
 def site_folder() -> Path:
@@ -24,10 +24,10 @@ def site_folder() -> Path:
         return Path("/Library/Application Support/fmm")
     if sys.platform == "win32":
         return Path(os.environ.get("PROGRAMDATA") or "C:/ProgramData") / "fmm"
-    return _xdg("XDG_CONFIG_DIRS", Path("/etc/xdg")) / "fmm"
+    return _xdg_folder("XDG_CONFIG_DIRS", Path("/etc/xdg")) / "fmm"
 
 
-def _xdg(variable: str, default: Path) -> Path:
+def _xdg_folder(variable: str, default: Path) -> Path:
     found = os.environ.get(variable, "").split(os.pathsep)[0].strip()
     return Path(found) if found else default
 
@@ -35,10 +35,10 @@ def _xdg(variable: str, default: Path) -> Path:
 def default_path() -> Path:
     """Where the tuner writes unless told otherwise: where the runtime looks first."""
     given = os.environ.get("FMM_CONFIG")
-    return _file(Path(given)) if given else user_folder() / FILE
+    return _file_in(Path(given)) if given else user_folder() / FILE
 
 
-def _file(path: Path) -> Path:
+def _file_in(path: Path) -> Path:
     """A folder stands for the config in it."""
     return path / FILE if path.is_dir() else path
 
@@ -46,7 +46,7 @@ def _file(path: Path) -> Path:
 def search_path(given: str) -> tuple[Path, ...]:
     """Where configs are looked for: in the one given alone, else the user's, the site's, the package's."""
     if given:
-        return (_file(Path(given)),)
+        return (_file_in(Path(given)),)
     shipped = Path(__file__).parent / FILE
     try:
         return user_folder() / FILE, site_folder() / FILE, shipped

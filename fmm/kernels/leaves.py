@@ -1,4 +1,15 @@
-"""The leaves that fmm comes with, one row each; registered when fmm.kernels is imported."""
+"""The leaves that fmm comes with, one row each; registered when fmm.kernels is imported.
+
+`vendor` is BLAS as it comes. On a GPU there are also `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for
+the product) and `tile`, this package's own kernel: of float32 and float64, and of 16-bit numbers and TF32, without sums
+inside, by Hopper's warpgroups; what these cannot read is the vendor's. `tile.huge` and the like multiply float32 and
+float64 by another of its strategies; with `.plain` behind it, tiles come to shared memory through registers, with
+`.texture` those of the left operand by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd.
+
+With `.inner` after any leaf, the sums of the last level are written so that both operands of a leaf product are
+contiguous along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B
+lie in memory, for all leaves.)
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def depends_on_rows(cached: Cached) -> Cached:
     return cached
 
 
-def forget() -> None:
+def forget_everything() -> None:
     """Everything that was kept."""
     for clear in _FORGET:
         clear()
@@ -57,8 +57,8 @@ class Registry(Generic[Row]):
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")
         self._rows[row.name] = row
-        forget()
+        forget_everything()
 
     def remove(self, name: str) -> None:
         del self._rows[name]
-        forget()
+        forget_everything()

@@ -51,7 +51,7 @@ def write_back(s: TileSizes) -> int:
     return s.m_s * s.n_s
 
 
-def flops(s: TileSizes, w: Operands, k: int) -> int:
+def kernel_flops(s: TileSizes, w: Operands, k: int) -> int:
     """Eq. (11): the product's flops and the extra additions on A, B and C."""
     w_a, w_b, w_c = w
     multiply = 2 * s.m_s * s.n_s * k
@@ -69,7 +69,7 @@ def shared_elements(s: TileSizes, k: int) -> int:
     return sum(tile_loads(s, k)) + sum(fragment_loads(s, k))
 
 
-def registers(s: TileSizes, w: Operands) -> int:
+def registers_needed(s: TileSizes, w: Operands) -> int:
     """Left side of (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 
@@ -126,7 +126,7 @@ class Side:
         return -(-self.piece * depth // width)
 
 
-def sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
+def operand_sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
     (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
     return (
         Side(a, s.m_r, w[0], inner[0], s.turned, s.threads),
@@ -138,31 +138,31 @@ def sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
 
 
 @lru_cache(maxsize=1024)
-def resident(s: TileSizes, w: Operands, limits: Capability) -> int:
+def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
     """Thread blocks on a multiprocessor, by (16) and what kernels want beside, and (17) for all tiles that are kept."""
-    wanted = min(registers(s, w) + BESIDE, limits.max_registers_per_thread)
+    wanted = min(registers_needed(s, w) + BESIDE, limits.max_registers_per_thread)
     if s.blocks:
         wanted = min(wanted, most_registers(limits, s.threads, s.blocks))
-    a, b = sides(s, w)
+    a, b = operand_sides(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
     return active_blocks(limits, s.threads, wanted, ITEM * (s.stages * shared_tile(s) + copies))
 
 
-def issued(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
+def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     """Cycles of a scheduler for one warp's tile: slots, or multiply-adds where lanes are fewer than schedulers feed."""
     adds = s.m_r * s.n_r * s.k_s
-    slots = adds + LOOP + sum(x.reads(s.k_s) + x.instructions for x in sides(s, w, along))
+    slots = adds + LOOP + sum(x.reads(s.k_s) + x.instructions for x in operand_sides(s, w, along))
     return max(slots, adds * chip.schedulers * WARP / chip.limits.fp32_per_clock) / s.rate
 
 
-def waited(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
+def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
     """Cycles that a warp waits at every tile, were it alone; `touched`: bytes of all operands.
 
     Fragments of four steps must all come within a step: what shared memory takes longer, multiply-adds wait for.
     """
     step = ceil(s.threads / WARP / chip.schedulers) * s.m_r * s.n_r
     burst = 0.0
-    for side, elements in zip(sides(s, w, along), fragment_loads(s, WIDE), strict=True):
+    for side, elements in zip(operand_sides(s, w, along), fragment_loads(s, WIDE), strict=True):
         if side.bursts:
             burst += s.k_s / WIDE * max(0.0, elements * ITEM / chip.limits.shared_bytes_per_clock - step)
     beyond = max(0.0, 1 - chip.near / touched)
@@ -171,48 +171,48 @@ def waited(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float)
 
 def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     """Of shared memory, for one thread block's tile: (14), less what is read once for several threads."""
-    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(x.stored for x in sides(s, w, along))
+    elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(x.stored for x in operand_sides(s, w, along))
     return ITEM * elements / chip.limits.shared_bytes_per_clock
 
 
-def cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
+def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
     """Of a multiprocessor in which so many thread blocks do a tile each: what takes longest, as in the paper.
 
     Of v warps of a scheduler, each waiting a share p of its time, one can go on but for p^v of the time.
     """
-    issue, wait = issued(s, w, along, chip), waited(s, w, along, chip, touched)
+    issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
     warps = ceil(blocks * s.threads / WARP / chip.schedulers)
     busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
     return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
 
 
-def full(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
+def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
     """Multiply-adds a cycle of a multiprocessor with as many thread blocks of these products as fit."""
-    blocks = resident(s, GEMM, chip.limits)
-    return blocks * s.m_s * s.n_s * s.k_s / cycles(s, GEMM, ROWS, chip, footprint(GEMM, shape, count), blocks)
+    blocks = resident_blocks(s, GEMM, chip.limits)
+    return blocks * s.m_s * s.n_s * s.k_s / tile_cycles(s, GEMM, ROWS, chip, operand_bytes(GEMM, shape, count), blocks)
 
 
-def footprint(w: Operands, shape: Shape, count: int) -> int:
+def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
     """Bytes of all operands."""
     m, k, n = shape
     return ITEM * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
-def seconds(s: TileSizes, w: Operands, shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS) -> float:
+def launch_seconds(s: TileSizes, w: Operands, shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS) -> float:
     """Of `count` products of one shape in one launch, operands in the cache if they fit.
 
     The multiprocessor with the most tiles decides. It does as many at a time as fit; what (10) writes comes on top.
     """
     m, k, n = shape
-    most = resident(s, w, chip.limits)
+    most = resident_blocks(s, w, chip.limits)
     if not most:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
-    touched = footprint(w, shape, count)
+    touched = operand_bytes(w, shape, count)
     steps, tiles = -(-k // s.k_s), -(-m // s.m_s) * -(-n // s.n_s) * count
     written = ITEM * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes  # several are read before
 
     def together(blocks: int) -> float:
-        return steps * cycles(s, w, along, chip, touched, blocks) + blocks * written
+        return steps * tile_cycles(s, w, along, chip, touched, blocks) + blocks * written
 
     rounds, last = divmod(-(-tiles // chip.multiprocessors), most)
     return chip.fitted.launch + (rounds * together(most) + together(last)) / chip.clock

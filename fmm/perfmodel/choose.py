@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.kernels.plans.candidates import candidates as registered
+from fmm.kernels.plans.candidates import candidate_plans as registered
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import Prediction, seconds, vendor
+from fmm.perfmodel.predict import Prediction, predict_vendor, predicted_seconds
 from fmm.perfmodel.stability import expected_growth
-from fmm.perfmodel.work import aligned, estimated, estimated_workspace
+from fmm.perfmodel.work import estimated_work, estimated_workspace, rows_aligned
 from fmm.problem import Problem
 
 # The most expected error, as a multiple of the vendor's, unless the caller says otherwise. More on a GPU: three levels
@@ -86,24 +86,24 @@ def candidates(batches: bool) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
-    considered = ranked(problem, calibration)
+    considered = ranked_candidates(problem, calibration)
     unchanged = next(c for c in considered if c.plan == VENDOR)
     fitting = (c for c in considered if c.wins and c.error_growth <= limits.error_growth)
     best = next((c for c in fitting if c.fits(limits.workspace)), unchanged)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
 
 
-def ranked(problem: Problem, calibration: Calibration, among: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
+def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
     """All candidates, the fastest first; equally fast ones in the order of the list."""
-    base = vendor(problem, calibration).seconds
+    base = predict_vendor(problem, calibration).seconds
     found = []
     for plan in among or candidates(calibration.batches):
         if not may_be_chosen(plan, problem, calibration):
             continue
-        work = estimated(plan, problem)
+        work = estimated_work(plan, problem)
         if splits(plan) and work.smallest < calibration.least:
             continue
-        prediction = seconds(plan, problem, work, calibration)
+        prediction = predicted_seconds(plan, problem, work, calibration)
         time, growth = prediction.seconds / base if base else 1.0, expected_growth(plan, problem.dtype)
         margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
         margin += _doubt(plan, problem, calibration)
@@ -115,7 +115,7 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
     """Is its leaf compared unasked for this type, on rows that begin as these do, and was it measured if it must be?"""
     rate = calibration.rates.get(plan.leaf_type(problem.dtype))
     measured = rate is not None and (not plan.timed_by_tiles or rate.tiled > 0)
-    return measured and plan.considered_for(problem.dtype) and aligned(problem, plan.leaf_use.leaf.alignment)
+    return measured and plan.considered_for(problem.dtype) and rows_aligned(problem, plan.leaf_use.leaf.alignment)
 
 
 def splits(plan: Plan) -> bool:

@@ -13,11 +13,11 @@ from functools import lru_cache
 from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeVar
 
-from fmm.kernels.algorithms.additions import Coefficient, Program, restricted
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
 from fmm.kernels.plans.blocks import Cut
 from fmm.kernels.plans.level import PlanLevel
-from fmm.kernels.plans.level_steps import Place, Recipe, Sum, Updating
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.level_steps import LevelSteps, Place, ProductWithSums, Sum
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
@@ -25,8 +25,8 @@ from fmm.problem import Shape
 Rectangle = tuple[int, int]  # rows, columns
 Key = TypeVar("Key")
 
-# Counting must not fill the executor's cache with the recipes of sizes that nobody runs (they are large).
-_uncached: Callable[..., Recipe | None] = lower.__wrapped__
+# Counting must not fill the cache of what runs with the steps for sizes that nobody runs (there are many).
+_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
 # ---- one level: its sums, temporaries and products
@@ -54,12 +54,12 @@ def counted_level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficien
         leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
         if (formulas := _formulas(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.at(shape, plan.rest)
-    recipe = _uncached(plan, *shape, alpha, beta)
-    return None if recipe is None else _counted(recipe)
+    steps = _uncached(plan, *shape, alpha, beta)
+    return None if steps is None else _counted(steps)
 
 
-def _counted(recipe: Recipe) -> LevelCounts:
-    sums = Counter(_summed(step) for step in recipe.steps if isinstance(step, Sum | Updating))
+def _counted(steps: LevelSteps) -> LevelCounts:
+    sums = Counter(_summed(step) for step in steps.steps if isinstance(step, Sum | ProductWithSums))
     additions = launches = 0
     read: Counter[int] = Counter()
     written: Counter[int] = Counter()
@@ -72,15 +72,15 @@ def _counted(recipe: Recipe) -> LevelCounts:
         for counter, sizes in ((read, loads), (written, stores)):
             for size in filter(None, sizes):
                 counter[size] += times
-    temporaries = Counter((rows, cols) for _, rows, cols in recipe.temporaries)
-    calls = Counter((p.plan, p.size, p.accumulate) for p in recipe.products)
-    return LevelCounts(additions, read, written, launches, temporaries, calls, recipe.lanes)
+    temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
+    calls = Counter((p.plan, p.size, p.accumulate) for p in steps.products)
+    return LevelCounts(additions, read, written, launches, temporaries, calls, steps.lanes)
 
 
-def _summed(step: Sum | Updating) -> tuple[bool, Program, tuple[Rectangle, ...], tuple[Rectangle, ...]]:
+def _summed(step: Sum | ProductWithSums) -> tuple[bool, AdditionProgram, tuple[Rectangle, ...], tuple[Rectangle, ...]]:
     """All that the cost of a sum depends on: is it inside a product, what is added, and what is moved."""
-    update = step.update if isinstance(step, Updating) else step
-    return isinstance(step, Updating), update.program, _shapes(update.reads), _shapes(update.writes)
+    update = step.update if isinstance(step, ProductWithSums) else step
+    return isinstance(step, ProductWithSums), update.program, _shapes(update.reads), _shapes(update.writes)
 
 
 def _shapes(places: Sequence[Place]) -> tuple[Rectangle, ...]:
@@ -88,7 +88,7 @@ def _shapes(places: Sequence[Place]) -> tuple[Rectangle, ...]:
 
 
 def _pass(
-    program: Program, reads: Sequence[Rectangle], writes: Sequence[Rectangle]
+    program: AdditionProgram, reads: Sequence[Rectangle], writes: Sequence[Rectangle]
 ) -> tuple[int, list[int], list[int]]:
     """Of one sum: additions, elements read of each input, elements written of each output."""
     additions, read, written = 0, [0] * len(reads), [rows * cols for rows, cols in writes]
@@ -112,9 +112,11 @@ def _regions(reads: Sequence[Rectangle], writes: Sequence[Rectangle]) -> Iterato
 
 
 @lru_cache(maxsize=16384)
-def _region(program: Program, present: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[int, tuple[int, ...]]:
+def _region(
+    program: AdditionProgram, present: tuple[bool, ...], wanted: tuple[bool, ...]
+) -> tuple[int, tuple[int, ...]]:
     """Additions per element, and which inputs are needed."""
-    left = restricted(program, present, wanted)
+    left = restricted_program(program, present, wanted)
     used = {v for terms in left.lines for _, v in terms} | set(left.outputs)
     return left.additions, tuple(sorted(v for v in used if v < left.inputs))
 
@@ -207,11 +209,11 @@ def _formulas(
     assert level.cut is not None
     sides = [p * BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:
-        recipe = _uncached(Plan((level,), leaf), *sides, alpha, beta)
+        steps = _uncached(Plan((level,), leaf), *sides, alpha, beta)
     except PlanError:
         return None
-    assert recipe is not None
-    counted = _counted(recipe)
+    assert steps is not None
+    counted = _counted(steps)
     return _Formulas(
         level.cut.parts,
         powers,

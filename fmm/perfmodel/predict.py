@@ -9,7 +9,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.work import Work, counted, estimated
+from fmm.perfmodel.work import Work, counted_work, estimated_work
 from fmm.problem import Problem
 
 LEAVES_OUT = (
@@ -53,11 +53,11 @@ class Prediction:
 
 
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    """Predicted time of a plan, its counts taken from the recipes at the actual sizes."""
-    return seconds(plan, problem, counted(plan, problem), calibration)
+    """Predicted time of a plan, its counts taken from its steps at the actual sizes."""
+    return predicted_seconds(plan, problem, counted_work(plan, problem), calibration)
 
 
-def seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
+def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
     products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
@@ -136,6 +136,6 @@ def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
     return calibration.lanes if plan.levels and 2 * m * k * n >= LEAST_FLOPS else 1
 
 
-def vendor(problem: Problem, calibration: Calibration) -> Prediction:
+def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of the vendor's product."""
-    return seconds(VENDOR, problem, estimated(VENDOR, problem), calibration)
+    return predicted_seconds(VENDOR, problem, estimated_work(VENDOR, problem), calibration)

@@ -2,7 +2,7 @@
 
 A bound f means |C^ - C| <= f u |A| |B| + O(u^2), each |X| the largest absolute entry and u the unit roundoff. It is
 found by walking the sums that a plan runs, so the rounding of the additions, their order and their sharing all count
-(Brent's analysis, for any recipe). No bound says what happens on average: Winograd's variant, with a factor of 18 a
+(Brent's analysis, for any plan). No bound says what happens on average: Winograd's variant, with a factor of 18 a
 level, is worse than Strassen's (12) by any measure here, but `dps` has 13 and is the better one: on independent random
 data (1.47 a level against 1.73) and in the Frobenius norm (12.2 against 14.8), the two measures it was made for.
 """
@@ -17,11 +17,11 @@ from math import frexp, prod, sqrt
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cpu.elementwise import elementwise_calls
-from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, Sum
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.registry import depends_on_rows
 
@@ -91,7 +91,9 @@ class _Walk:
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
         return self.atom(("product", len(self.atoms)), k * x * y, error)
 
-    def ran(self, program: Program, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]) -> list[_Value]:
+    def ran(
+        self, program: AdditionProgram, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]
+    ) -> list[_Value]:
         """The outputs of a program, by the very calls that the NumPy backend makes."""
         count = len(program.outputs)
         plan = elementwise_calls(program, (True,) * program.inputs, (True,) * count, aliases)
@@ -107,9 +109,9 @@ class _Walk:
                 slots[call.dest] = self.scaled(first, factor)
         return slots[len(values) : len(values) + count]
 
-    def recipe(self, recipe: Recipe) -> float:
-        """Walk a recipe; the largest error of any part of C."""
-        for step in recipe.flat:
+    def level(self, steps: LevelSteps) -> float:
+        """Walk a level's steps; the largest error of any part of C."""
+        for step in steps.flat:
             if isinstance(step, Sum):
                 found = self.ran(step.program, [self.read(p) for p in step.reads], step.aliases)
                 for place, value in zip(step.writes, found, strict=True):
@@ -147,8 +149,8 @@ def error_bound(plan: Plan, m: int, k: int, n: int) -> float:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
     if 0 in (m, k, n):
         return 0.0
-    recipe = lower(plan, m, k, n)
-    return float(classical_bound(k)) if recipe is None else _Walk().recipe(recipe)
+    steps = lower_level(plan, m, k, n)
+    return float(classical_bound(k)) if steps is None else _Walk().level(steps)
 
 
 def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:

@@ -11,7 +11,7 @@ from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, TMA_SIZES, 
 from fmm.kernels.cuda.products.tiled import TileOp
 from fmm.kernels.cuda.products.tma import ALONE, BEGIN, IN_TURN, makespan, parts_of
 from fmm.kernels.cuda.select import ALIGNED, Alignment, Target
-from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full, resident, seconds
+from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full_rate, launch_seconds, resident_blocks
 
 ENOUGH = 256  # threads that keep a multiprocessor busy in float64
 
@@ -20,11 +20,11 @@ def best_for(
     shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS, of: Sequence[TileSizes] = (*TUNED, *STRATEGIES)
 ) -> TileSizes:
     """The fastest for `count` products of float32: what the leaf `tile` takes."""
-    fitting = [s for s in of if resident(s, GEMM, chip.limits)]
-    return min(fitting, key=lambda s: seconds(s, GEMM, shape, chip, count, along))
+    fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
+    return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along))
 
 
-def rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int) -> float:
+def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int) -> float:
     """What the multiprocessor with the most tiles has to do, in numbers of C: all that is said of float64 yet.
 
     Left out: what tiles cost before and after their multiply-adds, and all memory.
@@ -38,7 +38,7 @@ def rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int) -> floa
 
 def best_double(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS) -> TileSizes:
     """The one of those for float64 by which `count` products end first."""
-    return min(DOUBLE, key=lambda s: rounds(s, shape, count, chip.multiprocessors))
+    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors))
 
 
 BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs], TileSizes]] = {"float32": best_for, "float64": best_double}
@@ -54,7 +54,7 @@ def time_of(op: TileOp, s: TileSizes, chip: Chip) -> float:
     edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
     adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
-    rate = s.rate * full(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
+    rate = s.rate * full_rate(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
     return chip.fitted.launch + adds / rate / chip.clock
 
 
@@ -74,7 +74,7 @@ class BlockModel:
 
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
         time, s = best_bulk(op, chip)
-        tiled = seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), chip, op.count, op.kernel.along)
+        tiled = launch_seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), chip, op.count, op.kernel.along)
         return s if time < tiled else None
 
 

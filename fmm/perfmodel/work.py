@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, SUMMING, TUNED
 from fmm.kernels.plans.level import Footprint, Sides
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import ALIGN
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
@@ -81,10 +81,10 @@ class Work:
         return min(min(leaf[:3]) for leaf in self.leaves)
 
 
-def counted(plan: Plan, problem: Problem) -> Work:
+def counted_work(plan: Plan, problem: Problem) -> Work:
     """Exact work, from the plan's steps; the shares are the estimate's."""
     leaves, traffic, passes = _counts(plan, problem)
-    return replace(estimated(plan, problem), leaves=leaves, traffic=traffic, passes=passes)
+    return replace(estimated_work(plan, problem), leaves=leaves, traffic=traffic, passes=passes)
 
 
 def _counts(plan: Plan, problem: Problem) -> tuple[tuple[Leaf, ...], float, float]:
@@ -122,19 +122,19 @@ def _tiles(plan: Plan, dtype: str) -> Tiles | None:
     return Tiles(chosen.m_s, chosen.n_s, left, right, dest, found.rank)
 
 
-def aligned(problem: Problem, unit: int) -> bool:
+def rows_aligned(problem: Problem, unit: int) -> bool:
     """Does every row begin at a multiple of so many bytes?"""
     return all(_rows(problem, unit))
 
 
-def estimated(plan: Plan, problem: Problem) -> Work:
+def estimated_work(plan: Plan, problem: Problem) -> Work:
     """Work as if unequal blocks and strips were spread evenly: what ranking needs, in microseconds.
 
     Levels that know no such footprint are counted exactly instead.
     """
     footprints = _footprints(plan, problem)
     if footprints is None:
-        steps = lower(plan, *problem.size)
+        steps = lower_level(plan, *problem.size)
         direct = steps.in_place if steps and len(plan.levels) == 1 else 0.0
         return Work(*_counts(plan, problem), **_rows_of_products(plan, problem, direct))
     traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
@@ -148,7 +148,7 @@ def estimated(plan: Plan, problem: Problem) -> Work:
         sequential += moved if f.sequential else 0.0
         if count == 1:
             ragged += _astray(each, _rows(problem, ALIGN))
-            scalar += _astray(each, _rows(problem, access(f.products, problem.itemsize)))
+            scalar += _astray(each, _rows(problem, access_bytes(f.products, problem.itemsize)))
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or step.lanes > 1
@@ -200,7 +200,7 @@ def _rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, 
     }
 
 
-def access(products: float, itemsize: int) -> int:
+def access_bytes(products: float, itemsize: int) -> int:
     """Bytes that a GPU's sums of a level with so many products move at a time, where rows begin at multiples of them.
 
     A thread of three levels in one pass has registers for two numbers at most.

@@ -6,6 +6,7 @@ known of it otherwise; else the vendor. Whatever the layouts of a problem, it is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ from functools import lru_cache
 from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
-from fmm.kernels.plans.explain import table
+from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
@@ -55,9 +56,9 @@ class Decision:
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
-            lines += ["", table(self.plan, *self.problem.size, self.problem.itemsize)]
+            lines += ["", explained_table(self.plan, *self.problem.size, self.problem.itemsize)]
         if self.kernels:
-            lines += ["", "runs:", *(f"  {line}" for line in self.kernels), ""]
+            lines += ["", "runs:", *_counted(self.kernels), ""]
         lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
@@ -65,26 +66,34 @@ class Decision:
         return "\n".join(lines)
 
 
+def _counted(kernels: tuple[str, ...]) -> Iterator[str]:
+    """Each line once, in the order in which it first comes: levels repeat what the levels below them do."""
+    for line, count in Counter(kernels).items():
+        yield f"  {line}" if count == 1 else f"  {count} times: {line}"
+
+
 def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     """The choice on a device: a certified entry, else the model's, else the vendor."""
-    if environment.disabled():
+    if environment.tuning_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
-    mode = environment.mode()
-    tuned = None if mode == "off" else files.configs().tuned(device.identity, problem.dtype)
-    if tuned is not None and (entry := certified(problem, limits, tuned)) is not None:
+    mode = environment.tuning_mode()
+    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
+    if tuned is not None and (entry := certified_entry(problem, limits, tuned)) is not None:
         return entry
     known = tuned.calibration if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
-        environment.once(
+        environment.log_once(
             f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
         )
-    chosen = modelled(problem, limits, known or untuned(problem, limits, device), known is not None, device.identity)
+    chosen = model_choice(
+        problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
+    )
     return chosen if mode != "online" else _online(chosen, problem, device.identity)
 
 
 @lru_cache(maxsize=4096)
-def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
+def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
     """The entry of exactly this shape, if its plan is within the limits.
 
     A shape may have two: the second one is the best of the plans that need no workspace, for calls that allow none.
@@ -100,21 +109,23 @@ def certified(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None
 
 
 @lru_cache(maxsize=4096)
-def modelled(problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, identity: Identity) -> Decision:
+def model_choice(
+    problem: Problem, limits: Limits, known: Calibration | None, tuned: bool, identity: Identity
+) -> Decision:
     """The model's choice with this calibration, which may be of a tuning; the vendor without one."""
     if known is None:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} is neither tuned nor in the table")
     if problem.dtype not in known.rates:
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
-    choice = choose(unlaid(problem), known, limits)
+    choice = choose(without_layouts(problem), known, limits)
     step = "calibrated model" if tuned else STEPS.get(known.source, "datasheet model")
     return Decision(choice.best.plan, problem, choice.reason, choice.considered, step)
 
 
-def untuned(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """What the model knows of a device that no config tells of; measured now, where a guess proposes a plan."""
     guess = device.guess
-    if guess is None or device.probe is None or choose(unlaid(problem), guess, limits).best.plan == VENDOR:
+    if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
         return guess
     return device.probe(problem.dtype)
 
@@ -123,14 +134,14 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     """The first products of a shape are measured in place, the model's choice against the vendor."""
     if chosen.plan == VENDOR or problem.flops < WORTH_TUNING:
         return chosen
-    trial = online.trial(unlaid(problem), identity, chosen.plan)
+    trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:
         return Decision(chosen.plan, problem, chosen.reason, chosen.considered, "being measured", trial)
     return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
 
 
 @lru_cache(maxsize=4096)
-def unlaid(problem: Problem) -> Problem:
+def without_layouts(problem: Problem) -> Problem:
     """The same product of matrices that lie row by row: what choices and trials are made and kept for."""
     return Problem(*problem.size, problem.dtype, op=problem.op)
 
@@ -139,16 +150,18 @@ def _workspace(plan: Plan, problem: Problem) -> int:
     return workspace(plan, *problem.size, problem.itemsize)
 
 
-def leaner(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
     """What to try when memory ran out: fast plans that still win with ever less workspace; none at last.
 
     By the model, whoever chose the plan: an entry of a config names no others.
     """
-    tuned = None if environment.mode() == "off" else files.configs().tuned(device.identity, problem.dtype)
-    known = tuned.calibration if tuned and tuned.calibration else untuned(problem, limits, device)
+    tuned = (
+        None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
+    )
+    known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return
-    considered = choose(unlaid(problem), known, limits).considered
+    considered = choose(without_layouts(problem), known, limits).considered
     used = _workspace(than, problem)
     fitting = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
     yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)

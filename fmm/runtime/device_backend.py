@@ -25,7 +25,7 @@ from fmm.problem import Layout, Problem
 GRAPHS = 16  # that a backend keeps
 
 
-def recorded(
+def recorded_for_device(
     plan: Plan, problem: Problem, device: int | None = None, alignment: Alignment = ALIGNED, flagged: bool = False
 ) -> LaunchList:
     """The launch list of a plan on a device, the current one unless it is named."""
@@ -79,7 +79,7 @@ class DeviceBackend:
     def player(self, launches: LaunchList, addresses: Addresses) -> Player:
         device, alignment = cupy.cuda.runtime.getDevice(), addresses.alignment
         if alignment != launches.alignment:
-            launches = recorded(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
+            launches = recorded_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
         return player_of(launches, device)
 
     def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> Graph:
@@ -123,10 +123,10 @@ class DeviceBackend:
         kind = dtype or str(a.dtype)
         a, b = _packed(a), _packed(b)
         c = out if out is not None else cupy.empty((a.shape[0], b.shape[1]), a.dtype)
-        target = c if layout(c) else cupy.ascontiguousarray(c)
-        layouts = tuple(x for x in map(layout, (a, b, target)) if x)
+        target = c if matrix_layout(c) else cupy.ascontiguousarray(c)
+        layouts = tuple(x for x in map(matrix_layout, (a, b, target)) if x)
         problem = Problem(a.shape[0], a.shape[1], b.shape[1], kind, layouts, alpha, beta)  # type: ignore[arg-type]
-        launches = recorded(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
+        launches = recorded_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
         workspace = cupy.empty(launches.workspace, cupy.uint8)
         self.run(launches, a.data.ptr, b.data.ptr, target.data.ptr, workspace.data.ptr)
         if target is not c:
@@ -134,7 +134,7 @@ class DeviceBackend:
         return c
 
 
-def layout(x: Any) -> Layout | None:
+def matrix_layout(x: Any) -> Layout | None:
     """How a matrix lies in memory; None if neither its rows nor its columns are contiguous, or they overlap."""
     (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
     if (cols <= 1 or right == item) and (rows <= 1 or (down % item == 0 and down >= cols * item)):
@@ -145,4 +145,4 @@ def layout(x: Any) -> Layout | None:
 
 
 def _packed(x: Any) -> Any:
-    return x if layout(x) else cupy.ascontiguousarray(x)
+    return x if matrix_layout(x) else cupy.ascontiguousarray(x)

@@ -28,7 +28,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.tile_choice import target_on
-from fmm.runtime.prepare import Call, scratch
+from fmm.runtime.prepare import Call, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
@@ -36,10 +36,10 @@ PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
 
-def run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
+def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
     """C by the call's plan, on the library's current stream; `whatever`: even after products that had to be rescued."""
     device = call.setting.device
-    stream, context = library.current(device)
+    stream, context = library.current_stream(device)
     if context is None:
         return _run(library, call, a, b, out, whatever, device, stream)
     with context:
@@ -56,7 +56,7 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, whatever:
     ready = flag.prepared.get(id(call))
     if ready is None:
         ready = _made_ready(call, flag, device)
-    p, q, r, workspace, c, kept = library.places(call, a, b, out)
+    p, q, r, workspace, c, kept = library.allocate(call, a, b, out)
     ready.run(p, q, r, workspace)
     del kept  # given back in the stream's order: what is launched next may have it
     if out is not None:
@@ -76,24 +76,23 @@ class StreamCall:
 
     def __init__(self, call: Call, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
-        self.call, self.stream, self.device = (
-            call,
-            flag.stream,
-            device,
-        )  # the call lives as long as its number is in use
+        self.call = call  # so that it lives as long as its number is in use
+        self.stream, self.device = flag.stream, device
         self.launches, self.flagged = call.launches, may_differ(call.launches.plan)
         self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
-        self.scratch = scratch(call.launches)
+        self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
         self._players: dict[Alignment, Player] = {}
+        self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
     def run(self, a: int, b: int, c: int, workspace: int) -> None:
         addresses = Addresses(a, b, c, workspace, *self.told)
-        replay = self.replays.find(self._key(addresses), addresses) if self.replays is not None else None
-        if replay is not None and replay.reaches(addresses):
-            runtime.graphLaunch(replay.graph.executable, self.stream)
-        else:
-            self._launch(addresses, self.stream)
+        if self.replays is not None:
+            replay = self.replays.find(self._key(addresses), addresses)
+            if replay is not None and (replay.addresses == addresses or replay.reaches(addresses)):
+                runtime.graphLaunch(replay.graph.executable, self.stream)
+                return
+        self._launch(addresses, self.stream)
 
     def player(self, alignment: Alignment) -> Player:
         """The plan recorded for addresses that are so aligned, made ready."""
@@ -108,13 +107,16 @@ class StreamCall:
         """Each product of the call: who plays it, and its addresses."""
         a, b, c, *rest = addresses
         for x, y, z in self.call.offsets:
-            own = Addresses(a + x, b + y, c + z, *rest)
+            own = Addresses(a + x, b + y, c + z, *rest) if x | y | z else addresses
             yield self.player(own.alignment), own
 
     def _key(self, addresses: Addresses) -> Hashable:
         """What a graph depends on: the addresses that the vendor's products are given, how all are aligned."""
-        fixed = self.player(addresses.alignment).launches.vendor_bases
-        aligned = addresses.alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses[:4])
+        alignment = addresses.alignment
+        fixed = self._fixed.get(alignment)
+        if fixed is None:
+            fixed = self._fixed[alignment] = self.player(alignment).launches.vendor_bases
+        aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses[:4])
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch(self, addresses: Addresses, stream: int) -> None:
@@ -161,17 +163,16 @@ class _Replay:
         self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
     def reaches(self, addresses: Addresses) -> bool:
-        """Has the graph these addresses, or can it be given them?"""
-        if addresses != self.addresses:
-            self.addresses = None
-            if self.graph.move(self.call.nodes(addresses, self.counters)):
-                self.addresses = addresses
+        """Can the graph be given these addresses?"""
+        self.addresses = None
+        if self.graph.move(self.call.nodes(addresses, self.counters)):
+            self.addresses = addresses
         return self.addresses is not None
 
 
-def measured(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+def measured_product(library: DeviceLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
     """A product that takes part in its shape's measurement; within a graph's capture nothing can be measured."""
-    stream, _ = library.current(call.setting.device)
+    stream, _ = library.current_stream(call.setting.device)
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
     assert call.decision.trial is not None

@@ -16,7 +16,7 @@ from fmm.hardware.chip import Chip
 from fmm.perfmodel import calibration
 from fmm.perfmodel.calibration import BUILT_IN, Calibration, datasheet
 from fmm.perfmodel.choose import usual_growth
-from fmm.runtime.probe import measured
+from fmm.runtime.probe import probed_calibration
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class Device:
         return usual_growth(not self.threads)
 
 
-def device(processor: Processor, number: int) -> Device:
+def device_of(processor: Processor, number: int) -> Device:
     """This CPU with so many threads, or the CUDA device of that number."""
-    return cpu(number) if processor == "cpu" else cuda(number)
+    return cpu_device(number) if processor == "cpu" else cuda_device(number)
 
 
 # ---- this CPU
 
 
-def cpu(threads: int) -> Device:
+def cpu_device(threads: int) -> Device:
     """This CPU, with so many threads of BLAS."""
-    guess = built_in(threads)
-    probe = partial(measured, threads) if guess.source == BUILT_IN else None
-    return Device(identity.cpu(threads), guess, probe, threads)
+    guess = built_in_calibration(threads)
+    probe = partial(probed_calibration, threads) if guess.source == BUILT_IN else None
+    return Device(identity.cpu_identity(threads), guess, probe, threads)
 
 
 @lru_cache(maxsize=64)
-def built_in(threads: int) -> Calibration:
+def built_in_calibration(threads: int) -> Calibration:
     """The calibration of a CPU with so many threads, until it is tuned."""
     return calibration.cpu(threads)
 
@@ -72,7 +72,7 @@ def cuda_index(device: object) -> int:
 
 
 @lru_cache(maxsize=64)
-def cuda(index: int) -> Device:
+def cuda_device(index: int) -> Device:
     """The device with this number; ValueError if there is none, ImportError without CuPy."""
     import cupy
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.host_memory import borrowed
+from fmm.arrays.host_memory import borrowed_block
 from fmm.arrays.library import HostLibrary
 from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
@@ -26,7 +26,7 @@ class _MayOverflowError(Exception):
     """The vendor must multiply; what the plan has done so far is written over."""
 
 
-def run(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
+def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
     """C by the call's plan; None if the vendor must multiply, because numbers may overflow.
 
     `out` is complete or untouched, whatever leaves; but after MemoryError it may be neither: another attempt follows.
@@ -34,7 +34,7 @@ def run(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool)
     if np.geterr()["under"] != "ignore":
         return None  # a caller who asks to be told of underflow: a plan's sums have their own
     assert call.result is not None
-    c = library.new(call.result) if out is None else out
+    c = library.new_array(call.result) if out is None else out
     try:
         _Multiplier(call).fill(*(library.as_numpy(x) for x in (a, b, c)))
     except _MayOverflowError:
@@ -46,12 +46,12 @@ def run(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool)
             library.vendor(a, b, out)
         raise
     if out is None:
-        return library.finished(c)
+        return library.returned(c)
     library.written(out)
     return out
 
 
-def measured(library: HostLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
+def measured_product(library: HostLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
     """A product that takes part in its shape's measurement."""
     assert call.decision.trial is not None
     return call.decision.trial.run(multiply)
@@ -69,7 +69,7 @@ class _Multiplier:
         """Everything that is needed of the workspace is allocated before c is touched."""
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
-        with borrowed(self.call.workspace) as memory, quiet:
+        with borrowed_block(self.call.workspace) as memory, quiet:
             for x, y, z in _products(self.call, a, b, c):
                 self._multiply(x, y, z, Arena(memory, self.dtype))
 
@@ -114,9 +114,9 @@ def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array,
 # ---- explaining
 
 
-def described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
+def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     """What really multiplies, a line each."""
-    vendor, whole = f"numpy.matmul on {counted(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
+    vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
         return (f"{vendor}: one product of {whole}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
@@ -125,6 +125,6 @@ def described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     return (f"{vendor}, one product after the other; the sums in between, on as many threads",)
 
 
-def counted(count: int, what: str) -> str:
+def counted_words(count: int, what: str) -> str:
     """1 thread, 2 threads."""
     return f"{count} {what}{'s' * (count != 1)}"

@@ -87,18 +87,16 @@ REMEMBERED: dict[Processor, Memory] = {"cpu": Memory(10.0, 1 << 31), "cuda": Mem
 
 def just_left_to_vendor(library: Library, a: Any, b: Any) -> bool:
     """Was a product like this one left to the library a moment ago?"""
-    until: float = library.calls.get(library.short_key(a, b), 0.0)
+    until: float = library.calls.get(library.size_key(a, b), 0.0)
     return until > time.monotonic()
 
 
-def remember(library: Library, a: Any, b: Any, decision: Decision) -> None:
-    """Note that products like this one are the library's for a moment, whatever else their arrays are."""
-    if library.key(a, b, None) is None:  # no plain arrays: the library may even reject them
+def remember_vendor(library: Library, a: Any, b: Any, decision: Decision) -> None:
+    """Note that products of matrices like these are the library's for a moment, whatever else their arrays are."""
+    memory, problem = REMEMBERED[library.processor], decision.problem
+    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, say
         return
-    memory = REMEMBERED[library.processor]
-    if library.processor == "cpu":
-        problem = decision.problem
-        # A rule may be about these very arrays: that one is the other's transpose, say.
-        if decision.step == "rule" or problem is None or problem.flops < memory.flops or not a.ndim == b.ndim == 2:
-            return
-    library.calls[library.short_key(a, b)] = time.monotonic() + memory.seconds
+    # On the host a rule may be about these very arrays: that one is the other's transpose, say.
+    if library.processor == "cpu" and (decision.step == "rule" or problem is None or problem.flops < memory.flops):
+        return
+    library.calls[library.size_key(a, b)] = time.monotonic() + memory.seconds

@@ -1,7 +1,8 @@
 """Measuring in place: the first products of a large shape time the model's choice against the vendor.
 
-D'Alberto and Nicolau's dynamic HASA, made practical: every product returns its result, in shuffled pairs, and the
-decision is kept for the process and written into the config. Asked for by FMM_TUNING_MODE=online.
+D'Alberto and Nicolau's dynamic HASA, made practical: plan and vendor take turns in shuffled pairs, every product
+returns its result, and what was found is kept for the process and written into the config. FMM_TUNING_MODE=online asks
+for it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
 PAIRS = certify.ROUNDS
-NOISE = 0.01
+NOISE = 0.01  # assumed: in place there is no pair of equal products to tell it
 
 
 class Trial:
-    """Shuffled pairs of the vendor and one plan; `entry` is what they showed, once they are complete."""
+    """One shape's measurement: pairs of the vendor and one plan; `entry` is what they showed, once all are done."""
 
     def __init__(self, problem: Problem, device: Identity, plan: Plan) -> None:
         self.problem, self.device, self.plan = problem, device, plan
@@ -58,21 +59,21 @@ class Trial:
         self._seconds[turn].append(seconds)
         if not self._queue:
             vendor, candidate = (self._seconds[p][1:] for p in (VENDOR, self.plan))
-            self.entry = certify.entry(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
+            self.entry = certify.entry_of_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
             self._keep(self.entry)
 
     def _keep(self, entry: Entry) -> None:
         try:
             store.add_entry(locate.default_path(), self.device, self.problem.dtype, entry)
         except (OSError, RuntimeError, schema.ConfigError) as error:
-            environment.once(f"what was measured is kept for this process only: {error}")
+            environment.log_once(f"what was measured is kept for this process only: {error}")
 
 
 _trials: dict[tuple[Problem, Identity, Plan], Trial] = {}
 _lock = Lock()
 
 
-def trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
-    """The trial of a shape, begun at its first product."""
+def shape_trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
+    """The trial of a shape, begun at its first product; the problem is without layouts, so that all share one."""
     with _lock.now:
         return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))

@@ -66,7 +66,7 @@ class Matrices:
         return sum(temporary_bytes(rows, cols, item) for rows, cols in shapes)
 
 
-def arranged(
+def arranged_matrices(
     a: Operand, b: Operand, out: Operand | None, result: Operand, kind: str = "", packs_whole: bool = True
 ) -> Matrices:
     """The matrices of a call on a and b, whose product is like `result` if it is a new array.
@@ -86,13 +86,13 @@ def arranged(
     left, right, dest = a, b, c
     folds = a.ndim > 2 and prod(b.shape[:-2]) == 1
     if folds:
-        tall, product = folded(a), folded(c)
-        if tall is not None and product is not None and (packs[0] or layout(tall)) and layout(product):
+        tall, product = tall_matrix(a), tall_matrix(c)
+        if tall is not None and product is not None and (packs[0] or matrix_layout(tall)) and matrix_layout(product):
             left, right, dest = tall, b._replace(shape=b.shape[-2:], strides=b.strides and b.strides[-2:]), product
         else:
             folds = False
     size = left.shape[-2], left.shape[-1], right.shape[-1]
-    layouts = tuple(layout(x) or Layout("C", max(x.shape[-1], 1)) for x in (left, right, dest))
+    layouts = tuple(matrix_layout(x) or Layout("C", max(x.shape[-1], 1)) for x in (left, right, dest))
     problem = Problem(*size, kind or result.dtype, (layouts[0], layouts[1], layouts[2]))
     return Matrices(a, b, c, packs, direct, folds, problem)
 
@@ -124,7 +124,7 @@ def _with_all_axes(c: Operand, a_axes: int, b_axes: int) -> Operand:
 # ---- layouts
 
 
-def layout(x: Operand) -> Layout | None:
+def matrix_layout(x: Operand) -> Layout | None:
     """How its matrices lie in memory; None if neither their rows nor their columns are contiguous."""
     if x.strides is None:
         return None
@@ -138,15 +138,15 @@ def layout(x: Operand) -> Layout | None:
 
 def _packed(x: Operand, dtype: str) -> bool:
     """Must it be copied, so that BLAS can read it?"""
-    return layout(x) is None or x.dtype != dtype
+    return matrix_layout(x) is None or x.dtype != dtype
 
 
 def _writable(x: Operand) -> bool:
     """Can a plan write it in place: matrices that BLAS can write, none twice in the same place?"""
-    return layout(x) is not None and 0 not in _steps(x, x.shape[:-2])
+    return matrix_layout(x) is not None and 0 not in _steps(x, x.shape[:-2])
 
 
-def span(x: Operand) -> Span | None:
+def byte_span(x: Operand) -> Span | None:
     """Which bytes it occupies; None if that cannot be told."""
     if x.strides is None:
         return None
@@ -158,7 +158,7 @@ def span(x: Operand) -> Span | None:
 # ---- stacks
 
 
-def folded(x: Operand) -> Operand | None:
+def tall_matrix(x: Operand) -> Operand | None:
     """The stack as one tall matrix, without moving anything; None if its rows are not equally far apart."""
     if x.strides is None:
         return None

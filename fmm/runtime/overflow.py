@@ -2,9 +2,9 @@
 
 A fast algorithm turns one inf into a block of NaN, and its sums can overflow where the classical product does not; the
 classical product's own partial sums can overflow where the fast ones do not. One bound settles all three: if max|A|,
-max|B| and k max|A| max|B|, times the plan's gain, are below the largest number, every intermediate of either algorithm
-is finite, so neither result has an inf or NaN. If not (NaN and inf included, since the maximum passes them on), the
-vendor multiplies.
+max|B| and k max|A| max|B|, times what the plan's sums can make of them (`growth_bound`), are below the largest number,
+every intermediate of either algorithm is finite, so neither result has an inf or NaN. If not (NaN and inf included,
+since the maximum passes them on), the vendor multiplies.
 
 Frobenius norms bound the same sums (by Cauchy and Schwarz, without the k), and BLAS finds them in one pass on all its
 threads. They are tried first; the maxima settle what the norms, which are larger, leave in doubt.
@@ -22,7 +22,7 @@ import numpy as np
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Product, Sum
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 
 ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
@@ -38,16 +38,19 @@ def may_overflow(plan: Plan, a: Array, b: Array, threads: Threads) -> bool:
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
-    growth = gain(plan, m, k, n)
+    growth = growth_bound(plan, m, k, n)
 
     def safe(left: float, right: float, terms: int) -> bool:
         largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too
         return largest * growth < limit * ROOM and left < limit and right < limit
 
-    return not (safe(norm(a, threads), norm(b, threads), 1) or safe(peak(a, threads), peak(b, threads), k * parts))
+    return not (
+        safe(norm_bound(a, threads), norm_bound(b, threads), 1)
+        or safe(largest_magnitude(a, threads), largest_magnitude(b, threads), k * parts)
+    )
 
 
-def norm(x: Array, threads: Threads) -> float:
+def norm_bound(x: Array, threads: Threads) -> float:
     """At least the Frobenius norm, and not much more; inf if BLAS cannot find it quickly or cannot hold the squares."""
     rows = x if x.strides[1] == x.itemsize else x.T
     if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT and not rows.flags.c_contiguous):
@@ -71,12 +74,12 @@ def _squares(parts: Sequence[Array], found: list[float]) -> None:
         found.append(sum(float(np.dot(part, part)) for part in parts))
 
 
-def peak(x: Array, threads: Threads) -> float:
+def largest_magnitude(x: Array, threads: Threads) -> float:
     """The largest absolute value (of real and imaginary parts), or NaN or inf if there is one."""
     if x.size == 0:
         return 0.0
     if x.dtype.kind == "c":
-        return max(peak(x.real, threads), peak(x.imag, threads), key=lambda v: (v != v, v))
+        return max(largest_magnitude(x.real, threads), largest_magnitude(x.imag, threads), key=lambda v: (v != v, v))
     rows = x if abs(x.strides[0]) >= abs(x.strides[1]) else x.T
     height = max(PANEL // max(rows.shape[1] * x.itemsize, 1), 1)
     found: list[Any] = []
@@ -90,16 +93,16 @@ def peak(x: Array, threads: Threads) -> float:
 
 
 @lru_cache(maxsize=4096)
-def gain(plan: Plan, m: int, k: int, n: int) -> float:
+def growth_bound(plan: Plan, m: int, k: int, n: int) -> float:
     """How much larger than max|A| max|B| k an intermediate can be, by the absolute coefficients of the recipes."""
-    recipe = lower(plan, m, k, n)
+    recipe = lower_level(plan, m, k, n)
     if recipe is None:
         return 1.0
     size = dict.fromkeys("ABC", 1.0)
     largest = 1.0
     for step in recipe.flat:
         if isinstance(step, Product):
-            inner = gain(step.plan, *step.size) * size[step.left.name] * size[step.right.name]
+            inner = growth_bound(step.plan, *step.size) * size[step.left.name] * size[step.right.name]
             before = size.get(step.dest.name, 0.0)
             size[step.dest.name] = inner + before if step.accumulate else max(inner, before)
             largest = max(largest, size[step.dest.name])

@@ -13,13 +13,13 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
-from fmm.config.files import token
+from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_depth, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_products, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
@@ -27,7 +27,15 @@ from fmm.runtime import devices
 from fmm.runtime.decide import Decision, decide
 from fmm.runtime.devices import Device
 from fmm.runtime.limits import Wishes, good_until, memory_share
-from fmm.runtime.operands import LibraryAnswersError, Matrices, NotOursError, Offsets, Span, arranged, span
+from fmm.runtime.operands import (
+    LibraryAnswersError,
+    Matrices,
+    NotOursError,
+    Offsets,
+    Span,
+    arranged_matrices,
+    byte_span,
+)
 
 RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds
 CALLS = 4096  # prepared calls that a library keeps
@@ -51,15 +59,15 @@ class Call:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     result: Operand | None = None  # what the product is like, if it is a new array
-    packs: tuple[bool, bool] = (False, False)  # A, B: copied, because BLAS cannot take them as they are
+    packs: tuple[bool, bool] = (False, False)  # are A, B copied, because BLAS cannot read them as they are?
     direct: bool = False  # the plan may write into `out`, unless that overlaps an operand
-    folds: bool = False  # all rows of a stack at once
+    folds: bool = False  # is a stack multiplied by one matrix, all rows at once?
     offsets: tuple[Offsets, ...] = ()  # of A, B and C in bytes, one product each; on a device
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # is anything packed?
     workspace: int = 0  # bytes
     recurs: bool = False  # worth capturing as a graph, once it has come again and again
-    refused_plan: str = ""  # why a plan that was given cannot run, where the library will reject the call itself
+    refused_plan: str = ""  # why a plan that was given cannot run, if the library seems to reject the call itself
 
     def overlap(self, a: int, b: int, c: int) -> bool:
         """With these pointers, may C share memory with an operand?"""
@@ -83,10 +91,10 @@ class Kept(NamedTuple):
 
 def prepared(library: Library, a: object, b: object, out: object, wishes: Wishes) -> Call:
     """The call made ready, as it was for one like it under the same settings, if there was one."""
-    found = library.key(a, b, out)
+    found = library.call_key(a, b, out)
     if found is None:
         return prepare(library, a, b, out, wishes)
-    key = wishes, found, token()
+    key = wishes, found, circumstances()
     kept = library.calls.get(key)
     if kept is None or kept.until < time.monotonic():
         kept = _kept(library, key, a, b, out, wishes)
@@ -100,7 +108,7 @@ def _kept(library: Library, key: Hashable, a: object, b: object, out: object, wi
     if wishes.workspace is not None:
         kept = Kept(prepare(library, a, b, out, wishes), inf)
     else:
-        number = library.number(a)
+        number = library.device_number(a)
         share = memory_share(library, number)
         same = known is not None and known.share == share
         call = known.call if same and known else prepare(library, a, b, out, wishes)
@@ -118,7 +126,7 @@ def prepare(library: Library, a: object, b: object, out: object, wishes: Wishes)
     try:
         if setting.refusal:
             raise (LibraryAnswersError if setting.even_with_plan else NotOursError)(setting.refusal)
-        return answer(_question(library, setting, a, b, out, wishes))
+        return answer_question(_question(library, setting, a, b, out, wishes))
     except NotOursError as reason:
         why = reason
     refused = ""
@@ -147,55 +155,58 @@ class Question:
 
 
 def _question(library: Library, setting: Setting, a: object, b: object, out: object, wishes: Wishes) -> Question:
-    device = devices.device(library.processor, setting.device)
+    device = devices.device_of(library.processor, setting.device)
     free = memory_share(library, setting.device) if wishes.workspace is None else wishes.workspace
     growth = device.error_growth if wishes.error_growth is None else wishes.error_growth
     left, right = library.operand(a), library.operand(b)
     shape, result = product_shape(left.shape, right.shape), None
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
-        result = library.result(a, b, shape, setting.dtype)
+        result = library.result_operand(a, b, shape, setting.dtype)
     target = None if out is None else library.operand(out)
     return Question(left, right, target, setting, device, Limits(free, growth), wishes.plan, result)
 
 
-def answer(asked: Question) -> Call:
+def answer_question(asked: Question) -> Call:
     """The call that answers it; NotOursError where only the library can, PlanError where a given plan cannot run."""
     result, on_host = _checked(asked), asked.device.threads > 0
     kind = "tf32" if asked.setting.math == "tf32" else result.dtype
     # A device's library copies an operand as a whole; on the host matrix after matrix is copied into the workspace.
-    work = arranged(asked.a, asked.b, asked.out, result, kind, packs_whole=not on_host)
+    work = arranged_matrices(asked.a, asked.b, asked.out, result, kind, packs_whole=not on_host)
     copied = work.copied_bytes(whole=not on_host)
     limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied, 0))
     decision, launches = _decided(asked, work.problem, limits)
     call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
-    # A stack times one matrix is a single product for the vendor too, where its library does not see that.
-    on_host_runs = on_host and (decision.plan != VENDOR or (work.folds and not asked.setting.folds_stacks))
-    if launches is None and not on_host_runs:
+    if launches is not None:
+        call = _on_device(call, launches, work)
+    elif on_host and (decision.plan != VENDOR or (work.folds and not asked.setting.folds_stacks)):
+        # (A stack times one matrix is a single product for the vendor too, where its library does not see that.)
+        call = _on_host(call, work, copied)
+    else:
         return call
     return replace(
-        _hosted(call, work, copied) if launches is None else _launched(call, launches, work),
+        call,
         plan=decision.plan,
         result=result,
         packs=work.packs,
         direct=work.direct,
         folds=work.folds,
-        spans=(span(asked.a), span(asked.b), span(work.c)),
+        spans=(byte_span(asked.a), byte_span(asked.b), byte_span(work.c)),
         copies=any(work.packs),
     )
 
 
-def _hosted(call: Call, work: Matrices, copied: int) -> Call:
+def _on_host(call: Call, work: Matrices, copied: int) -> Call:
     """What a call on the host needs of memory: for its plan, and for the copies of operands that BLAS cannot read."""
     plan, problem = call.decision.plan, work.problem
     copies = copied if plan != VENDOR else 0
     return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize) + copies)
 
 
-def _launched(call: Call, launches: LaunchList, work: Matrices) -> Call:
+def _on_device(call: Call, launches: LaunchList, work: Matrices) -> Call:
     """What a call on a device has besides: launches, addresses and memory."""
     vendors = GRAPH_SCRATCH * launches.vendor_lanes
-    recurs = _recurs(launches, work) and scratch(launches) + vendors <= call.limits.workspace
-    needed = scratch(launches) + vendors if recurs else launches.workspace
+    recurs = _recurs(launches, work) and cublas_scratch(launches) + vendors <= call.limits.workspace
+    needed = cublas_scratch(launches) + vendors if recurs else launches.workspace
     return replace(call, launches=launches, offsets=work.offsets(), workspace=needed, recurs=recurs)
 
 
@@ -207,7 +218,7 @@ def _recurs(launches: LaunchList, work: Matrices) -> bool:
     return launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
-def scratch(launches: LaunchList) -> int:
+def cublas_scratch(launches: LaunchList) -> int:
     """Where cuBLAS's own memory begins in the workspace of a call that may be captured."""
     return -(-launches.workspace // 256) * 256
 
@@ -238,12 +249,14 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     """The plan and its launches. What these take counts, should it be more than the model thought."""
     if asked.plan is not None:
         check_given(asked.plan, problem, asked.device)
-        return Decision(asked.plan, problem, "this plan was given"), recorded(asked.plan, problem, asked.device, True)
+        return Decision(asked.plan, problem, "this plan was given"), launches_on(
+            asked.plan, problem, asked.device, True
+        )
     if asked.setting.vendor_better:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
     while True:
         decision = decide(problem, limits, asked.device)
-        launches = recorded(decision.plan, problem, asked.device, False)
+        launches = launches_on(decision.plan, problem, asked.device, False)
         if launches is None or launches.workspace <= limits.workspace:
             return decision, launches
         limits = replace(limits, workspace=min(decision.workspace, limits.workspace) - 1)
@@ -254,10 +267,10 @@ def check_given(plan: Plan, problem: Problem, device: Device) -> None:
     use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
     if device.threads and "cpu" not in use.leaf.devices:
         raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
-    check_depth(plan, *problem.size)
+    check_products(plan, *problem.size)
 
 
-def recorded(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
+def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
     if plan == VENDOR or device.chip is None:
         return None

@@ -23,7 +23,7 @@ from fmm.kernels.cpu.openblas import threads_given_up
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, threads_per_product
 from fmm.kernels.cpu.step_timer import time_steps
 from fmm.kernels.plans.level_steps import Sum
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu
@@ -53,7 +53,7 @@ _lock = Lock()
 _found: dict[tuple[int, int], Calibration] = {}
 
 
-def measured(threads: int, dtype: str) -> Calibration:
+def probed_calibration(threads: int, dtype: str) -> Calibration:
     """This processor's calibration with so many threads, for products of this precision; the same one for as long as
     the process lives."""
     single = dtype in ("float32", "complex64")
@@ -70,12 +70,12 @@ def measured(threads: int, dtype: str) -> Calibration:
 
 
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
-    built_in, stream = cpu(threads), _sums(threads)
-    rate, least = _products(np.dtype(dtypes[0]), PIPE), 0.0
+    built_in, stream = cpu(threads), _sum_rate(threads)
+    rate, least = _product_rate(np.dtype(dtypes[0]), PIPE), 0.0
     with threads_per_product(threads) as (at_a_time, _):
         if at_a_time > 1:  # what disturbs products on all threads disturbs those on one less
             least = LEAST_SIDE
-            alone = _products(np.dtype(dtypes[0]), SIDE_BY_SIDE)
+            alone = _product_rate(np.dtype(dtypes[0]), SIDE_BY_SIDE)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
         else:
             stream *= MARGIN[dtypes[0]]
@@ -84,28 +84,28 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     return Calibration(built_in.name, MEASURED, rates, stream, *terms, margin=LEAST_GAIN, least=least)
 
 
-def _products(dtype: np.dtype[Any], pipe: float) -> Rate:
+def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
     """Flops of products without end, by the largest that there is time for: time = flops / rate (1 + pipe / side).
 
     Each of the three sides has a third of what short ones cost.
     """
-    side, seconds = SMALL, _product(SMALL, dtype)
+    side, seconds = SMALL, _product_seconds(SMALL, dtype)
     while side < LARGE and seconds * 8 < LONGEST:
         side *= 2
-        seconds = _product(side, dtype)
+        seconds = _product_seconds(side, dtype)
     return Rate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe / 3, pipe / 3, pipe / 3)
 
 
-def _product(side: int, dtype: np.dtype[Any]) -> float:
+def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
     a, b, c = (np.ones((side, side), dtype) for _ in range(3))
     np.matmul(a, b, out=c)
-    return min(_seconds(lambda: np.matmul(a, b, out=c)) for _ in range(REPEATS))
+    return min(_timed(lambda: np.matmul(a, b, out=c)) for _ in range(REPEATS))
 
 
-def _sums(threads: int) -> float:
+def _sum_rate(threads: int) -> float:
     """Bytes a second that the sums of a split move, as they do within a plan: after a product, or beside one."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
-    recipe = lower(plan, SUMMED, SUMMED, SUMMED)
+    recipe = lower_level(plan, SUMMED, SUMMED, SUMMED)
     assert recipe is not None
     split = recipe.steps[0]
     assert isinstance(split, Sum)
@@ -127,7 +127,7 @@ def _sums(threads: int) -> float:
     return sum(x.nbytes for x in (*reads, *writes)) / seconds
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.tuner import fit as fitting
 from fmm.tuner.journal import Journal
-from fmm.tuner.search import lean
+from fmm.tuner.search import needs_no_workspace
 from fmm.tuner.shapes import Size
 from fmm.tuner.thresholds import thresholds
 from fmm.tuner.trials import Trial
@@ -33,12 +33,12 @@ RELEVANT = 0.01  # of the longest twin's time: shorter products say nothing of t
 MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.08
 
 
-def fit(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
-    start = started(journal.device.untuned(), dtype)
-    return fitting.fit(start, dtype, fitting.observations(journal.recorded, stages))
+def fit_journal(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
+    start = starting_calibration(journal.device.untuned(), dtype)
+    return fitting.fit_calibration(start, dtype, fitting.stage_medians(journal.recorded, stages))
 
 
-def started(calibration: Calibration, dtype: str) -> Calibration:
+def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """The calibration to begin with, reduced to one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
@@ -54,10 +54,10 @@ def noise_floor(trials: Iterable[Trial]) -> float:
     complete = [(a[: len(b)], b[: len(a)]) for a, b in pairs.values() if a and b]
     longest = max((median(a) for a, _ in complete), default=0.0)
     relevant = ((a, b) for a, b in complete if median(a) >= RELEVANT * longest)
-    return max((abs(median(certify.ratios(a, b)) - 1) for a, b in relevant), default=0.0)
+    return max((abs(median(certify.paired_ratios(a, b)) - 1) for a, b in relevant), default=0.0)
 
 
-def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
+def searched_entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     """An entry for every shape that was searched: the first certified plan's, else the vendor's.
 
     A shape that was left before its best plan was confirmed has none.
@@ -65,20 +65,20 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     found = []
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
-        if all(t.plan == "vendor" or lean(Plan.parse(t.plan), t.problem) for t in searched):
+        if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
             found += lean_entry(searched, confirmed, noise)  # other plans were not tried
             continue
-        shown = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
-        wins = unbeaten(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
+        shown = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
+        wins = unbeaten_plans(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
         shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
-            seen = [certify.entry(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
+            seen = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
             shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promising(searched) else []
         elif best is None:
             shown = [e for e in shown if e.rounds >= certify.ROUNDS]
         found += [best] if best else shown[-1:]
-        if best and not lean(Plan.parse(best.plan), searched[0].problem):
+        if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
             found += lean_entry(searched, confirmed, noise)
     return found
 
@@ -86,25 +86,27 @@ def entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
 def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
     """What is best without workspace: a certified plan, or the vendor if none is."""
     for trials in (confirmed, searched):
-        pairs = [x for x in paired_samples(trials) if lean(Plan.parse(x[0]), trials[0].problem)]
-        shown = [certify.entry(trials[0].size, *x, noise, "certified") for x in pairs]
+        pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
+        shown = [certify.entry_of_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
         if shown and trials is confirmed:
             best = max(shown, key=lambda e: e.speedup)
             return [replace(best, lean=True)] if best.rounds >= certify.ROUNDS else []
-        if shown and all(median(certify.ratios(*x[1:])) <= 1 for x in pairs):
+        if shown and all(median(certify.paired_ratios(*x[1:])) <= 1 for x in pairs):
             return [replace(shown[0], lean=True)]
     return []
 
 
-def unbeaten(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
+def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
     """Which plans are faster than the best of what else the vendor has, if that is faster than its usual product."""
     leaves = {
-        p: median(certify.ratios(base, own)) for p, base, own in paired_samples(searched) if not Plan.parse(p).levels
+        p: median(certify.paired_ratios(base, own))
+        for p, base, own in paired_samples(searched)
+        if not Plan.parse(p).levels
     }
     peer = max(leaves, key=lambda p: leaves[p], default="vendor")
     if leaves.get(peer, 0.0) <= 1:
         return lambda plan: True
-    won = {p for p, base, own in paired_samples(raced, peer) if certify.certified(base, own, noise)}
+    won = {p for p, base, own in paired_samples(raced, peer) if certify.is_certified(base, own, noise)}
     return lambda plan: plan in (peer, *won)
 
 
@@ -134,42 +136,44 @@ def one_level(trials: Sequence[Trial]) -> list[tuple[Size, float]]:
         for size in dict.fromkeys(t.size for t in own):
             for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
                 if Plan.parse(plan).depth == 1:
-                    found[size] = max(found.get(size, 0.0), median(certify.ratios(base, seconds)))
+                    found[size] = max(found.get(size, 0.0), median(certify.paired_ratios(base, seconds)))
     return list(found.items())
 
 
 def _promising(trials: Sequence[Trial]) -> bool:
     """Did any plan look faster than the vendor?"""
-    return any(median(certify.ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
+    return any(median(certify.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
 
 
-def margin(error: fitting.Error) -> float:
+def promised_margin(error: fitting.Error) -> float:
     """What a plan must promise, where predictions are off like this."""
     return min(max(MARGIN, error.upper if error.count >= ENOUGH else UNKNOWN), MOST)
 
 
-def concluded(journal: Journal, dtype: str) -> dict[str, Any] | None:
+def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """The section of the config; None if no more was measured than the first rough products: what they say of the
     device's rate is off by several times, and the runtime knows better how to do without."""
     trials, device = journal.recorded, journal.device
     known = tuple(stage for stage in FITTED if stage != SCALE)
-    if not any(o.kind == "vendor" for o in fitting.observations(trials, known)):
+    if not any(o.kind == "vendor" for o in fitting.stage_medians(trials, known)):
         return None
     noise = noise_floor(trials)
-    fitted = fit(journal, dtype)
-    held = fitting.observations(trials, ("held out",))
-    error = fitting.errors(fitted.calibration, [o for o in held if not o.run.plan.timed_by_tiles])
+    fitted = fit_journal(journal, dtype)
+    held = fitting.stage_medians(trials, ("held out",))
+    error = fitting.prediction_errors(fitted.calibration, [o for o in held if not o.run.plan.timed_by_tiles])
     tiled = [o for o in held if o.run.plan.timed_by_tiles or o.kind == "vendor"]
-    own = fitting.errors(fitted.calibration, tiled)["speedup"]
-    calibration = replace(fitted.calibration, margin=margin(error["speedup"]), tiled_margin=margin(own))
+    own = fitting.prediction_errors(fitted.calibration, tiled)["speedup"]
+    calibration = replace(
+        fitted.calibration, margin=promised_margin(error["speedup"]), tiled_margin=promised_margin(own)
+    )
     return {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.conditions},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
-        "calibration": schema.spelled(calibration, dtype),
+        "calibration": schema.calibration_fields(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: asdict(e) for name, e in (error | ({"tiled": own} if own.count else {})).items()},
         "thresholds": thresholds(calibration, dtype, one_level(trials)),
         "noise": noise,
-        "entries": [asdict(e) for e in entries(trials, noise)],
+        "entries": [asdict(e) for e in searched_entries(trials, noise)],
     }

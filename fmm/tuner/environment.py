@@ -12,27 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from fmm.config.identity import cpu_key, processor
+from fmm.config.identity import cpu_key, processor_name
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 
 
 def environment(command: list[str]) -> dict[str, Any]:
     """Processor, Python, NumPy, BLAS and its threads, the commit, the date and the command."""
     return {
-        "processor": processor(),
+        "processor": processor_name(),
         "processors": usable_processors(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "blas": _blas(),
         "blas_threads": blas_threads(),
-        "commit": commit(),
+        "commit": source_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(command),
     }
 
 
-def command() -> list[str]:
+def typed_command() -> list[str]:
     """What the user typed, as far as it can be known."""
     name = Path(sys.argv[0]).name
     return ["fmm-tune" if name == "cli.py" else name, *sys.argv[1:]]
@@ -43,7 +43,7 @@ def device_folder() -> str:
     return cpu_key(blas_threads())
 
 
-def commit() -> str:
+def source_commit() -> str:
     """The commit of the source tree, with a mark if files have changed since; FMM_COMMIT says it of a copy of one.
 
     Empty for an installed wheel.

@@ -14,8 +14,8 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.predict import seconds
-from fmm.perfmodel.work import Work, counted
+from fmm.perfmodel.predict import predicted_seconds
+from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
 from fmm.tuner.trials import Run, Size, Trial
 
@@ -40,7 +40,7 @@ class Observation:
         return "vendor" if self.run.plan == VENDOR else "plan"
 
 
-def observations(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
+def stage_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
     """Medians over the samples of the stages, one for every run and problem."""
     samples: dict[tuple[Size, str, str, str], list[float]] = {}
     for t in trials:
@@ -53,13 +53,13 @@ def observations(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observa
 
 
 @lru_cache(maxsize=16384)
-def work(plan: Plan, problem: Problem) -> Work:
-    return counted(plan, problem)
+def cached_work(plan: Plan, problem: Problem) -> Work:
+    return counted_work(plan, problem)
 
 
-def predicted(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
+def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
     """The formula's seconds for a run, or for the part of it that is timed."""
-    found = seconds(run.plan, problem, counts, calibration)
+    found = predicted_seconds(run.plan, problem, counts, calibration)
     if run.part == "whole":
         return found.seconds
     if calibration.lanes > 1:  # what the workers themselves take
@@ -170,7 +170,7 @@ TILES = (64.0, 128.0, 256.0)  # sides of the blocks in which vendors' products a
 SCREENED = 8  # steps after which their fits are compared
 
 
-def fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
+def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
     tiled = [o for o in observed if o.run.plan.timed_by_tiles]
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
@@ -203,7 +203,7 @@ def _fitted(
     kinds = {o.kind for o in observed}
     free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
     free = [p for p in free if kinds & p.informed_by and _exists_on(p, start)]
-    works = [work(o.run.plan, o.problem) for o in observed]
+    works = [cached_work(o.run.plan, o.problem) for o in observed]
     measured, weights = np.log([o.seconds for o in observed]), np.array(_weights(start, observed))
     low, high = (np.array([p.coordinate(max(x, 1e-300)) if not p.linear else x for p, x in ((p, getattr(p, side)) for p in free)]) for side in ("low", "high"))  # fmt: skip  # noqa: E501
     origin = np.clip([p.coordinate(max(p.get(start, dtype), p.low)) for p in free], low, high)
@@ -214,7 +214,7 @@ def _fitted(
 
     def residuals(x: Any) -> Any:
         c = calibrated(x)
-        times = [predicted(o.run, o.problem, w, c) for o, w in zip(observed, works, strict=True)]
+        times = [formula_seconds(o.run, o.problem, w, c) for o, w in zip(observed, works, strict=True)]
         return np.concatenate([weights * (np.log(times) - measured), PRIOR * (x - origin)])
 
     solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, max_nfev=steps)
@@ -243,7 +243,9 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
     """The start with the rates that the fastest observations show."""
     rates = [o.problem.flops / o.seconds for o in observed if o.kind == "vendor"]
     streams = [
-        work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds for o in observed if o.kind == "sums"
+        cached_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds
+        for o in observed
+        if o.kind == "sums"
     ]
     flops, stream, memory = (
         next(p for p in PARAMETERS if p.name == n) for n in ("rate.flops", "stream", "rate.memory")
@@ -296,11 +298,14 @@ class Error:
         return Error(count, middle, far, float(np.median(relative)), upper)
 
 
-def errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, Error]:
+def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, Error]:
     """Of predicted times, and of predicted speedups over the vendor (there the machine's drift cancels)."""
     times: dict[tuple[Problem, Run], tuple[float, float]] = {}
     for o in observed:
-        times[o.problem, o.run] = predicted(o.run, o.problem, work(o.run.plan, o.problem), calibration), o.seconds
+        times[o.problem, o.run] = (
+            formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), calibration),
+            o.seconds,
+        )
     relative = [p / m - 1 for p, m in times.values()]
     speedups = []
     for (problem, run), (p, m) in times.items():

@@ -19,8 +19,8 @@ from statistics import mean, median
 from fmm.hardware.chip import Chip, Fitted
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes
-from fmm.perfmodel.block_time import GEMM, Operands, Shape, seconds
-from fmm.perfmodel.papers.huang_blocks import chip
+from fmm.perfmodel.block_time import GEMM, Operands, Shape, launch_seconds
+from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 
 SUMS: Operands = (2, 2, 2)  # of the table `fused`
 OPERANDS = {"plain": GEMM, "fused": SUMS}
@@ -74,7 +74,7 @@ class Row:
         return {name: log(t / self.measured.seconds[name]) for name, t in self.modelled.items()}
 
 
-def read(path: Path, table: str = "plain") -> list[Measured]:
+def read_shapes(path: Path, table: str = "plain") -> list[Measured]:
     """Shapes in the order in which they were measured, which was random."""
     found = json.loads(path.read_text(encoding="utf-8"))[table]
     return [
@@ -83,16 +83,16 @@ def read(path: Path, table: str = "plain") -> list[Measured]:
     ]
 
 
-def compared(shapes: Sequence[Measured], on: Chip, strategies: Sequence[TileSizes] = STRATEGIES) -> list[Row]:
-    return [Row(x, {s.name: seconds(s, x.operands, x.shape, on) for s in strategies}) for x in shapes]
+def compared_rows(shapes: Sequence[Measured], on: Chip, strategies: Sequence[TileSizes] = STRATEGIES) -> list[Row]:
+    return [Row(x, {s.name: launch_seconds(s, x.operands, x.shape, on) for s in strategies}) for x in shapes]
 
 
-def scatter(rows: Sequence[Row]) -> float:
+def root_mean_square(rows: Sequence[Row]) -> float:
     """Root mean square of all errors."""
     return sqrt(mean(error**2 for row in rows for error in row.errors.values()))
 
 
-def fitted(shapes: Sequence[Measured], on: Chip) -> Fitted:
+def fitted_constants(shapes: Sequence[Measured], on: Chip) -> Fitted:
     """The constants with the least squares of errors, by their logarithms: they stay positive."""
     from scipy.optimize import least_squares
 
@@ -102,49 +102,49 @@ def fitted(shapes: Sequence[Measured], on: Chip) -> Fitted:
         return Fitted(**dict(zip(names, map(exp, x), strict=True)))
 
     def errors(x: Sequence[float]) -> list[float]:
-        rows = compared(shapes, replace(on, fitted=constants(x)))
+        rows = compared_rows(shapes, replace(on, fitted=constants(x)))
         return [error for row in rows for error in row.errors.values()]
 
     return constants(least_squares(errors, [log(x) for x in astuple(Fitted())], diff_step=1e-3, x_scale=0.1).x)
 
 
-def halves(shapes: Sequence[Measured]) -> tuple[Sequence[Measured], Sequence[Measured]]:
+def alternate_halves(shapes: Sequence[Measured]) -> tuple[Sequence[Measured], Sequence[Measured]]:
     return shapes[::2], shapes[1::2]
 
 
 # ---- what is printed
 
 
-def judged(name: str, rows: Sequence[Row]) -> str:
+def judged_line(name: str, rows: Sequence[Row]) -> str:
     first, two = (sum(row.place <= most for row in rows) for most in (1, 2))
     regret = [row.regret for row in rows]
     return (
         f"{name:44} best in the first two {two}/{len(rows)}, first {first}; regret {100 * mean(regret):.1f} %, "
-        f"at worst {100 * max(regret):.1f} %; error {100 * scatter(rows):.1f} %"
+        f"at worst {100 * max(regret):.1f} %; error {100 * root_mean_square(rows):.1f} %"
     )
 
 
-def report(path: Path, on: Chip) -> Iterator[str]:
-    shapes, sums = read(path), read(path, "fused")
-    first, second = halves(shapes)
+def print_report(path: Path, on: Chip) -> Iterator[str]:
+    shapes, sums = read_shapes(path), read_shapes(path, "fused")
+    first, second = alternate_halves(shapes)
     for name, some in (("the first half", first), ("the second half", second), ("all", shapes)):
-        made = replace(on, fitted=fitted(some, on))
+        made = replace(on, fitted=fitted_constants(some, on))
         yield f"fitted to {name}: " + ", ".join(f"{x.name} {getattr(made.fitted, x.name):.3g}" for x in fields(Fitted))
         for what, others in (("the first half", first), ("the second half", second), ("all", shapes)):
-            yield "  " + judged(f"six strategies, {what}", compared(others, made))
+            yield "  " + judged_line(f"six strategies, {what}", compared_rows(others, made))
     yield "as fmm.perfmodel.block_time has them:"
     everything = (*STRATEGIES, *TUNED)
     for what, rows in (
-        ("six strategies", compared(shapes, on)),
-        ("six strategies, with sums", compared(sums, on)),
-        ("the tuned four", compared(shapes, on, TUNED)),
-        ("all ten", compared(shapes, on, everything)),
+        ("six strategies", compared_rows(shapes, on)),
+        ("six strategies, with sums", compared_rows(sums, on)),
+        ("the tuned four", compared_rows(shapes, on, TUNED)),
+        ("all ten", compared_rows(shapes, on, everything)),
     ):
-        yield "  " + judged(what, rows)
-        yield from (f"      missed: {missed(row)}" for row in rows if row.place > 2)
+        yield "  " + judged_line(what, rows)
+        yield from (f"      missed: {missed_line(row)}" for row in rows if row.place > 2)
 
 
-def missed(row: Row) -> str:
+def missed_line(row: Row) -> str:
     m, k, n = row.measured.shape
     return f"{m} x {k} x {n}: {row.best} is best, the model says {', '.join(row.ranking[:3])}"
 
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--device", default="H200", help="a datasheet's name")
     options = parser.parse_args(arguments)
-    print(*report(options.file, chip(device(options.device))), sep="\n")
+    print(*print_report(options.file, datasheet_chip(device(options.device))), sep="\n")
     return 0
 
 

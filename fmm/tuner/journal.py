@@ -132,10 +132,10 @@ class RoundLimits:
     def _patient(self, done: int, samples: Samples) -> bool:
         if done >= self.patient or sum(map(sum, samples.values())) >= self.dear:
             return False
-        return any(uncertainty(s) > self.steady for s in samples.values() if s)
+        return any(median_uncertainty(s) > self.steady for s in samples.values() if s)
 
 
-def uncertainty(samples: Sequence[float]) -> float:
+def median_uncertainty(samples: Sequence[float]) -> float:
     """The standard error of a median, as a share of it, from the middle half of the samples."""
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
@@ -219,7 +219,7 @@ class TimedProblem:
         return samples
 
 
-def speedup(samples: Samples, vendor: Run, run: Run) -> float:
+def paired_speedup(samples: Samples, vendor: Run, run: Run) -> float:
     """The median paired ratio of a run, over the rounds that it was in."""
     rounds = len(samples[run])
-    return median(certify.ratios(samples[vendor][:rounds], samples[run]))
+    return median(certify.paired_ratios(samples[vendor][:rounds], samples[run]))

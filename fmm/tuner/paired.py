@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from fmm.config.certify import interval, ratios
+from fmm.config.certify import median_interval, paired_ratios
 
 Call = Callable[[], Any]
 
@@ -34,7 +34,7 @@ class Paired:
     @property
     def ratios(self) -> tuple[float, ...]:
         """The vendor's time over the candidate's in each round: above 1 where the candidate is faster."""
-        return ratios(self.vendor, self.candidate)
+        return paired_ratios(self.vendor, self.candidate)
 
     @property
     def speedup(self) -> float:
@@ -42,14 +42,14 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return interval(self.ratios)
+        return median_interval(self.ratios)
 
     def as_dict(self) -> dict[str, Any]:
         low, high = self.interval
         return {"speedup": self.speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
 
 
-def paired(vendor: Call, candidate: Call, rounds: Rounds, seed: int = 0) -> Paired:
+def paired_rounds(vendor: Call, candidate: Call, rounds: Rounds, seed: int = 0) -> Paired:
     """Measure both in shuffled rounds after one warm-up each; short calls are repeated to be measurable."""
     shuffled = random.Random(seed)
     repeat = max(int(0.01 / max(_seconds(vendor, 1), _seconds(candidate, 1), 1e-7)), 1)

@@ -10,13 +10,13 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked, usual_growth
+from fmm.perfmodel.choose import ranked_candidates, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
-from fmm.tuner.journal import Journal, RoundLimits, Samples, TimedProblem, speedup
-from fmm.tuner.space import built, inverse
+from fmm.tuner.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
+from fmm.tuner.space import built_plan, choices_of_plans
 from fmm.tuner.trials import Run
 
 STAGE = "search"
@@ -30,22 +30,26 @@ class Found:
     plans: tuple[tuple[Plan, float], ...]
 
 
-def search(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
+def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
-    predicted = [c.plan for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR]
-    predicted = [p for p in predicted if fits(journal.device, p, problem)]
-    without, peers = leanest(problem, calibration, journal.device), list(journal.device.peers())[: effort.enqueued]
+    predicted = [
+        c.plan for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR
+    ]
+    predicted = [p for p in predicted if within_limits(journal.device, p, problem)]
+    without, peers = leanest_plan(problem, calibration, journal.device), list(journal.device.peers())[: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(STAGE, problem) as timed:
         race = Race(timed, effort.rounds)
-        for plan in proposals(promising, journal.device, problem, race.results, effort.trials + len(peers + without)):
+        for plan in proposed_plans(
+            promising, journal.device, problem, race.results, effort.trials + len(peers + without)
+        ):
             if race.spent >= seconds:
                 break
             race.enter(plan)
     return Found(problem, race.standing())
 
 
-def race(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
+def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
     """These plans alone against the vendor."""
     with journal.open(STAGE, problem) as timed:
         racing = Race(timed, effort.rounds)
@@ -54,18 +58,18 @@ def race(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effo
     return Found(problem, racing.standing())
 
 
-def leanest(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
+def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
     """The plan without workspace that the model likes best; none if there is none."""
-    known = ranked(problem, calibration, device.candidates())
-    return [c.plan for c in known if lean(c.plan, problem) and fits(device, c.plan, problem)][:1]
+    known = ranked_candidates(problem, calibration, device.candidates())
+    return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
 
 
-def lean(plan: Plan, problem: Problem) -> bool:
+def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     """Is it a plan that needs no workspace: for those who have none to give?"""
     return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize) == 0
 
 
-def fits(device: Device, plan: Plan, problem: Problem) -> bool:
+def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     """Is the plan for this type, does it keep the usual limit of error, and operands and workspace the memory?"""
     if not plan.considered_for(problem.dtype):
         return False
@@ -95,10 +99,12 @@ class Race:
         run, base = Run(plan), Run(VENDOR)
         samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._losers(s, base, run))
         self.spent += sum(map(sum, samples.values()))
-        found = speedup(samples, base, run) if samples[run] and samples[base] else 0.0
+        found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
         if found and len(samples[run]) == self.rounds:
-            self.best_low = max(self.best_low, certify.interval(certify.ratios(samples[base], samples[run]))[0])
+            self.best_low = max(
+                self.best_low, certify.median_interval(certify.paired_ratios(samples[base], samples[run]))[0]
+            )
         return found
 
     def _losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
@@ -106,23 +112,23 @@ class Race:
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
-        best = max(certify.ratios(samples[base][:rounds], samples[run]))
+        best = max(certify.paired_ratios(samples[base][:rounds], samples[run]))
         return (base, run) if rounds >= 2 and best < self.best_low else ()
 
     def standing(self) -> tuple[tuple[Plan, float], ...]:
         return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
 
 
-def proposals(
+def proposed_plans(
     promising: Sequence[Plan], device: Device, problem: Problem, results: Mapping[Plan, float], trials: int
 ) -> Iterator[Plan]:
     """The promising plans, then what Optuna's sampler proposes having seen how all before it did."""
     yield from promising[:trials]
     if trials > len(promising):
-        yield from explored(device, problem, results, trials - len(promising))
+        yield from explored_plans(device, problem, results, trials - len(promising))
 
 
-def explored(
+def explored_plans(
     device: Device, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
 ) -> Iterator[Plan]:
     """At most `count` new plans from Optuna's sampler (TPE), which is told of every plan in `results`.
@@ -137,7 +143,7 @@ def explored(
     study = optuna.create_study(
         direction="maximize", sampler=sampler or optuna.samplers.TPESampler(seed=0, n_startup_trials=4)
     )
-    plans = inverse(tuple((name, tuple(values)) for name, values in device.space().items()))
+    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in device.space().items()))
     for plan, value in results.items():
         if plan in plans:
             study.add_trial(optuna.trial.create_trial(params=plans[plan], distributions=space, value=value))
@@ -154,7 +160,7 @@ def explored(
 
 def _possible(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
     try:
-        plan = built(choices)
+        plan = built_plan(choices)
     except PlanError:
         return None
-    return plan if plan != VENDOR and fits(device, plan, problem) else None
+    return plan if plan != VENDOR and within_limits(device, plan, problem) else None

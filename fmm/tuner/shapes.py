@@ -37,7 +37,7 @@ OBLONGS = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), 
 BEYOND = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
-def probed(side: int) -> Iterator[Size]:
+def probe_shapes(side: int) -> Iterator[Size]:
     """The shapes of the fit, the largest square first."""
     for share in SQUARES:
         yield _rounded(share * side), _rounded(share * side), _rounded(share * side)
@@ -50,7 +50,7 @@ def _rounded(side: float) -> int:
     return max(int(side) // 32 * 32, 32)
 
 
-def scattered(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
+def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
     """Random shapes, their sides spread evenly by logarithm, cheap enough that all take `share` of the seconds.
 
     Every second one has round sides: random ones are aligned to nothing, those that people multiply often are.
@@ -64,12 +64,12 @@ def scattered(side: int, effort: Effort, share: float, seed: int) -> Iterator[Si
         yield (m, k, n) if i % 2 else (_rounded(m), _rounded(k), _rounded(n))
 
 
-def ladder(side: int, stride: int = 1) -> list[Size]:
+def square_ladder(side: int, stride: int = 1) -> list[Size]:
     """The usual square products up to a side, the largest first."""
     return [(x, x, x) for x in reversed(LADDER) if side / 8 <= x <= side][::stride]
 
 
-def below(side: int, stride: int = 1) -> list[Size]:
+def squares_below(side: int, stride: int = 1) -> list[Size]:
     """The usual squares that are too small for that ladder."""
     return [(x, x, x) for x in reversed(LADDER) if x < side / 8][::stride]
 

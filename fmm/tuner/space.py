@@ -42,7 +42,7 @@ def search_space(device: str) -> Space:
     return {**space, "leaf": leaves} if len(leaves) > 1 else space
 
 
-def built(choices: Mapping[str, str]) -> Plan:
+def built_plan(choices: Mapping[str, str]) -> Plan:
     """The plan of some choices; PlanError if they do not go together."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
@@ -88,11 +88,11 @@ def _level(name: str, options: Sequence[str]) -> str:
 
 @depends_on_rows
 @lru_cache(maxsize=4)
-def inverse(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
+def choices_of_plans(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
     """Every plan that choices can make, with the first choices that do."""
     found: dict[Plan, dict[str, str]] = {}
     for values in product(*(values for _, values in space)):
         choices = dict(zip((name for name, _ in space), values, strict=True))
         with suppress(PlanError):
-            found.setdefault(built(choices), choices)
+            found.setdefault(built_plan(choices), choices)
     return found

@@ -13,16 +13,16 @@ from typing import Any
 from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked
-from fmm.perfmodel.work import aligned, estimated
+from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
 from fmm.tuner import shapes
-from fmm.tuner.conclude import concluded, fit, noise_floor, started
-from fmm.tuner.devices.compile_ahead import HEAVY, weight
+from fmm.tuner.conclude import concluded_section, fit_journal, noise_floor, starting_calibration
+from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, RoundLimits, TimeUpError
-from fmm.tuner.search import Found, fits, lean, leanest, race, search
+from fmm.tuner.search import Found, leanest_plan, needs_no_workspace, race_plans, search_plans, within_limits
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Run
 
@@ -45,33 +45,37 @@ class Outcome:
     stopped: str = ""
 
 
-def tune(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> Outcome:
+def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> Outcome:
     """The whole loop; `wanted` are the shapes to certify, the usual ladder if there are none."""
     stopped = ""
     try:
-        side = scale(journal, dtype, effort)
-        probe(journal, dtype, side, effort)
-        calibration = fit(journal, dtype).calibration
-        problems = [Problem(*size, dtype) for size in wanted or shapes.ladder(side, effort.stride)]
+        side = find_scale(journal, dtype, effort)
+        probe_rates(journal, dtype, side, effort)
+        calibration = fit_journal(journal, dtype).calibration
+        problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
         if not wanted:
-            problems = [p for p in problems if promising(journal, p, calibration)]
+            problems = [p for p in problems if may_win(journal, p, calibration)]
         noise = noise_floor(journal.recorded)
         for problem in problems:
             share = effort.seconds / len(problems)
-            found = search(journal, problem, calibration, effort, share * SHARES["search"])
-            confirm(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
-        for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.below(side, effort.stride))):
-            if plans := leanest(problem, calibration, journal.device):
-                found = race(journal, problem, plans, effort)
-                confirm(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
+            found = search_plans(journal, problem, calibration, effort, share * SHARES["search"])
+            confirm_best(
+                journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise
+            )
+        for problem in (
+            Problem(*size, dtype) for size in ([] if wanted else shapes.squares_below(side, effort.stride))
+        ):
+            if plans := leanest_plan(problem, calibration, journal.device):
+                found = race_plans(journal, problem, plans, effort)
+                confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
     except TimeUpError:
         stopped = "the time was up"
     except KeyboardInterrupt:
         stopped = "interrupted"
-    return Outcome(concluded(journal, dtype), stopped)
+    return Outcome(concluded_section(journal, dtype), stopped)
 
 
-def scale(journal: Journal, dtype: str, effort: Effort) -> int:
+def find_scale(journal: Journal, dtype: str, effort: Effort) -> int:
     """The largest side that the effort affords, from one product that every device does in no time."""
     side = 1024
     while True:
@@ -85,7 +89,7 @@ def scale(journal: Journal, dtype: str, effort: Effort) -> int:
         side *= 4  # a fast device: small products do not show how fast
 
 
-def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
+def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
 
     The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and mind
@@ -97,24 +101,24 @@ def probe(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
     parts = ("sums", "products")
-    for size in shapes.probed(side):
+    for size in shapes.probe_shapes(side):
         _raced(journal, "rates", Problem(*size, dtype), [Run()], effort)
-    squares = [Problem(*s, dtype) for s in shapes.probed(side // 2 if gpu else side) if len(set(s)) == 1]
+    squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares = squares[1:] if device.untuned().lanes > 1 else squares
     twins = Run(), Run(VENDOR, "whole", 1)
     for some, beside in ((plans[:2], twins), (plans[2:], ())):  # the kernels of the third take longest to compile
         for problem in squares:
-            own = [p for p in some if fits(device, p, problem)]
+            own = [p for p in some if within_limits(device, p, problem)]
             runs = [*beside, *(Run(p, part) for p in own for part in parts)]
             if side // 2 <= problem.m + shapes.STEP < side:
                 runs += [Run(p) for p in own]
             _raced(journal, "probe", problem, runs, effort)
-    tiled(journal, squares[::2], effort)
-    for stage, problem, found in sorted(scattered(device, dtype, side, effort), key=lambda x: _heavy(x[2])):
-        _raced(journal, stage, problem, [Run(), *(Run(p) for p in found if fits(device, p, problem))], effort)
+    probe_own_kernel(journal, squares[::2], effort)
+    for stage, problem, found in sorted(probe_scattered(device, dtype, side, effort), key=lambda x: _heavy(x[2])):
+        _raced(journal, stage, problem, [Run(), *(Run(p) for p in found if within_limits(device, p, problem))], effort)
 
 
-def tiled(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
+def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
     """Products by our own kernel, with sums inside and alone, beside the vendor's."""
     for problem in squares:
         if plans := own_plans(journal.device, problem):
@@ -123,14 +127,14 @@ def tiled(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
 
 def own_plans(device: Device, problem: Problem) -> list[Plan]:
     """Candidates whose products are our own kernel's, where it could be chosen: if it is as fast as can be."""
-    plans = [p for p in device.candidates() if p.timed_by_tiles and fits(device, p, problem)]
-    plans = [p for p in plans if aligned(problem, p.leaf_use.leaf.alignment)]
-    return [p for p in plans if estimated(p, problem).smallest >= device.untuned().least]
+    plans = [p for p in device.candidates() if p.timed_by_tiles and within_limits(device, p, problem)]
+    plans = [p for p in plans if rows_aligned(problem, p.leaf_use.leaf.alignment)]
+    return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]
 
 
 def _heavy(plans: Iterable[Plan]) -> bool:
     """Are there kernels to be waited for?"""
-    return max(map(weight, plans)) >= HEAVY
+    return max(map(compile_weight, plans)) >= HEAVY
 
 
 def _raced(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
@@ -139,14 +143,16 @@ def _raced(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], 
             timed.rounds(runs, round_limits(journal, effort))
 
 
-def scattered(device: Device, dtype: str, side: int, effort: Effort) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
+def probe_scattered(
+    device: Device, dtype: str, side: int, effort: Effort
+) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
     """Random shapes: every second one is held out, no fit sees it. In turns, so that drift hits both alike."""
-    fitted, held = (shapes.scattered(side, effort, SHARES[stage], seed) for stage, seed in SEEDS.items())
-    untuned = started(device.untuned(), dtype)
+    fitted, held = (shapes.scattered_shapes(side, effort, SHARES[stage], seed) for stage, seed in SEEDS.items())
+    untuned = starting_calibration(device.untuned(), dtype)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
-            known = [c for c in ranked(problem, untuned, device.candidates()) if c.plan != VENDOR]
+            known = [c for c in ranked_candidates(problem, untuned, device.candidates()) if c.plan != VENDOR]
             near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
             plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
             others = plans[1:] or plans  # of a small product a GPU has but one plan
@@ -162,12 +168,15 @@ def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     return RoundLimits(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)
 
 
-def promising(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
+def may_win(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
     """Might a plan win here, as far as the model can tell?"""
-    return min(c.time for c in ranked(problem, calibration, journal.device.candidates()) if c.plan != VENDOR) < 1.05
+    return (
+        min(c.time for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
+        < 1.05
+    )
 
 
-def confirm(journal: Journal, found: Found, limits: RoundLimits, noise: float) -> None:
+def confirm_best(journal: Journal, found: Found, limits: RoundLimits, noise: float) -> None:
     """The best plans on fresh operands, one after the other until one is certified: against the vendor's product, and
     against the best of what else the vendor has for it (which needs workspace). The best without workspace as well."""
     promising = [plan for plan, seen in found.plans if seen > 1]
@@ -179,7 +188,7 @@ def confirm(journal: Journal, found: Found, limits: RoundLimits, noise: float) -
             peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, limits, noise)
         ):
             break
-    without = next((plan for plan in promising if lean(plan, found.problem)), None)
+    without = next((plan for plan in promising if needs_no_workspace(plan, found.problem)), None)
     if without and without not in raced:
         _faster(journal, "certify", found.problem, VENDOR, without, limits, noise)
 
@@ -191,4 +200,4 @@ def _faster(
     base, run = Run(than), Run(plan)
     with journal.open(stage, problem, FRESH) as timed:
         samples = timed.rounds([base, run], limits)
-    return bool(samples[run] and samples[base]) and certify.certified(samples[base], samples[run], noise)
+    return bool(samples[run] and samples[base]) and certify.is_certified(samples[base], samples[run], noise)

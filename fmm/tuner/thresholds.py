@@ -12,7 +12,7 @@ from fmm.problem import Problem
 from fmm.tuner.trials import Size
 
 
-def ratio(calibration: Calibration, problem: Problem) -> float:
+def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
     """alpha / pi: seconds of one element of a block addition (two reads, one write) over those of one flop."""
     rate = calibration.rate(problem.dtype)
     alpha = 3 * problem.itemsize / calibration.stream
@@ -27,10 +27,10 @@ def thresholds(calibration: Calibration, dtype: str, measured: Sequence[tuple[Si
     which Equation 2 agrees with most of them, found by search, as in the paper's installation. tau2 is the side from
     which one level pays (Li, Ranka and Sahni's figures 16 and 23), tau1 half of it, below which nothing is split.
     """
-    large = ratio(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
+    large = alpha_over_pi(calibration, Problem(1 << 15, 1 << 15, 1 << 15, dtype))
 
     def at(m: int, k: int, n: int) -> float:
-        return ratio(calibration, Problem(m, k, n, dtype))
+        return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
     def agreement(epsilon: float) -> int:
         return sum(

@@ -30,12 +30,12 @@ from fmm.perfmodel.choose import CPU_GROWTH, Limits
 from fmm.problem import Problem
 from fmm.runtime import call as product_call
 from fmm.runtime import devices, left_to_vendor, limits, prepare
-from fmm.runtime.decide import decide, leaner
+from fmm.runtime.decide import decide, leaner_plans
 from fmm.runtime.devices import cuda_index, described_gpu
-from fmm.runtime.left_to_vendor import just_left_to_vendor
+from fmm.runtime.left_to_vendor import just_left_to_vendor, remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.operands import NotOursError
-from fmm.runtime.prepare import Call, Question, answer
+from fmm.runtime.prepare import Call, Question, answer_question
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.devices import H200
@@ -156,7 +156,7 @@ print([name for name in ("cupy", "torch") if name in sys.modules])
 
 @pytest.fixture(autouse=True)
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(devices, "cuda", lambda index: H200)
+    monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
     limits._shares.clear()
     yield
     limits._shares.clear()
@@ -228,7 +228,7 @@ SHAPES = [
 @pytest.mark.parametrize(("view_a", "view_b"), list(product(VIEWS, repeat=2)))
 def test_every_product_of_a_call_is_where_it_says(left: Any, right: Any, view_a: str, view_b: str) -> None:
     a, b = VIEWS[view_a](left), VIEWS[view_b](right)
-    call = answer(asked(a, b))
+    call = answer_question(asked(a, b))
     assert call.shape == np.matmul(a, b).shape
     np.testing.assert_allclose(carried_out(call, a, b), a @ b, atol=1e-12)
 
@@ -238,7 +238,7 @@ def test_every_product_of_a_call_is_where_it_says(left: Any, right: Any, view_a:
 def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str) -> None:
     a, b = draw(left), draw(right)
     out = VIEWS[view](np.matmul(a, b).shape)
-    call = answer(asked(a, b, out))
+    call = answer_question(asked(a, b, out))
     assert call.direct
     carried_out(call, a, b, out)
     np.testing.assert_allclose(out, a @ b, atol=1e-12)
@@ -246,7 +246,7 @@ def test_out_is_written_in_place_where_blas_can(left: Any, right: Any, view: str
 
 @pytest.mark.parametrize("view", ["gaps along both", "backward", "broadcast"])
 def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
-    assert not answer(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
+    assert not answer_question(asked(draw((5, 4)), draw((4, 3)), VIEWS[view]((5, 3)))).direct
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_out_is_filled_by_a_copy_where_blas_cannot_write(view: str) -> None:
     ],
 )
 def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size: Any, count: int) -> None:
-    call = answer(asked(draw(left), draw(right)))
+    call = answer_question(asked(draw(left), draw(right)))
     assert call.launches is not None
     problem = call.launches.problem
     assert (problem.m, problem.k, problem.n) == size
@@ -270,13 +270,13 @@ def test_stacks_fold_into_one_product_where_they_can(left: Any, right: Any, size
 
 def test_only_what_blas_cannot_take_is_copied() -> None:
     expected = {"gaps along both", "backward", "broadcast"}
-    found = {name for name, view in VIEWS.items() if answer(asked(view((5, 4)), draw((4, 3)))).packs[0]}
+    found = {name for name, view in VIEWS.items() if answer_question(asked(view((5, 4)), draw((4, 3)))).packs[0]}
     assert found == expected
 
 
 def test_copies_count_against_the_workspace() -> None:
     a, b = VIEWS["backward"]((512, 512)), draw((512, 512))
-    call = answer(Question(operand(a), operand(b), None, Setting(0, "float64"), H200, Limits(10**7), None))
+    call = answer_question(Question(operand(a), operand(b), None, Setting(0, "float64"), H200, Limits(10**7), None))
     assert call.limits.workspace == 10**7 - 512 * 512 * 8
 
 
@@ -288,7 +288,7 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
     memory = np.zeros(100)
     places = [memory[start : start + 9].reshape(3, 3) for start in starts]
     a, b, c = (x.T if flip else x for x, flip in zip(places, flips, strict=True))
-    call = answer(asked(a, b, c))
+    call = answer_question(asked(a, b, c))
     pointers = [x.__array_interface__["data"][0] for x in (a, b, c)]
     assert call.overlap(*pointers) == (np.may_share_memory(a, c) or np.may_share_memory(b, c))
 
@@ -309,13 +309,13 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
 )
 def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dtype: str | None, why: str) -> None:
     with pytest.raises(NotOursError, match=why):
-        answer(asked(a, b, out, dtype=dtype))
+        answer_question(asked(a, b, out, dtype=dtype))
 
 
 def test_tf32_is_another_problem() -> None:
     big = contiguous((16384, 16384), "float32")
     settings = [Setting(0, "float32", "ieee"), Setting(0, "float32", "tf32")]
-    ieee, tf32 = (answer(Question(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
+    ieee, tf32 = (answer_question(Question(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
     assert [d.problem.dtype for d in (ieee, tf32) if d.problem] == ["float32", "tf32"]
     assert ieee.plan != tf32.plan
 
@@ -356,7 +356,7 @@ def test_large_products_get_plans_and_small_ones_the_vendor() -> None:
 def test_leaner_plans_need_ever_less() -> None:
     problem = Problem(16384, 16384, 16384, "float32")
     best = decide(problem, PLENTY, H200)
-    plans = list(leaner(problem, best.plan, PLENTY, H200))
+    plans = list(leaner_plans(problem, best.plan, PLENTY, H200))
     needs = [decide(problem, PLENTY, H200).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and len(set(needs)) > 1
@@ -369,17 +369,15 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
     path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    for cached in (files._now, files._read):
-        cached.cache_clear()
+    files.forget_configs()
     yield decide(Problem(16384, 16384, 16384, "float32"), PLENTY, H200)
-    for cached in (files._now, files._read):
-        cached.cache_clear()
+    files.forget_configs()
 
 
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
     assert entry.problem is not None
     assert (entry.step, entry.considered) == ("certified entry", ())
-    plans = list(leaner(entry.problem, entry.plan, PLENTY, H200))
+    plans = list(leaner_plans(entry.problem, entry.plan, PLENTY, H200))
     needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and needs[0] < entry.workspace
@@ -389,7 +387,8 @@ def test_the_types_own_error_limits_the_choice() -> None:
     """Three levels of bfloat16: within the limit that holds unless another is given, and beyond the hosts' 10."""
     problem = Problem(49152, 49152, 49152, "bfloat16")
     usual, strict = (
-        decide(problem, Limits(1 << 40, growth), H200) for growth in (H200.error_growth, devices.cpu(2).error_growth)
+        decide(problem, Limits(1 << 40, growth), H200)
+        for growth in (H200.error_growth, devices.cpu_device(2).error_growth)
     )
     assert strict.error_growth <= CPU_GROWTH == 10 < usual.error_growth <= H200.error_growth
     assert "expected error: 13.8 times" in str(usual)
@@ -398,7 +397,7 @@ def test_the_types_own_error_limits_the_choice() -> None:
 @pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
 def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
     big = contiguous((8192, 8192), "float32")
-    call = answer(Question(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
+    call = answer_question(Question(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
     assert (call.launches.workspace if call.launches else 0) <= limit
     assert (call.launches is not None) == fits
 
@@ -465,21 +464,21 @@ class HostArrays:
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         pass
 
-    def key(self, a: Any, b: Any, out: Any) -> Any:
+    def call_key(self, a: Any, b: Any, out: Any) -> Any:
         target = None if out is None else (out.shape, out.strides)
         return a.shape, a.strides, b.shape, b.strides, self.math, target
 
-    def short_key(self, a: Any, b: Any) -> Any:
+    def size_key(self, a: Any, b: Any) -> Any:
         return "short", a.shape, b.shape
 
-    def number(self, x: Any) -> int:
+    def device_number(self, x: Any) -> int:
         return 0
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         one, other = self.operand(a).dtype, self.operand(b).dtype
         return Setting(0, one if one == other else None, self.math, self.refusal)
 
-    def result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous(shape, dtype)
 
     def accepts(self, a: Any, b: Any) -> bool:
@@ -515,14 +514,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         fail: int = 0
 
         @staticmethod
-        def run(arrays: Any, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
+        def run_call(arrays: Any, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
             calls.append((call, out, whatever))
             if Runner.fail:
                 Runner.fail -= 1
                 raise SpentError
             return np.matmul(a, b, out=out)
 
-    monkeypatch.setattr(product_call, "_device_run", lambda: Runner)
+    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
     calls.append(Runner)
     return calls
 
@@ -533,8 +532,8 @@ def multiply(library: Any, a: Any, b: Any, out: Any = None, wishes: Wishes = NO_
 
 def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
-    original = prepare.answer
-    monkeypatch.setattr(prepare, "answer", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
+    original = prepare.answer_question
+    monkeypatch.setattr(prepare, "answer_question", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
     library, a, wishes = HostArrays(), draw((64, 64)), Wishes(LEVEL)
     for _ in range(3):
         multiply(library, a, a, wishes=wishes)
@@ -600,6 +599,13 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
     assert not just_left_to_vendor(arrays, a, a)
 
 
+@pytest.mark.parametrize("other", [3, [[1.0]], None, np.ones(3), np.ones((2, 3, 3))], ids=lambda x: type(x).__name__)
+def test_what_is_no_pair_of_matrices_is_not_remembered(other: Any) -> None:
+    library: Any = HostArrays()
+    remember_vendor(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
+    assert not library.calls
+
+
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
     library, a = HostArrays(), draw((64, 64))
     expected = a @ a
@@ -619,6 +625,38 @@ def test_when_memory_runs_out_leaner_plans_are_tried_and_the_vendor_last(runs: l
     needs = [call.decision.workspace for call, *_ in runs[1:]]
     assert library.vendors == (failures == 1000)
     assert len(needs) >= min(failures + 1, 3) and needs == sorted(needs, reverse=True)
+
+
+def test_a_decision_says_what_runs(runs: list[Any]) -> None:
+    library: Any = Large()
+    a = draw((8, 8))
+    for wishes in (NO_WISHES, Wishes(LEVEL), Wishes(Plan.parse("strassen.fused > tile"))):
+        call = prepare.prepare(library, a, a, None, wishes)
+        found = product_call.explained(library, a, a, None, wishes)
+        assert call.launches is not None and found.kernels == call.launches.describe() != ()
+        text = str(found)
+        assert text.index("\nruns:\n  ") < text.index(found.kernels[0]) < text.index("expected error")
+    assert product_call.explained(library, a, a, None, Wishes(VENDOR)).kernels == ("test.matmul",)
+    assert "numpy.matmul" in fmm.explain(a, a).kernels[0]
+    assert fmm.plan(8192, 8192, 8192, dtype="float32", device=0, workspace=1 << 36).kernels == found_for_rows()
+    assert fmm.plan(8, 8, 8, dtype="float32", device=0, workspace=0).kernels == ("the vendor's product",)
+
+
+def found_for_rows() -> tuple[str, ...]:
+    big = contiguous((8192, 8192), "float32")
+    call = answer_question(Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
+    assert call.launches is not None
+    return call.launches.describe()
+
+
+def test_where_a_plans_kernels_cannot_read_the_arrays_the_vendor_is_named(runs: list[Any]) -> None:
+    """An entry's plan, say, that no list of launches can be made of."""
+    library: Any = Large()
+    a = draw((8, 8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "launches_on", lambda plan, problem, device, given: None)
+        found = product_call.explained(library, a, a, None, NO_WISHES)
+    assert found.plan != VENDOR and found.kernels[0].startswith("test.matmul, since")
 
 
 def test_refusals_are_explained_and_a_given_plan_is_not_silently_dropped(runs: list[Any]) -> None:
@@ -732,6 +770,10 @@ def test_host_tensors_that_torch_rejects_are_its_errors() -> None:
             assert str(ours.value) == str(theirs.value)
     with pytest.raises(TypeError, match="takes no order"):
         fmm.matmul(a, a, order="F")
+    with pytest.raises(TypeError, match="takes no axes"):
+        fmm.matmul(a, a, axes=[(0, 1)] * 3)
+    with pytest.raises(TypeError, match="takes no axes, foo"):
+        fmm.explain(a, a, axes=[(0, 1)] * 3, foo=1)
 
 
 @pytest.mark.parametrize(
@@ -809,9 +851,11 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             taken.append("quick vendor")
 
         def with_options(self, options: Any) -> Any:
+            if options:
+                taken.append(", ".join(options))
             return self
 
-        def short_key(self, a: Any, b: Any) -> Any:
+        def size_key(self, a: Any, b: Any) -> Any:
             return ()
 
     def product(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> None:
@@ -820,7 +864,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     library: Any = Library()
     monkeypatch.setitem(pick.PLAIN_TYPES, Exact, library)
     monkeypatch.setitem(pick._known, Exact, library)
-    monkeypatch.setattr(product_call, "product", product)
+    for name in ("product", "product_of_any"):
+        monkeypatch.setattr(product_call, name, product)
     return taken
 
 
@@ -835,9 +880,34 @@ def test_small_matrices_take_the_shortest_way_and_nothing_else_does(ways: list[s
     assert ways == first
     for wishes in ({"out": out}, {"plan": "vendor"}, {"workspace": 0}, {"max_error_growth": 2.0}):
         fmm.matmul(small, small, **wishes)
-    for options in ({"dtype": "float64"}, {"order": "F"}, {"casting": "unsafe"}):
-        fmm.matmul(small, small, **options)  # type: ignore[arg-type]
-    assert ways == [*first, *["product"] * 7]
+    assert ways == [*first, *["product"] * 4]
+
+
+def test_options_reach_the_library_on_its_shortest_way_too(ways: list[str]) -> None:
+    """Those that fmm itself does not know as well: dropped, they would be a wrong result."""
+    options: list[dict[str, Any]] = [{"dtype": "float64"}, {"order": "F"}, {"casting": "unsafe"}]
+    options += [{"axes": [(0, 1), (1, 0), (0, 1)]}, {"max_eror_growth": 1.0}, {"order": "F", "subok": False}]
+    for small in (Exact(300, 300), Exact(2000, 2000)):
+        for option in options:
+            ways.clear()
+            fmm.matmul(small, small, **option)
+            assert ways == [", ".join(option), "product"]
+
+
+def test_what_is_quickly_known_to_be_the_vendors_is_known_by_both_types() -> None:
+    x, y = np.ones((3, 3), np.float32), np.ones((3, 3))
+    assert NUMPY.size_key(x, x) != NUMPY.size_key(x, y) != NUMPY.size_key(y, y)
+    assert NUMPY.size_key(x, y) != NUMPY.size_key(y, x)
+
+
+def test_tensors_are_known_by_both_types_too() -> None:
+    """A call of two types is torch's error; the next one of the first type alone may be worth a plan."""
+    torch = pytest.importorskip("torch")
+    from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
+
+    x, y = torch.ones(3, 3), torch.ones(3, 3, dtype=torch.float64)
+    for library in (TORCH, TORCH_ON_HOST):
+        assert len({library.size_key(*pair) for pair in ((x, x), (x, y), (y, x), (y, y))}) == 4
 
 
 def test_host_tensors_take_the_shortest_way_too() -> None:
@@ -950,14 +1020,16 @@ def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
 )
 def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, recurs: bool) -> None:
     x = contiguous((n, n), "float32")
-    call = answer(Question(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
+    call = answer_question(Question(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
     assert call.launches is not None and call.recurs is recurs
     assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if recurs else 0)
 
 
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
     x = contiguous((3072, 3072), "float32")
-    call = answer(Question(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile")))
+    call = answer_question(
+        Question(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile"))
+    )
     assert call.recurs
     assert call.workspace == 0
 
@@ -965,4 +1037,4 @@ def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
 def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
     for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
         x = contiguous(shape, "float32")
-        assert not answer(Question(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).recurs
+        assert not answer_question(Question(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).recurs

@@ -37,15 +37,15 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A config of this "CPU" that fmm looks at; nothing else is looked at."""
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    monkeypatch.setattr(identity, "cpu", lambda threads: HERE)
+    monkeypatch.setattr(identity, "cpu_identity", lambda threads: HERE)
     forget()
     yield tmp_path / "config.json"
     forget()
 
 
 def forget() -> None:
-    for cached in (files._now, files._read, environment.once):
-        cached.cache_clear()
+    files.forget_configs()
+    environment.log_once.cache_clear()
     online._trials.clear()
 
 
@@ -56,7 +56,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def decided(n: int = 96, limits: Limits = ROOM, dtype: str = "float64") -> decide.Decision:
-    return decide.decide(Problem(n, n, n, dtype), limits, devices.cpu(2))
+    return decide.decide(Problem(n, n, n, dtype), limits, devices.cpu_device(2))
 
 
 # ---- which step answers
@@ -159,7 +159,7 @@ def test_after_an_update_entries_are_set_aside_and_the_model_stays(
 ) -> None:
     tuned.write(path, HERE.key)
     updated = Identity(HERE.key, HERE.name, {**HERE.versions, "blas": "test 2"})
-    monkeypatch.setattr(identity, "cpu", lambda threads: updated)
+    monkeypatch.setattr(identity, "cpu_identity", lambda threads: updated)
     assert decided().step == decided(97).step == "calibrated model"
     assert said() == ["fmm: blas test 1 -> test 2 since the tuning: only its model is used until `fmm-tune canary`"]
 
@@ -195,10 +195,10 @@ def test_loading_and_deciding_take_no_time(path: Path) -> None:
     for _ in range(60):  # the least: others may be busy for a while
         forget()
         start = time.perf_counter()
-        assert files.configs().tuned(HERE, "float64")
+        assert files.configs_in_force().tuned(HERE, "float64")
         loads.append(time.perf_counter() - start)
     assert min(loads) < 5e-3
-    problem, device, cached, looks = Problem(70, 70, 66), devices.cpu(2), [], []
+    problem, device, cached, looks = Problem(70, 70, 66), devices.cpu_device(2), [], []
     for _ in range(60):  # by turns: both meet the processor at its best
         cached.append(seconds(lambda: decide.decide(problem, ROOM, device)))
         looks.append(seconds(lambda: [os.environ.get("FMM_NEVER_SET") for _ in range(4)]))
@@ -226,7 +226,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     a, b = rng.standard_normal((2, 64, 64))
     ran: list[str] = []
     clock = [0.0]
-    measured = call._product
+    measured = call.product
 
     def slow_vendor(library: Any, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
         if wishes.plan is not None:
@@ -234,7 +234,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
             clock[0] += 2.0 if wishes.plan == VENDOR else 1.0
         return measured(library, a, b, out, wishes)
 
-    monkeypatch.setattr(call, "_product", slow_vendor)
+    monkeypatch.setattr(call, "product", slow_vendor)
     monkeypatch.setattr("fmm.runtime.online.time.perf_counter", lambda: clock[0])
     best = str(fmm.explain(a, b).plan)
     products = 2 + 2 * online.PAIRS
@@ -335,7 +335,7 @@ def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch:
 
 
 def test_an_identity_is_of_this_machine() -> None:
-    found = identity.cpu(blas_threads())
+    found = identity.cpu_identity(blas_threads())
     assert found.key.startswith("cpu-") and found.key.endswith(f"{blas_threads()}t")
     assert found.versions["numpy"] == np.__version__
     assert identity.gpu_key("9.0", 132) == "cuda-9.0-132sm"
@@ -408,7 +408,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize(("content", "message"), DOCUMENTS.items(), ids=lambda x: str(x)[:30])
 def test_a_document_that_is_no_config(content: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        schema.document(content)
+        schema.read_document(content)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     for name, message in (("bytes", "UTF-8"), ("large", "larger"), ("pipe", "no file"), ("none", "No such file")):
         with pytest.raises(ConfigError, match=message):
-            files.read(tmp_path / name)
+            files.read_config(tmp_path / name)
 
 
 def mutated(text: str, rng: random.Random) -> bytes:

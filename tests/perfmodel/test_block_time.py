@@ -11,14 +11,14 @@ from fmm.hardware.chip import Fitted
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.perfmodel import block_time
-from fmm.perfmodel.block_time import GEMM, Operands, Side, resident, seconds
-from fmm.perfmodel.papers.huang_blocks import chip
+from fmm.perfmodel.block_time import GEMM, Operands, Side, launch_seconds, resident_blocks
+from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import best_for
 from fmm.tuner import fit_blocks as judge
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"
-H200 = chip(device("H200"))
+H200 = datasheet_chip(device("H200"))
 IDEAL = Fitted(wait=0, far=0, share=1, launch=0)
 EVERY = (*TUNED, *STRATEGIES)
 
@@ -39,28 +39,28 @@ def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytes
     monkeypatch.setattr(Side, "bursts", False)
     monkeypatch.setattr(Side, "stored", property(lambda side: side.tile))
     on = replace(H200, fitted=IDEAL, bandwidth=1e30)
-    per_sm = resident(s, GEMM, on.limits)
+    per_sm = resident_blocks(s, GEMM, on.limits)
     tiles, k = 4 * on.multiprocessors * per_sm, 4096  # four rounds
-    flop = tiles * block_time.flops(s, GEMM, k) / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
+    flop = tiles * block_time.kernel_flops(s, GEMM, k) / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
     smop = tiles * 4 * block_time.shared_elements(s, k) / (on.multiprocessors * 128 * on.clock)
-    assert seconds(s, GEMM, (tiles * s.m_s, k, s.n_s), on) == pytest.approx(max(flop, smop))
+    assert launch_seconds(s, GEMM, (tiles * s.m_s, k, s.n_s), on) == pytest.approx(max(flop, smop))
 
 
 def test_terms_written_out() -> None:
     """Huge by hand: 512 multiply-adds, 16 + 16 wide reads, 1 + 1 copies; A's fragments of four steps in 256 cycles."""
     huge = named_strategy("Huge")
-    assert block_time.issued(huge, GEMM, block_time.ROWS, H200) == 512 + 32 + 2 * 5 + 50
+    assert block_time.issue_cycles(huge, GEMM, block_time.ROWS, H200) == 512 + 32 + 2 * 5 + 50
     burst = 2 * (256 * 8 * 4 * 4 / 128 - 2 * 64)
-    near = block_time.waited(huge, GEMM, block_time.ROWS, H200, 1e6)
+    near = block_time.wait_cycles(huge, GEMM, block_time.ROWS, H200, 1e6)
     assert near == H200.fitted.wait + burst
-    assert block_time.waited(huge, GEMM, block_time.ROWS, H200, 2 * H200.near) == near + H200.fitted.far / 2
+    assert block_time.wait_cycles(huge, GEMM, block_time.ROWS, H200, 2 * H200.near) == near + H200.fitted.far / 2
     cycles = 4 / 128 * (H200.fitted.share * 2 * 256 * 8 * 8 + 2 * 1024 + 1024)
     assert block_time.shared_cycles(huge, GEMM, block_time.ROWS, H200) == pytest.approx(cycles)
 
 
 def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
-    a, b = block_time.sides(named_strategy("Huge"), (2, 2, 2))
+    a, b = block_time.operand_sides(named_strategy("Huge"), (2, 2, 2))
     assert (a.instructions, b.instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
     assert (a.stored, b.stored) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
     assert (a.bursts, b.bursts) == (False, False)
@@ -69,30 +69,32 @@ def test_a_sum_is_copied_read_added_and_written() -> None:
 def test_fewer_lanes_bind_before_slots() -> None:
     """64 lanes take two cycles for a warp's multiply-add, and other instructions go in between."""
     huge, half = named_strategy("Huge"), replace(H200, limits=capability_limits("8.0"))
-    assert block_time.issued(huge, GEMM, block_time.ROWS, half) == 1024
+    assert block_time.issue_cycles(huge, GEMM, block_time.ROWS, half) == 1024
 
 
 @pytest.mark.parametrize("w", [GEMM, (2, 2, 2)])
 @pytest.mark.parametrize("s", EVERY, ids=lambda s: s.name)
 def test_time_grows_with_every_side(s: TileSizes, w: Operands) -> None:
     shape = (1000, 1000, 1000)
-    base = seconds(s, w, shape, H200)
+    base = launch_seconds(s, w, shape, H200)
     for i in range(3):
-        assert seconds(s, w, (*shape[:i], 4 * shape[i], *shape[i + 1 :]), H200) > base  # type: ignore[arg-type]
-    assert seconds(s, w, shape, H200, count=8) > base
+        assert launch_seconds(s, w, (*shape[:i], 4 * shape[i], *shape[i + 1 :]), H200) > base  # type: ignore[arg-type]
+    assert launch_seconds(s, w, shape, H200, count=8) > base
 
 
 @pytest.mark.parametrize("name", device_names())
 def test_every_device_with_shared_memory_enough_has_a_best(name: str) -> None:
-    on = chip(device(name))
-    fitting = [s for s in EVERY if resident(s, GEMM, on.limits)]
+    on = datasheet_chip(device(name))
+    fitting = [s for s in EVERY if resident_blocks(s, GEMM, on.limits)]
     best = best_for((1000, 1000, 1000), on)
-    assert seconds(best, GEMM, (1000, 1000, 1000), on) == min(seconds(s, GEMM, (1000, 1000, 1000), on) for s in fitting)
+    assert launch_seconds(best, GEMM, (1000, 1000, 1000), on) == min(
+        launch_seconds(s, GEMM, (1000, 1000, 1000), on) for s in fitting
+    )
 
 
 def test_what_cannot_be_launched_is_refused() -> None:
     with pytest.raises(ValueError, match="no block fits"):
-        seconds(
+        launch_seconds(
             named_strategy("Broad"), GEMM, (8, 8, 8), replace(H200, limits=replace(H200.limits, shared_per_block=1024))
         )
 
@@ -111,7 +113,7 @@ def test_a_new_capability_is_like_the_newest_before_it() -> None:
 
 
 def test_the_record_is_whole() -> None:
-    shapes = judge.read(FILE)
+    shapes = judge.read_shapes(FILE)
     assert len({x.shape for x in shapes}) == len(shapes) == 40
     assert {x.kind for x in shapes} == {"square", "tall", "wide", "deep", "thin", "any"}
     assert all(set(names(list(EVERY))) <= set(x.seconds) for x in shapes)
@@ -122,33 +124,33 @@ def hits(rows: list[judge.Row]) -> float:
 
 
 def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
-    rows = judge.compared(judge.read(FILE), H200)
-    assert hits(rows) >= 0.9, [judge.missed(row) for row in rows if row.place > 2]
+    rows = judge.compared_rows(judge.read_shapes(FILE), H200)
+    assert hits(rows) >= 0.9, [judge.missed_line(row) for row in rows if row.place > 2]
     assert sum(row.regret for row in rows) / len(rows) < 0.02
-    assert judge.scatter(rows) < 0.12
+    assert judge.root_mean_square(rows) < 0.12
 
 
 @pytest.mark.parametrize("fit_to", [0, 1])
 def test_it_is_on_shapes_that_the_fit_did_not_see(fit_to: int) -> None:
-    halves = judge.halves(judge.read(FILE))
-    made = replace(H200, fitted=judge.fitted(halves[fit_to], H200))
-    assert hits(judge.compared(halves[1 - fit_to], made)) >= 0.9
+    halves = judge.alternate_halves(judge.read_shapes(FILE))
+    made = replace(H200, fitted=judge.fitted_constants(halves[fit_to], H200))
+    assert hits(judge.compared_rows(halves[1 - fit_to], made)) >= 0.9
 
 
 def test_the_constants_are_what_the_fit_gives() -> None:
-    found = judge.fitted(judge.read(FILE), H200)
+    found = judge.fitted_constants(judge.read_shapes(FILE), H200)
     assert astuple(found) == pytest.approx(astuple(Fitted()), rel=0.02)
 
 
 def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
-    rows = judge.compared(judge.read(FILE, "fused"), H200)
+    rows = judge.compared_rows(judge.read_shapes(FILE, "fused"), H200)
     assert len(rows) >= 10
-    assert hits(rows) >= 0.9, [judge.missed(row) for row in rows if row.place > 2]
+    assert hits(rows) >= 0.9, [judge.missed_line(row) for row in rows if row.place > 2]
 
 
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:
     """Ten strategies, four of which no fit saw."""
-    shapes = judge.read(FILE)
+    shapes = judge.read_shapes(FILE)
     taken = [x.seconds[best_for(x.shape, H200).name] / min(x.seconds[s.name] for s in EVERY) for x in shapes]
     assert sum(taken) / len(taken) < 1.03
     assert max(taken) < 1.2

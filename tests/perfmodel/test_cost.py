@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.arena import Arena, aligned_block
@@ -113,7 +113,7 @@ class Counting:
         return elements * self.itemsize
 
 
-def needed(program: Program, present: list[bool], wanted: list[bool]) -> set[int]:
+def needed(program: AdditionProgram, present: list[bool], wanted: list[bool]) -> set[int]:
     """The inputs that one element of the wanted outputs reads, found from the outputs backwards."""
     alive = list(present)
     for terms in program.lines:

@@ -16,9 +16,9 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
-from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked
-from fmm.perfmodel.predict import predict, seconds, vendor
-from fmm.perfmodel.work import Work, access, counted, estimated, estimated_workspace
+from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked_candidates
+from fmm.perfmodel.predict import predict, predict_vendor, predicted_seconds
+from fmm.perfmodel.work import Work, access_bytes, counted_work, estimated_work, estimated_workspace
 from fmm.problem import Problem
 
 LARGE = Limits(1 << 62, 1e9)
@@ -29,13 +29,15 @@ SIMPLE = Calibration("simple", "by hand", MappingProxyType({"float64": Rate(1e9,
 
 
 def test_products_take_flops_over_rate() -> None:
-    found = seconds(VENDOR, Problem(10, 20, 30), Work(((10, 20, 30, 5, 1),), 0, 0), replace(SIMPLE, stream=1e30))
+    found = predicted_seconds(
+        VENDOR, Problem(10, 20, 30), Work(((10, 20, 30, 5, 1),), 0, 0), replace(SIMPLE, stream=1e30)
+    )
     assert found.products == pytest.approx(5 * 2 * 10 * 20 * 30 / 1e9)
     assert (found.sums, found.launches, found.hidden) == (0, 0, 0)
 
 
 def test_a_thin_product_takes_as_long_as_its_memory() -> None:
-    found = seconds(VENDOR, Problem(1000, 1, 1000), Work(((1000, 1, 1000, 1, 1),), 0, 0), SIMPLE)
+    found = predicted_seconds(VENDOR, Problem(1000, 1, 1000), Work(((1000, 1, 1000, 1, 1),), 0, 0), SIMPLE)
     assert found.products == pytest.approx(8 * (1000 + 1000 + 1000 * 1000) / 1e9)
 
 
@@ -49,14 +51,16 @@ def test_a_thin_product_takes_as_long_as_its_memory() -> None:
 )
 def test_small_products_are_slower(rate: Rate, together: int, slowdown: float) -> None:
     calibration = replace(SIMPLE, rates=MappingProxyType({"float64": rate}), stream=1e30)
-    found = seconds(VENDOR, Problem(100, 100, 100), Work(((100, 100, 100, together, together),), 0, 0), calibration)
+    found = predicted_seconds(
+        VENDOR, Problem(100, 100, 100), Work(((100, 100, 100, together, together),), 0, 0), calibration
+    )
     assert found.products == pytest.approx(together * 2e6 / 1e9 * slowdown)
 
 
 def test_sums_launches_and_overlap() -> None:
     calibration = replace(SIMPLE, small=1000.0, launch=1e-3, overlap=0.5)
     work = Work(((100, 100, 100, 6, 3),), 5000, 4, overlapped=0.25)
-    found = seconds(VENDOR, Problem(100, 100, 100), work, calibration)
+    found = predicted_seconds(VENDOR, Problem(100, 100, 100), work, calibration)
     assert found.sums == pytest.approx((5000 * 8 + 4 * 1000) / 1e9)
     assert found.launches == pytest.approx((6 / 3 + 4) * 1e-3)
     assert found.hidden == pytest.approx(0.5 * min(found.sums / 4, found.products))
@@ -96,7 +100,7 @@ def test_alignment_and_batches_slow_products_down(plan: str, n: int, slower: flo
 def test_rows_of_a_alone_that_are_not_aligned_are_a_case_of_their_own(k: int, n: int, slower: float) -> None:
     plain = Calibration("slow memory", "", {"bfloat16": Rate(1e12, 0, 0)}, 1e15)
     told = replace(plain, rates={"bfloat16": Rate(1e12, 0, 0, unaligned=5.0, odd=9.0, alone=1.5)})
-    before, after = (vendor(Problem(512, k, n, "bfloat16"), c) for c in (plain, told))
+    before, after = (predict_vendor(Problem(512, k, n, "bfloat16"), c) for c in (plain, told))
     assert after.products == pytest.approx(slower * before.products)
 
 
@@ -132,7 +136,7 @@ def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str
     assert isinstance(first, Level)
     kernels = [op.kernel for op in tape.ops if isinstance(op, SumOp)]
     moved = {kernel.lanes * DTYPES[kernel.element].itemsize for kernel in kernels}
-    assert moved == {access(first.products, DTYPES[dtype].itemsize)}
+    assert moved == {access_bytes(first.products, DTYPES[dtype].itemsize)}
 
 
 @pytest.mark.parametrize(
@@ -162,7 +166,7 @@ def test_two_products_at_a_time(spin: float) -> None:
     n = 1024
     calibration = replace(LANES, spin=spin, rates={"float64": Rate(1e9, n * n / 4, 0, batch=1.1)})
     work = Work(((n / 2, n / 2, n / 2, 7, 1),), 5e6, 4)
-    found = seconds(Plan.parse("winograd > vendor"), Problem(n, n, n), work, calibration)
+    found = predicted_seconds(Plan.parse("winograd > vendor"), Problem(n, n, n), work, calibration)
     assert found.products == pytest.approx(7 / 4 * n**3 / 1e9 * 1.1 * (1 + 1 / 2))
     assert found.sums == pytest.approx((5e6 + 2 * n * n) * 8 / 1e9)
     assert found.ends == pytest.approx(0.1 + min(spin, (found.products + found.sums + 0.1) / 3))
@@ -173,7 +177,7 @@ def test_two_products_at_a_time(spin: float) -> None:
 def test_the_vendors_product_and_small_plans_know_no_lanes() -> None:
     for n in (512, 4096):
         problem = Problem(n, n, n)
-        assert vendor(problem, LANES).seconds == vendor(problem, SIMPLE).seconds
+        assert predict_vendor(problem, LANES).seconds == predict_vendor(problem, SIMPLE).seconds
     plan, problem = Plan.parse("winograd > vendor"), Problem(1000, 1000, 1000)
     found, plain = (predict(plan, problem, c) for c in (LANES, SIMPLE))
     assert found.products == plain.products and found.ends == 0
@@ -189,7 +193,7 @@ def test_a_device_without_lanes_is_predicted_as_before() -> None:
 
 def test_complex_products_do_four_times_the_flops() -> None:
     calibration = datasheet("h200")
-    real, complex_ = (vendor(Problem(4096, 4096, 4096, t), calibration) for t in ("float32", "complex64"))
+    real, complex_ = (predict_vendor(Problem(4096, 4096, 4096, t), calibration) for t in ("float32", "complex64"))
     assert complex_.products == pytest.approx(4 * real.products)
 
 
@@ -202,7 +206,7 @@ PLANS = sorted({*candidates(True), *candidates(False), Plan.parse("balanced > ha
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_the_quick_count_is_exact_where_sizes_divide(plan: Plan) -> None:
     problem = Problem(32 * 64, 32 * 64, 32 * 64)
-    quick, exact = estimated(plan, problem), counted(plan, problem)
+    quick, exact = estimated_work(plan, problem), counted_work(plan, problem)
     assert quick.passes == pytest.approx(exact.passes)
     assert quick.traffic == pytest.approx(exact.traffic)
     assert [tuple(map(float, leaf)) for leaf in quick.leaves] == [tuple(map(float, leaf)) for leaf in exact.leaves]
@@ -219,7 +223,7 @@ def test_the_estimated_workspace_is_within_a_factor_of_two(plan: Plan, n: int) -
 @pytest.mark.parametrize("size", [(3001, 2999, 4003), (5000, 7000, 6000), (6001, 2203, 3307)])
 def test_the_quick_estimate_is_near_the_exact_one_where_they_do_not(plan: Plan, size: tuple[int, int, int]) -> None:
     problem, calibration = Problem(*size, "float32"), datasheet("v100")
-    quick = seconds(plan, problem, estimated(plan, problem), calibration).seconds
+    quick = predicted_seconds(plan, problem, estimated_work(plan, problem), calibration).seconds
     assert quick == pytest.approx(predict(plan, problem, calibration).seconds, rel=0.08)
 
 
@@ -242,7 +246,7 @@ def test_every_datasheet_predicts_every_type_it_has(name: str) -> None:
         found = choose(Problem(8192, 8192, 8192, dtype), calibration, LARGE)
         assert 0 < found.best.prediction.seconds < 100
         peak = calibration.rates[dtype].flops
-        assert vendor(Problem(8192, 8192, 8192, dtype), calibration).effective_flops <= peak
+        assert predict_vendor(Problem(8192, 8192, 8192, dtype), calibration).effective_flops <= peak
 
 
 def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
@@ -261,7 +265,7 @@ def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
 def test_a_win_within_the_margin_is_not_taken() -> None:
     """Just where the best plan is predicted to gain less than the margin, the vendor is chosen."""
     calibration = cpu(2)
-    gains = [(n, ranked(Problem(n, n, n), calibration)[0]) for n in range(2000, 6000, 50)]
+    gains = [(n, ranked_candidates(Problem(n, n, n), calibration)[0]) for n in range(2000, 6000, 50)]
     narrow = [n for n, best in gains if 1 - calibration.margin < best.time < 1]
     assert narrow
     for n in narrow:
@@ -284,7 +288,7 @@ def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles_or_thin(
     rate = Rate(1e15, 0, 0, tile=128.0)
     known = Calibration("gpu", "", MappingProxyType({"float32": rate}), 1e12, batches=True, margin=0.02)
     _, found = sorted(
-        ranked(Problem(*size, "float32"), known, [VENDOR, Plan.parse(plan)]), key=lambda c: c.plan != VENDOR
+        ranked_candidates(Problem(*size, "float32"), known, [VENDOR, Plan.parse(plan)]), key=lambda c: c.plan != VENDOR
     )
     assert found.margin == pytest.approx(0.02 + more)
 
@@ -342,6 +346,6 @@ def test_bad_input_names_the_value_and_the_valid_ones() -> None:
     with pytest.raises(ValueError, match=r"(?i)unknown device 'h300'.*h200"):
         datasheet("h300")
     with pytest.raises(ValueError, match=r"no rate for bfloat16; it has float64"):
-        vendor(Problem(64, 64, 64, "bfloat16"), SIMPLE)
+        predict_vendor(Problem(64, 64, 64, "bfloat16"), SIMPLE)
     with pytest.raises(ValueError, match=r"no rate for float16"):
-        vendor(Problem(64, 64, 64, "float16"), datasheet("c1060"))
+        predict_vendor(Problem(64, 64, 64, "float16"), datasheet("c1060"))

@@ -12,7 +12,7 @@ import pytest
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
-from fmm.kernels.algorithms.scheme_text import parse
+from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.algorithms.step_table import step_table, step_table_names, table_scheme
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
@@ -94,10 +94,10 @@ def reordered(x: Matrix, factor: Fraction | int) -> Matrix:
 
 def test_the_posts_equations_have_four_slips() -> None:
     """As printed: P_3 = A_0 (B_0 + B_3), - P_2 in C_0, - P_3 and + P_5 in C_3. Any one of them alone is wrong."""
-    assert parse(dalberto.THE_POST.format(**dalberto.MEANT)).rank == 7
+    assert parse_scheme(dalberto.THE_POST.format(**dalberto.MEANT)).rank == 7
     for wrong in (dalberto.PRINTED, *({**dalberto.MEANT, slip: dalberto.PRINTED[slip]} for slip in dalberto.PRINTED)):
         with pytest.raises(SchemeError, match="not a matrix multiplication"):
-            parse(dalberto.THE_POST.format(**wrong))
+            parse_scheme(dalberto.THE_POST.format(**wrong))
 
 
 def test_brents_12_and_44_follow() -> None:
@@ -105,7 +105,7 @@ def test_brents_12_and_44_follow() -> None:
     times, all in units of its size, 2 or 4 times n/2."""
     sizes, operands, sums = (2, 2, 4, 4), (1, 1, 2, 2), (3, 3, 2, 1)
     by_hand = (sum(sizes), sum(x * (o + s) for x, o, s in zip(sizes, operands, sums, strict=True)))
-    found = recurrence(parse(dalberto.THE_POST.format(**dalberto.MEANT)))
+    found = recurrence(parse_scheme(dalberto.THE_POST.format(**dalberto.MEANT)))
     assert by_hand == (12, 44)
     assert found[0] == found[3] == (12.0, 44.0)
     assert max(found[1:3]) < found[0]

@@ -25,21 +25,21 @@ from fmm.kernels.algorithms.step_table import (
 )
 from fmm.kernels.cpu.symbolic_proof import first_plan_defect
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.blocks import cuts
-from fmm.kernels.plans.candidates import candidates
+from fmm.kernels.plans.blocks import side_cuts
+from fmm.kernels.plans.candidates import candidate_plans
 from fmm.kernels.plans.leaf import Leaf, register_leaf, unregister_leaf
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanLevel, register_level, unregister_level
-from fmm.kernels.plans.level_steps import COPY, Place, Product, Recipe, Sum, temporaries, whole
+from fmm.kernels.plans.level_steps import COPY, LevelSteps, Place, Product, Sum, temporary_sizes, whole_matrix
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_growth, predict
 from fmm.perfmodel.calibration import Rate
-from fmm.perfmodel.predict import vendor
+from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import EFFORTS
 from fmm.tuner.journal import Journal
-from fmm.tuner.search import explored, search
+from fmm.tuner.search import explored_plans, search_plans
 from fmm.tuner.space import search_space
 
 # ---- a leaf: NumPy's einsum, in half the time of BLAS (so it says)
@@ -77,15 +77,15 @@ class Halves(PlanLevel):
     def products(self) -> int:
         return 2
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
-        right = whole("T", k, n)
-        steps: list[Sum | Product] = [Sum("copy", COPY, (whole("B", k, n),), (right,))]
-        for row, rows in cuts(m, 2, None):
-            left, product = whole("S", rows, k), whole("M", rows, n)
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        right = whole_matrix("T", k, n)
+        steps: list[Sum | Product] = [Sum("copy", COPY, (whole_matrix("B", k, n),), (right,))]
+        for row, rows in side_cuts(m, 2, None):
+            left, product = whole_matrix("S", rows, k), whole_matrix("M", rows, n)
             steps.append(Sum("copy", COPY, (Place("A", row, 0, rows, k),), (left,)))
             steps.append(Product(left, right, product, plan.rest))
             steps.append(Sum("copy", COPY, (product,), (Place("C", row, 0, rows, n),)))
-        return Recipe(temporaries(steps), tuple(steps))
+        return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
 LEVEL = LevelKind(
@@ -167,7 +167,10 @@ def toy(request: pytest.FixtureRequest) -> Iterator[Toy]:
     found = TOYS[request.param]
     with pytest.raises(PlanError, match=found.message):
         Plan.parse(found.plan)
-    before = [candidates(device) for device in ("cpu", "cuda")], [search_space(device) for device in ("cpu", "cuda")]
+    before = (
+        [candidate_plans(device) for device in ("cpu", "cuda")],
+        [search_space(device) for device in ("cpu", "cuda")],
+    )
     if request.param == "leaf":
         register_leaf(LEAF)
     elif request.param == "level":
@@ -181,7 +184,7 @@ def toy(request: pytest.FixtureRequest) -> Iterator[Toy]:
             {"leaf": "einsum", "level": "halves", "scheme": "toy336"}[request.param]
         )
     assert before == (
-        [candidates(device) for device in ("cpu", "cuda")],
+        [candidate_plans(device) for device in ("cpu", "cuda")],
         [search_space(device) for device in ("cpu", "cuda")],
     )
     with pytest.raises(PlanError, match=found.message):
@@ -191,7 +194,7 @@ def toy(request: pytest.FixtureRequest) -> Iterator[Toy]:
 def test_it_is_parsed_and_explained(toy: Toy) -> None:
     plan = Plan.parse(toy.plan)
     assert str(plan) == toy.plan and Plan.parse(str(plan)) == plan
-    assert toy.explained in explain.table(plan, *toy.problem.size, 8)
+    assert toy.explained in explain.explained_table(plan, *toy.problem.size, 8)
     assert str(Plan.parse(f"strassen > {toy.plan}")) == f"strassen > {toy.plan}"
 
 
@@ -202,7 +205,7 @@ def test_it_is_counted_and_predicted(toy: Toy) -> None:
     assert counts.workspace == workspace(plan, *problem.size, 8)
     assert (counts.workspace > 0) == bool(plan.levels)
     seconds = predict(plan, problem, toy.device).seconds
-    assert seconds / vendor(problem, toy.device).seconds == pytest.approx(toy.share, rel=0.01)
+    assert seconds / predict_vendor(problem, toy.device).seconds == pytest.approx(toy.share, rel=0.01)
     assert error_bound(plan, *problem.size) > 0
     if not plan.levels:
         assert expected_growth(plan) == LEAF.relative_error
@@ -242,10 +245,10 @@ def test_it_is_searched(toy: Toy) -> None:
     import optuna
 
     device, effort = FakeDevice(toy.device, noise=0.001), replace(EFFORTS["quick"], trials=2, enqueued=2)
-    found = search(Journal("run", device), toy.problem, toy.device, effort, 1e9)
+    found = search_plans(Journal("run", device), toy.problem, toy.device, effort, 1e9)
     assert dict(found.plans)[Plan.parse(toy.plan)] == pytest.approx(1 / toy.share, rel=0.05)
 
-    proposed = explored(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
+    proposed = explored_plans(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
     name = toy.plan.split(" > ")[0]
     assert any(name in str(plan) for plan in proposed)
 
@@ -276,7 +279,7 @@ def test_a_step_table_can_be_registered_too(rng: np.random.Generator) -> None:
     register_step_table(step_table("li-fig3").text().replace("li-fig3", "toy"))
     try:
         assert Plan.parse("toy > vendor") == Plan.parse("toy.unequal > vendor")
-        assert Plan.parse("toy > vendor") in candidates("cpu")
+        assert Plan.parse("toy > vendor") in candidate_plans("cpu")
         a = rng.standard_normal((33, 33))
         assert np.allclose(fmm.matmul(a, a, plan="toy > vendor"), a @ a)
     finally:

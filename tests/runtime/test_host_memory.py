@@ -146,8 +146,8 @@ def test_a_limit_holds_for_the_copies_of_operands_that_blas_cannot_read(how: str
 
 
 def test_the_default_limit_is_a_share_of_the_memory() -> None:
-    assert 0 < limits.memory_share(NUMPY, 2) <= limits.SHARE * host_memory.available() * 1.1
-    assert 0 < host_memory.available() <= host_memory.total() * 1.01
+    assert 0 < limits.memory_share(NUMPY, 2) <= limits.SHARE * host_memory.available_bytes() * 1.1
+    assert 0 < host_memory.available_bytes() <= host_memory.total_bytes() * 1.01
 
 
 GROUP_FILES = [
@@ -176,8 +176,8 @@ def test_a_containers_limit_is_kept(
         (tmp_path / "groups" / folder / name).write_text(text)
     monkeypatch.setattr(host_memory, "GROUPS", str(tmp_path / "groups"))
     monkeypatch.setattr(host_memory, "PROCESS_GROUPS", str(tmp_path / "process"))
-    assert host_memory.total() == 3_000_000
-    assert host_memory.available() == 2_200_000 + sum(x.nbytes for x in host_memory._idle)
+    assert host_memory.total_bytes() == 3_000_000
+    assert host_memory.available_bytes() == 2_200_000 + sum(x.nbytes for x in host_memory._idle)
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712", "", None])
@@ -191,16 +191,16 @@ def test_a_group_without_a_limit_changes_nothing(
         files = {"memory.max": limit, "memory.current": "5", "memory.stat": "inactive_file 1"}
         for name, text in files.items():
             (tmp_path / name).write_text(text)
-    assert host_memory.total() == host_memory._installed()
+    assert host_memory.total_bytes() == host_memory._installed()
 
 
 def test_the_kept_block_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "_idle", [])
-    with host_memory.borrowed(1 << 20):
+    with host_memory.borrowed_block(1 << 20):
         pass
     lines = ["MemTotal: 4000 kB\n", "MemAvailable: 1000 kB\n"]
     monkeypatch.setattr(host_memory, "open", lambda *a, **k: _Lines(lines), raising=False)
-    assert host_memory.available() == 1000 * 1024 + sum(x.nbytes for x in host_memory._idle) > 1 << 20
+    assert host_memory.available_bytes() == 1000 * 1024 + sum(x.nbytes for x in host_memory._idle) > 1 << 20
 
 
 class _Lines(list[str]):
@@ -221,7 +221,7 @@ def test_without_the_systems_answer_half_of_the_memory_is_available(
         return _Lines(lines)
 
     monkeypatch.setattr(host_memory, "open", opened, raising=False)
-    assert host_memory.available() == host_memory.total() // 2
+    assert host_memory.available_bytes() == host_memory.total_bytes() // 2
 
 
 # ---- the block that is kept
@@ -248,12 +248,12 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
     @contextmanager
     def noted(nbytes: int) -> Iterator[Array]:
-        with host_memory.borrowed(nbytes) as found:
+        with host_memory.borrowed_block(nbytes) as found:
             start = found.ctypes.data
             loans.append((threading.get_ident(), start, start + found.nbytes))
             yield found
 
-    monkeypatch.setattr(host_run, "borrowed", noted)
+    monkeypatch.setattr(host_run, "borrowed_block", noted)
     return loans
 
 
@@ -292,26 +292,30 @@ def test_release_frees_the_block() -> None:
 
 
 def test_a_block_too_large_to_keep_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "total", lambda: 100_000)
+    monkeypatch.setattr(host_memory, "total_bytes", lambda: 100_000)
     fmm.matmul(*pair(), plan=PLANS[0])
     assert fmm.release_workspace() == 0
 
 
 def test_two_borrowers_never_share() -> None:
-    with host_memory.borrowed(1000) as first, host_memory.borrowed(1000) as second, host_memory.borrowed(0) as third:
+    with (
+        host_memory.borrowed_block(1000) as first,
+        host_memory.borrowed_block(1000) as second,
+        host_memory.borrowed_block(0) as third,
+    ):
         assert first.nbytes >= 1000 <= second.nbytes
         assert not any(np.shares_memory(x, y) for x, y in ((first, second), (first, third), (second, third)))
 
 
 def test_a_borrowed_block_comes_back_after_an_exception() -> None:
-    with pytest.raises(KeyError), host_memory.borrowed(1000):
+    with pytest.raises(KeyError), host_memory.borrowed_block(1000):
         raise KeyError
     assert fmm.release_workspace() >= 1000
 
 
 @pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 4096, 100_001])
 def test_a_block_starts_on_a_cache_line(nbytes: int) -> None:
-    with host_memory.borrowed(nbytes) as found:
+    with host_memory.borrowed_block(nbytes) as found:
         assert found.nbytes >= nbytes
         assert found.ctypes.data % 64 == 0
 
@@ -571,12 +575,12 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def held(nbytes: int) -> Iterator[Array]:
-        with host_memory.borrowed(nbytes) as found:
+        with host_memory.borrowed_block(nbytes) as found:
             spans.append((found.ctypes.data, found.ctypes.data + found.nbytes))
             both.wait()
             yield found
 
-    monkeypatch.setattr(host_run, "borrowed", held)
+    monkeypatch.setattr(host_run, "borrowed_block", held)
     a, b = pair()
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.append(fmm.matmul(a, b, plan=PLANS[0]))) for _ in range(2)]

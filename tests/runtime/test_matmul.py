@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import fmm
 from fmm.arrays.library import Setting
 from fmm.kernels import VENDOR, PlanError
+from fmm.kernels.cpu.side_by_side import threads_per_product
+from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.problem import Problem
 from fmm.runtime import call as calls
 from fmm.runtime import left_to_vendor
@@ -668,6 +670,13 @@ def test_bad_workspace(value: Any) -> None:
         fmm.plan(4, 4, 4, workspace=value)
 
 
+def test_wishes_are_checked_beside_what_only_numpy_knows_too() -> None:
+    with pytest.raises(ValueError, match="workspace must be"):
+        fmm.matmul(X, X, axes=[(0, 1)] * 3, workspace=-1)
+    with pytest.raises(ValueError, match="max_error_growth must be"):
+        fmm.matmul(X, X, subok=True, max_error_growth=0)
+
+
 @pytest.mark.parametrize("value", [1, 3.5, np.float32(4), np.float64(4), np.int64(4), float("inf")])
 def test_error_growth_may_be_any_number(value: Any) -> None:
     agree(lambda: ((draw((4, 4)), draw((4, 4))), {}), {"max_error_growth": value})
@@ -714,6 +723,31 @@ def test_plans_of_every_problem_can_be_printed(size: tuple[int, int, int], dtype
     assert str(found.plan) in str(found)
     assert found.workspace == 0
     assert found.error_growth == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "tf32"])
+def test_types_of_a_gpu_are_no_error_on_a_cpu(dtype: str) -> None:
+    found = fmm.plan(5000, 5000, 5000, dtype=dtype)
+    assert found.plan == VENDOR and found.reason == f"NumPy answers: {dtype} products are NumPy's own"
+
+
+def test_what_runs_is_said() -> None:
+    a, b = draw((64, 48)), draw((48, 80))
+    threads = f"{blas_threads()} thread" + "s" * (blas_threads() != 1)
+    assert fmm.explain(a, b).kernels == (f"numpy.matmul on {threads}",)
+    (line,) = fmm.explain(a, b, plan="winograd > vendor").kernels
+    assert line.startswith(f"numpy.matmul on {threads}, one product after the other")
+    (line,) = fmm.explain(np.stack([a] * 3), b, plan="vendor").kernels
+    assert line == f"numpy.matmul on {threads}: one product of 192 x 48 x 80"
+    assert "\nruns:\n  numpy.matmul on" in str(fmm.plan(64, 48, 80))
+
+
+@pytest.mark.skipif(blas_threads() != 2, reason="two products run side by side on two threads")
+def test_that_two_products_run_side_by_side_is_said() -> None:
+    with threads_per_product(2) as (at_a_time, _):
+        pass
+    big = fmm.explain(np.zeros((1200, 1200)), np.zeros((1200, 1200)), plan="winograd > vendor")
+    assert ("side by side" in big.kernels[0]) == (at_a_time == 2)
 
 
 # ---- a product with its own transpose

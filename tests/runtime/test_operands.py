@@ -15,7 +15,7 @@ from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.host_run import _products
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.operands import folded, layout
+from fmm.runtime.operands import matrix_layout, tall_matrix
 from fmm.runtime.prepare import Call, prepare
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ def new_result(a: Array, b: Array, order: str = "K") -> Any:
     """As fmm.matmul allocates it."""
     library, shape = NUMPY.with_options({"order": order}), product_shape(a.shape, b.shape)
     assert shape is not None
-    return library.new(library.result(a, b, shape, np.result_type(a, b).name))
+    return library.new_array(library.result_operand(a, b, shape, np.result_type(a, b).name))
 
 
 def numbered(*shape: int) -> Any:
@@ -67,7 +67,7 @@ STACKS: list[tuple[str, Any, bool]] = [
 def test_stacked_rows(what: str, x: Array, collapses: bool) -> None:
     tall = x.reshape(-1, x.shape[-1])
     assert np.shares_memory(tall, x) is collapses, "the table is wrong: NumPy decides"
-    assert (folded(NUMPY.operand(x)) is not None) is collapses
+    assert (tall_matrix(NUMPY.operand(x)) is not None) is collapses
 
 
 @st.composite
@@ -84,7 +84,7 @@ def views(draw: st.DrawFn, ndim: int | None = None) -> Any:
 @given(views())
 def test_stacked_rows_is_never_wrong_about_a_copy(x: Array) -> None:
     """Wrong the one way, a product would be written into a copy of out and be lost."""
-    if folded(NUMPY.operand(x)) is not None:
+    if tall_matrix(NUMPY.operand(x)) is not None:
         assert np.shares_memory(x.reshape(-1, x.shape[-1]), x)
 
 
@@ -113,7 +113,7 @@ READY: list[tuple[str, Any, bool]] = [
 @pytest.mark.parametrize(("what", "x", "ready"), READY, ids=[r[0] for r in READY])
 def test_blas_ready(what: str, x: Array, ready: bool) -> None:
     operand = NUMPY.operand(x)
-    assert (layout(operand) is not None and operand.dtype in {t.name for t in BLAS_TYPES}) is ready
+    assert (matrix_layout(operand) is not None and operand.dtype in {t.name for t in BLAS_TYPES}) is ready
 
 
 TRANSPOSES: list[tuple[str, Callable[[Any], tuple[Any, Any]], bool]] = [

@@ -18,7 +18,7 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.runtime.overflow import gain, may_overflow, norm, peak
+from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
 
 Array = np.ndarray[Any, Any]
 PLANS = (
@@ -293,9 +293,9 @@ def test_peak(dtype: str) -> None:
     largest = max(np.abs(x.real).max(), np.abs(x.imag).max())
     for view in (x, x.T, x[::-1], x[::3, ::2], np.asfortranarray(x), np.broadcast_to(x[:1], x.shape)):
         for threads in (ONE, Threads(3)):
-            assert peak(view, threads) <= largest
-            assert peak(view, threads) == max(np.abs(view.real).max(), np.abs(view.imag).max())
-    assert peak(x[:0], ONE) == peak(x[:, :0], ONE) == 0
+            assert largest_magnitude(view, threads) <= largest
+            assert largest_magnitude(view, threads) == max(np.abs(view.real).max(), np.abs(view.imag).max())
+    assert largest_magnitude(x[:0], ONE) == largest_magnitude(x[:, :0], ONE) == 0
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -305,10 +305,10 @@ def test_peak_finds_what_is_not_finite(dtype: str) -> None:
             for part in ("real", "imag") if dtype in "FD" else ("real",):
                 x = normal((700, 90), dtype)
                 getattr(x, part)[spot] = value
-                np.testing.assert_equal(peak(x, ONE), abs(value))
+                np.testing.assert_equal(largest_magnitude(x, ONE), abs(value))
     x = normal((700, 90), dtype)
     x[0, 0], x[699, 89] = np.inf, np.nan
-    assert np.isnan(peak(x, ONE))
+    assert np.isnan(largest_magnitude(x, ONE))
 
 
 class Magnitudes:
@@ -364,20 +364,20 @@ def test_gain_bounds_every_intermediate(plan: str, size: tuple[int, int, int]) -
         arena.memory[...] = 0
         execute_plan(parsed, np.full((m, k), left), np.full((k, n), right), c, backend, arena)
         top = max(backend.largest, float(c.max()))
-        assert top <= gain(parsed, m, k, n) * max(left * right * k, left, right) * (1 + 1e-12)
+        assert top <= growth_bound(parsed, m, k, n) * max(left * right * k, left, right) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("plan", BOUNDED)
 def test_gain_is_not_wasteful(plan: str) -> None:
     """A bound without sense would send ordinary data to the vendor: the fast plan would never run."""
     parsed = Plan.parse(plan)
-    assert 1 <= gain(parsed, 64, 64, 64) <= 500.0 ** max(parsed.depth, 1)
+    assert 1 <= growth_bound(parsed, 64, 64, 64) <= 500.0 ** max(parsed.depth, 1)
     for dtype in TYPES:
         assert not may_overflow(parsed, normal((64, 64), dtype), normal((64, 64), dtype), ONE)
 
 
 def test_gain_of_the_vendor_is_one() -> None:
-    assert gain(VENDOR, 5, 6, 7) == 1
+    assert growth_bound(VENDOR, 5, 6, 7) == 1
 
 
 @pytest.mark.parametrize(("dtype", "a", "b", "expected"), [
@@ -412,22 +412,22 @@ def test_the_norm_is_bounded_from_both_sides(kind: str, scale: float, rng: np.ra
     lost = float(np.sqrt(np.finfo(kind).tiny * 4 * x.size))  # what squares that underflow can hide
     for view in (x, x.T, x[:, 100:4000], x[5:50], np.asfortranarray(x)):
         if view.shape == x.shape or view.shape == x.T.shape:
-            assert exact <= norm(view, ONE) <= exact * 1.03 + lost
+            assert exact <= norm_bound(view, ONE) <= exact * 1.03 + lost
         else:
-            assert peak(view, ONE) <= norm(view, ONE) <= exact * 1.03 + lost
+            assert largest_magnitude(view, ONE) <= norm_bound(view, ONE) <= exact * 1.03 + lost
 
 
 def test_a_norm_by_two_threads_is_that_of_one(rng: np.random.Generator) -> None:
     x = rng.standard_normal((1500, 3000)).astype(np.float32)  # more than one task
     for view in (x, x[:, :2900], x.T):
-        assert norm(view, Threads(2)) == pytest.approx(norm(view, ONE), rel=1e-6)
+        assert norm_bound(view, Threads(2)) == pytest.approx(norm_bound(view, ONE), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_the_norm_of_what_is_not_finite_is_not_finite(bad: float) -> None:
     x = np.ones((4, 300_000))
     x[3, -1] = bad
-    assert not np.isfinite(norm(x, ONE))
+    assert not np.isfinite(norm_bound(x, ONE))
 
 
 @pytest.mark.parametrize(
@@ -439,11 +439,13 @@ def test_the_norm_of_what_is_not_finite_is_not_finite(bad: float) -> None:
     ],
 )
 def test_where_the_norm_does_not_help_the_maxima_decide(x: Array) -> None:
-    assert norm(x, ONE) == np.inf
+    assert norm_bound(x, ONE) == np.inf
     assert not may_overflow(Plan.parse("winograd > vendor"), x, np.ones((300, 300), x.dtype), ONE)
 
 
 def test_the_maxima_are_not_asked_for_ordinary_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmm.runtime.overflow.peak", lambda x, threads: pytest.fail("a second pass over the operands"))
+    monkeypatch.setattr(
+        "fmm.runtime.overflow.largest_magnitude", lambda x, threads: pytest.fail("a second pass over the operands")
+    )
     x = np.random.default_rng(0).standard_normal((300, 300))
     assert not may_overflow(Plan.parse("winograd > vendor"), x, x, ONE)

@@ -43,7 +43,7 @@ def rates(flops: float, stream: float) -> Calibration:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
 def test_what_is_measured_is_plausible(dtype: str, fresh: None) -> None:
     start = time.perf_counter()
-    found = probe.measured(blas_threads(), dtype)
+    found = probe.probed_calibration(blas_threads(), dtype)
     assert time.perf_counter() - start < 5, "a fraction of a second on any machine that is not overloaded"
     assert found.source == "measured in this process"
     assert 1e8 < found.rate(dtype).flops < 1e14
@@ -54,9 +54,9 @@ def test_what_is_measured_is_plausible(dtype: str, fresh: None) -> None:
 def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the sums are: two levels of 5000 x 7000 x 6000 end in products of 1250, of 8192 in 2048."""
     monkeypatch.setattr(probe, "threads_per_product", lambda threads: nullcontext((at_a_time, 1)))
-    monkeypatch.setattr(probe, "_products", lambda dtype, pipe: Rate(1e9, 0.0, 1.0))
-    monkeypatch.setattr(probe, "_sums", lambda threads: 1e15)
-    found = probe.measured(2, "float64")
+    monkeypatch.setattr(probe, "_product_rate", lambda dtype, pipe: Rate(1e9, 0.0, 1.0))
+    monkeypatch.setattr(probe, "_sum_rate", lambda threads: 1e15)
+    found = probe.probed_calibration(2, "float64")
     depths = [choose(Problem(*size), found, LARGE).best.plan.depth for size in ((5000, 7000, 6000), (8192,) * 3)]
     assert depths == ([1, 2] if at_a_time > 1 else [3, 3])
 
@@ -64,7 +64,7 @@ def test_side_by_side_short_leaves_are_left_alone(at_a_time: int, fresh: None, m
 @pytest.mark.timed
 def test_the_rate_is_that_of_products_of_this_machine(fresh: None) -> None:
     """At the side that was timed, the prediction is the time that a product takes (within what a busy machine does)."""
-    rate = probe.measured(blas_threads(), "float64").rate("float64")
+    rate = probe.probed_calibration(blas_threads(), "float64").rate("float64")
     x = np.ones((1024, 1024))
     times = []
     for _ in range(9):
@@ -83,14 +83,16 @@ def test_a_process_measures_once_for_each_precision(fresh: None, monkeypatch: py
         return rates(1e11, 1e10)
 
     monkeypatch.setattr(probe, "_measure", measure)
-    first = probe.measured(2, "float64")
-    assert probe.measured(2, "complex128") is probe.measured(2, "float64") is first
-    probe.measured(2, "float32")
+    first = probe.probed_calibration(2, "float64")
+    assert probe.probed_calibration(2, "complex128") is probe.probed_calibration(2, "float64") is first
+    probe.probed_calibration(2, "float32")
     assert asked == [("float64", "complex128"), ("float32", "complex64")]
 
 
 def test_nothing_is_measured_for_products_that_no_plan_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "measured", lambda threads, dtype: pytest.fail("it costs a twentieth of a second"))
+    monkeypatch.setattr(
+        devices, "probed_calibration", lambda threads, dtype: pytest.fail("it costs a twentieth of a second")
+    )
     for size in ((8, 8, 8), (1000, 1000, 1000), (100, 20000, 20000)):
         assert fmm.plan(*size).plan == VENDOR
 
@@ -98,19 +100,19 @@ def test_nothing_is_measured_for_products_that_no_plan_can_win(monkeypatch: pyte
 @pytest.mark.parametrize(("stream", "wins"), [(1e9, False), (1e11, True)])
 def test_a_guess_is_checked_by_measurement(stream: float, wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow sums: the vendor, whatever the built-in calibration proposes."""
-    monkeypatch.setattr(devices, "measured", lambda threads, dtype: rates(1e12, stream))
-    found = decide.decide(TEMPTING, LARGE, devices.cpu(2))
+    monkeypatch.setattr(devices, "probed_calibration", lambda threads, dtype: rates(1e12, stream))
+    found = decide.decide(TEMPTING, LARGE, devices.cpu_device(2))
     assert (found.plan != VENDOR) == wins
     assert "for tests" in found.reason
-    leaner = list(decide.leaner(TEMPTING, found.plan, LARGE, devices.cpu(2)))
+    leaner = list(decide.leaner_plans(TEMPTING, found.plan, LARGE, devices.cpu_device(2)))
     assert VENDOR not in leaner and (not leaner or wins)
 
 
 def test_a_calibration_that_was_not_guessed_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuned device's, say."""
-    monkeypatch.setattr(devices, "measured", lambda threads, dtype: pytest.fail("measured again"))
-    monkeypatch.setattr(devices, "built_in", lambda threads: replace(cpu(threads), source="tuned"))
-    assert decide.decide(TEMPTING, LARGE, devices.cpu(2)).plan != VENDOR
+    monkeypatch.setattr(devices, "probed_calibration", lambda threads, dtype: pytest.fail("measured again"))
+    monkeypatch.setattr(devices, "built_in_calibration", lambda threads: replace(cpu(threads), source="tuned"))
+    assert decide.decide(TEMPTING, LARGE, devices.cpu_device(2)).plan != VENDOR
 
 
 def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +120,12 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
         raise MemoryError
 
     monkeypatch.setattr(probe, "_measure", fail)
-    assert probe.measured(2, "float64").source == BUILT_IN
+    assert probe.probed_calibration(2, "float64").source == BUILT_IN
     assert not probe._found, "it is tried again when there is memory"
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "threads_given_up", lambda: 2)
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
-    assert probe.measured(2, "float64").source == BUILT_IN
+    assert probe.probed_calibration(2, "float64").source == BUILT_IN
     assert not probe._found, "it is tried again"

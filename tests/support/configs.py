@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fmm.config import store
+from fmm.config import schema
 from fmm.config.schema import Entry, Raw
 from fmm.tuner.effort import Effort
 
@@ -21,7 +21,7 @@ def entry(size: tuple[int, int, int] = (96, 96, 96), plan: str = "winograd > ven
 def section(*entries: Entry, **more: Any) -> dict[str, Raw]:
     """A section in which products are slow and sums cost nothing: the model chooses plans for everything."""
     free: dict[str, Raw] = {
-        **store.empty_section(VERSIONS),
+        **schema.empty_section(VERSIONS),
         "calibration": {"stream": 1e18, "margin": 0.02, "rate": {"flops": 1e6, "fill": 0.0, "pipe": 0.0}},
         "entries": [vars(e) | {"size": list(e.size)} for e in entries],
     }
@@ -30,5 +30,5 @@ def section(*entries: Entry, **more: Any) -> dict[str, Raw]:
 
 def write(path: Path, key: str, dtype: str = "float64", found: dict[str, Raw] | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(store.written({key: {dtype: found or section(entry())}}), encoding="utf-8")
+    path.write_text(schema.config_text({key: {dtype: found or section(entry())}}), encoding="utf-8")
     return path

@@ -24,11 +24,11 @@ from fmm.config import files
 from fmm.tuner import cli
 from fmm.tuner import stages as tune_module
 from fmm.tuner.commands import tune as commands_tune
-from fmm.tuner.commands.config import checked, sections
+from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.effort import EFFORTS
 from fmm.tuner.journal import Journal
-from fmm.tuner.stages import tune
+from fmm.tuner.stages import tune_type
 from fmm.tuner.trials import Trials
 from tests.support.configs import SMALL
 
@@ -54,8 +54,8 @@ def tuned(arguments: Sequence[str], seed: int) -> int:
 
 def whole(path: Path) -> str:
     """The config's text, once it has passed every check."""
-    for key, dtype, raw in sections(path):
-        checked(key, dtype, raw)
+    for key, dtype, raw in config_sections(path):
+        checked_fully(key, dtype, raw)
     return path.read_text(encoding="utf-8")
 
 
@@ -108,7 +108,7 @@ def replayed(folder: Path) -> int:
     for recorded in Trials(folder / "trials.jsonl").tunings():
         if recorded.finished:
             journal = Journal(recorded.header.run, FakeDevice(), recorded.trials, live=False)
-            tune(journal, recorded.header.settings["dtype"], SMALL)
+            tune_type(journal, recorded.header.settings["dtype"], SMALL)
             assert not any(journal._past.values()), "a trial was recorded that nobody asked for"
             count += 1
     return count
@@ -126,7 +126,7 @@ def together(folder: Path) -> None:
         os.waitpid(child, 0)
     whole(path)
     sizes = sorted(
-        [dtype, *entry["size"]] for dtype, raw in files.read(path)[FAKE.key].items() for entry in raw["entries"]
+        [dtype, *entry["size"]] for dtype, raw in files.read_config(path)[FAKE.key].items() for entry in raw["entries"]
     )
     print(json.dumps({"entries": sizes, "tunings": len(Trials(folder / "trials.jsonl").tunings())}))
 

@@ -163,7 +163,7 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
     assert main([*arguments, "--fresh"]) == 130 and not path.exists()  # a few rough products are no model
     asked, last = 0, 20
     assert main([*arguments, "--fresh"]) == 130  # where there is nothing better, it is the best so far
-    assert files.read(path)[FAKE.key]["float64"]["error"]["speedup"]["count"] == 0
+    assert files.read_config(path)[FAKE.key]["float64"]["error"]["speedup"]["count"] == 0
 
 
 @pytest.mark.parametrize("more", [["--effort", "full"], ["--dtype", "float32"], ["--fresh"], []])
@@ -251,10 +251,10 @@ def test_a_disk_that_fills_up_under_the_trials(
 def test_a_damaged_config_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text("{ damaged")
-    store.merge(path, "cpu-a", "float64", tuned.section())
+    store.merge_section(path, "cpu-a", "float64", tuned.section())
     assert (tmp_path / "config.json.damaged").read_text() == "{ damaged"
     assert "was damaged" in capsys.readouterr().err
-    assert set(files.read(path)) == {"cpu-a"}
+    assert set(files.read_config(path)) == {"cpu-a"}
 
 
 def test_a_config_of_a_later_fmm_is_not_touched(
@@ -270,11 +270,11 @@ def test_a_config_of_a_later_fmm_is_not_touched(
 def test_sections_and_entries_are_merged(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     one, two = tuned.entry((1, 2, 3)), tuned.entry((4, 5, 6))
-    store.merge(path, "cpu-a", "float64", tuned.section(one, noise=0.5))
-    store.merge(path, "cpu-a", "float32", tuned.section(one))
-    store.merge(path, "cpu-b", "float64", tuned.section(one))
-    store.merge(path, "cpu-a", "float64", tuned.section(two, tuned.entry((1, 2, 3), "hasa > vendor")))
-    found = files.read(path)
+    store.merge_section(path, "cpu-a", "float64", tuned.section(one, noise=0.5))
+    store.merge_section(path, "cpu-a", "float32", tuned.section(one))
+    store.merge_section(path, "cpu-b", "float64", tuned.section(one))
+    store.merge_section(path, "cpu-a", "float64", tuned.section(two, tuned.entry((1, 2, 3), "hasa > vendor")))
+    found = files.read_config(path)
     assert {(key, dtype) for key, types in found.items() for dtype in types} == {
         ("cpu-a", "float64"),
         ("cpu-a", "float32"),
@@ -290,10 +290,10 @@ def test_sections_and_entries_are_merged(tmp_path: Path) -> None:
 
 def test_old_entries_are_marked_when_versions_have_changed(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    store.merge(path, "cpu-a", "float64", tuned.section(tuned.entry((1, 2, 3))))
+    store.merge_section(path, "cpu-a", "float64", tuned.section(tuned.entry((1, 2, 3))))
     new = tuned.section(tuned.entry((4, 5, 6)), versions={"blas": "another"})
-    store.merge(path, "cpu-a", "float64", new)
-    entries = files.read(path)["cpu-a"]["float64"]["entries"]
+    store.merge_section(path, "cpu-a", "float64", new)
+    entries = files.read_config(path)["cpu-a"]["float64"]["entries"]
     assert [e["verified"] for e in entries] == [False, True]
 
 
@@ -309,13 +309,13 @@ def test_threads_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
         t.start()
     for t in threads:
         t.join()
-    assert len(files.read(path)["cpu-a"]["float64"]["entries"]) == 40
+    assert len(files.read_config(path)["cpu-a"]["float64"]["entries"]) == 40
 
 
 def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
     left = tmp_path / ".config.json.abc.partial"
     left.write_text("{")
-    store.merge(tmp_path / "config.json", "cpu-a", "float64", tuned.section())
+    store.merge_section(tmp_path / "config.json", "cpu-a", "float64", tuned.section())
     assert not left.exists()
 
 
@@ -329,10 +329,10 @@ def umask() -> Iterator[None]:
 @pytest.mark.usefixtures("umask")
 def test_everyone_may_read_a_config(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    store.merge(path, "cpu-a", "float64", tuned.section())
+    store.merge_section(path, "cpu-a", "float64", tuned.section())
     assert path.stat().st_mode & 0o777 == 0o644
     path.chmod(0o600)
-    store.merge(path, "cpu-a", "float32", tuned.section())
+    store.merge_section(path, "cpu-a", "float32", tuned.section())
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -363,7 +363,7 @@ def test_bad_arguments_exit_with_2_and_say_what_is_valid(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(choose, "gpus", lambda: 0)
+    monkeypatch.setattr(choose, "gpu_count", lambda: 0)
     (tmp_path / "SHAPES").write_text("1 2\n")
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
@@ -381,8 +381,8 @@ def test_without_a_device_the_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(choose, "_device", make)
     for count, name, expected in ((0, None, ["cpu"]), (2, None, ["0"]), (2, "all", ["0", "1", "cpu"]), (2, "1", ["1"])):
         made.clear()
-        monkeypatch.setattr(choose, "gpus", lambda count=count: count)
-        choose.chosen(name)
+        monkeypatch.setattr(choose, "gpu_count", lambda count=count: count)
+        choose.chosen_devices(name)
         assert made == expected
 
 
@@ -458,7 +458,7 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     assert main(["merge", str(tmp_path / "config.json"), "--into", str(tmp_path / "other.json")]) == 0
     assert main(["merge", where, "--into", str(tmp_path / "third.json")]) == 0  # a folder stands for its config
     for copy in ("other.json", "third.json"):
-        assert files.read(tmp_path / copy) == files.read(tmp_path / "config.json")
+        assert files.read_config(tmp_path / copy) == files.read_config(tmp_path / "config.json")
 
 
 def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,6 +528,6 @@ def test_a_canary_restores_trust_or_takes_it(
     device.truth = replace(device.truth, stream=device.truth.stream / slower**4)
     assert main(["canary", "--output", str(path)]) == 0
     assert ("all entries are trusted" if holds else "entries stay set aside") in capsys.readouterr().out
-    raw = files.read(path)[FAKE.key]["float64"]
+    raw = files.read_config(path)[FAKE.key]["float64"]
     assert raw["versions"] == {"numpy": "1", "blas": "fake 1"}
     assert [e["verified"] for e in raw["entries"]] == [holds]

@@ -18,7 +18,7 @@ from fmm.config import identity
 from fmm.tuner import environment
 from fmm.tuner import paired as tuner_paired
 from fmm.tuner.commands import suites
-from fmm.tuner.paired import Paired, Rounds, paired
+from fmm.tuner.paired import Paired, Rounds, paired_rounds
 from tests.support import ROOT
 
 
@@ -53,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_ratio_is_the_vendors_time_over_the_candidates(machine: Machine) -> None:
-    result = paired(machine.call("vendor", 3.0), machine.call("candidate", 2.0), Rounds(5, 5, 0.0))
+    result = paired_rounds(machine.call("vendor", 3.0), machine.call("candidate", 2.0), Rounds(5, 5, 0.0))
     assert result.vendor == pytest.approx((3.0,) * 5) and result.candidate == pytest.approx((2.0,) * 5)
     assert result.ratios == pytest.approx((1.5,) * 5)
     assert result.speedup == pytest.approx(1.5)
@@ -63,7 +63,7 @@ def test_a_ratio_is_the_vendors_time_over_the_candidates(machine: Machine) -> No
 
 def test_a_against_a_is_one(machine: Machine) -> None:
     for seconds in (0.25, 2.0**-13):  # exact in binary
-        result = paired(machine.call("a", seconds), machine.call("a", seconds), Rounds(7, 7, 0.0))
+        result = paired_rounds(machine.call("a", seconds), machine.call("a", seconds), Rounds(7, 7, 0.0))
         assert set(result.ratios) == {1.0} and result.interval == (1.0, 1.0)
 
 
@@ -71,7 +71,7 @@ def test_the_same_function_twice_is_measured_twice(machine: Machine) -> None:
     """For the noise floor: two series of their own, not one that is compared with itself."""
     times = [1.0 + 0.01 * i for i in range(100)]
     call = machine.call("a", *times)
-    result = paired(call, call, Rounds(4, 4, 0.0))
+    result = paired_rounds(call, call, Rounds(4, 4, 0.0))
     assert len(result.vendor) == len(result.candidate) == 4
     assert len({*result.vendor, *result.candidate}) == 8
     assert all(ratio != 1 for ratio in result.ratios)
@@ -79,7 +79,7 @@ def test_the_same_function_twice_is_measured_twice(machine: Machine) -> None:
 
 @pytest.mark.parametrize("seconds", [(1.0, 1.0), (1e-6, 1e-6), (1e-6, 0.5), (0.004, 0.001)])
 def test_every_round_measures_both_in_shuffled_order(machine: Machine, seconds: tuple[float, float]) -> None:
-    result = paired(machine.call("v", seconds[0]), machine.call("c", seconds[1]), Rounds(40, 40, 0.0), seed=3)
+    result = paired_rounds(machine.call("v", seconds[0]), machine.call("c", seconds[1]), Rounds(40, 40, 0.0), seed=3)
     warm, timed = machine.calls[:2], machine.calls[2:]
     assert sorted(warm) == ["c", "v"]
     samples = timed[:: result.repeat]
@@ -93,7 +93,7 @@ def test_the_shuffling_follows_the_seed(machine: Machine) -> None:
     orders = []
     for seed in (0, 0, 1):
         machine.calls.clear()
-        paired(machine.call("v", 1.0), machine.call("c", 1.0), Rounds(30, 30, 0.0), seed)
+        paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), Rounds(30, 30, 0.0), seed)
         orders.append(list(machine.calls))
     assert orders[0] == orders[1] != orders[2]
 
@@ -109,19 +109,19 @@ REPEATS = [
 
 @pytest.mark.parametrize(("vendor", "candidate", "repeat"), REPEATS)
 def test_short_calls_are_repeated(machine: Machine, vendor: float, candidate: float, repeat: int) -> None:
-    result = paired(machine.call("v", vendor), machine.call("c", candidate), Rounds(2, 2, 0.0))
+    result = paired_rounds(machine.call("v", vendor), machine.call("c", candidate), Rounds(2, 2, 0.0))
     assert result.repeat == pytest.approx(repeat, rel=0.01)
     assert result.vendor == pytest.approx((vendor,) * 2, rel=1e-6)  # seconds a call, not a sample
     assert result.candidate == pytest.approx((candidate,) * 2, rel=1e-6)
 
 
 def test_a_call_too_short_for_the_clock_is_not_repeated_for_ever(machine: Machine) -> None:
-    result = paired(machine.call("v", 0.0), machine.call("c", 0.0), Rounds(2, 2, 0.0))
+    result = paired_rounds(machine.call("v", 0.0), machine.call("c", 0.0), Rounds(2, 2, 0.0))
     assert 1000 <= result.repeat <= 1_000_000
 
 
 def test_the_first_calls_are_not_samples(machine: Machine) -> None:
-    result = paired(machine.call("v", 50.0, 1.0), machine.call("c", 90.0, 1.0), Rounds(3, 3, 0.0))
+    result = paired_rounds(machine.call("v", 50.0, 1.0), machine.call("c", 90.0, 1.0), Rounds(3, 3, 0.0))
     assert result.vendor == result.candidate == pytest.approx((1.0,) * 3)
 
 
@@ -138,13 +138,13 @@ LENGTHS = [
 
 @pytest.mark.parametrize(("least", "most", "seconds", "count"), LENGTHS)
 def test_how_long_it_goes_on(machine: Machine, least: int, most: int, seconds: float, count: int) -> None:
-    result = paired(machine.call("v", 1.0), machine.call("c", 1.0), Rounds(least, most, seconds))
+    result = paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), Rounds(least, most, seconds))
     assert len(result.ratios) == count
 
 
 def test_a_machine_that_slows_down_hits_both_alike(machine: Machine) -> None:
     vendor = machine.call("v", 1.0, drift=0.01)
-    result = paired(vendor, machine.call("c", 1.0, drift=0.01), Rounds(31, 31, 0.0))
+    result = paired_rounds(vendor, machine.call("c", 1.0, drift=0.01), Rounds(31, 31, 0.0))
     assert result.vendor[-1] > 1.5 * result.vendor[0]
     assert result.speedup == pytest.approx(1, abs=0.02)
 
@@ -154,7 +154,7 @@ def test_what_a_call_raises_leaves(machine: Machine) -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        paired(machine.call("v", 1.0), failing, Rounds())
+        paired_rounds(machine.call("v", 1.0), failing, Rounds())
 
 
 # ---- the interval
@@ -286,7 +286,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_device_folder_is_a_safe_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "processor", lambda: name)
+    monkeypatch.setattr(identity, "processor_name", lambda: name)
     monkeypatch.setattr(environment, "blas_threads", lambda: 4)
     assert environment.device_folder() == NAMES[name]
 
@@ -298,12 +298,12 @@ def test_without_git_nothing_is_known_of_the_commit(error: Exception, monkeypatc
 
     monkeypatch.setattr("fmm.tuner.environment.subprocess.run", run)
     monkeypatch.delenv("FMM_COMMIT", raising=False)
-    assert environment.commit() == ""
+    assert environment.source_commit() == ""
 
 
 def test_of_a_copy_the_environment_says_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FMM_COMMIT", "0123abc")
-    assert environment.commit() == "0123abc"
+    assert environment.source_commit() == "0123abc"
 
 
 def test_without_threadpoolctl_the_blas_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,4 +316,4 @@ def test_without_proc_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(f"no {path}")
 
     monkeypatch.setattr("builtins.open", unreadable)
-    assert identity.processor.__wrapped__()
+    assert identity.processor_name.__wrapped__()

@@ -21,21 +21,21 @@ from fmm.config import certify, schema
 from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import GPU_GROWTH, Limits, choose, ranked
+from fmm.perfmodel.choose import GPU_GROWTH, Limits, choose, ranked_candidates
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner import fit as fitting
 from fmm.tuner import shapes
-from fmm.tuner.conclude import entries, noise_floor
+from fmm.tuner.conclude import noise_floor, searched_entries
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.devices.fake import TRUTH, FakeDevice, FakeSession
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.journal import Journal, ReplayedError, RoundLimits, speedup
-from fmm.tuner.search import fits
+from fmm.tuner.journal import Journal, ReplayedError, RoundLimits, paired_speedup
+from fmm.tuner.search import within_limits
 from fmm.tuner.shapes import ShapesError
-from fmm.tuner.space import built, inverse, search_space
-from fmm.tuner.stages import Outcome, scattered, tune
+from fmm.tuner.space import built_plan, choices_of_plans, search_space
+from fmm.tuner.stages import Outcome, probe_scattered, tune_type
 from fmm.tuner.thresholds import thresholds
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from tests.support.configs import SMALL
@@ -46,7 +46,7 @@ BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
 
 def tuned(device: FakeDevice | None = None, wanted: tuple[tuple[int, int, int], ...] = BIG) -> tuple[Journal, Outcome]:
     journal = Journal("run", device or FakeDevice())
-    return journal, tune(journal, "float64", SMALL, wanted)
+    return journal, tune_type(journal, "float64", SMALL, wanted)
 
 
 # ---- the whole loop
@@ -56,7 +56,7 @@ def test_a_tuning_finds_the_truth() -> None:
     journal, outcome = tuned()
     assert outcome.stopped == "" and outcome.section is not None
     section = outcome.section
-    found = schema.section(section, "test", journal.device.identity, "float64")
+    found = schema.checked_section(section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
     rate, true = found.calibration.rate("float64"), TRUTH.rate("float64")
     assert rate.flops == pytest.approx(true.flops, rel=0.03)
@@ -64,7 +64,7 @@ def test_a_tuning_finds_the_truth() -> None:
     assert section["error"]["time"]["median"] < 0.02 and section["error"]["speedup"]["median"] < 0.02
     assert section["noise"] < 0.03
     for e in found.entries.values():
-        truth = {c.plan: c.time for c in ranked(Problem(*e.size), TRUTH)}
+        truth = {c.plan: c.time for c in ranked_candidates(Problem(*e.size), TRUTH)}
         assert e.speedup == pytest.approx(1 / truth[Plan.parse(e.plan)], rel=0.03)
         assert truth[Plan.parse(e.plan)] <= min(truth.values()) * 1.03
     assert {e.plan for e in found.entries.values()} != {"vendor"}
@@ -96,7 +96,7 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
     assert sum(equal) / len(equal) >= 0.95 and min(equal) >= 0.85, equal
     lost = []
     for problem, plans in zip(problems, zip(*chosen, strict=True), strict=True):
-        truth = {c.plan: c.time for c in ranked(problem, TRUTH)}
+        truth = {c.plan: c.time for c in ranked_candidates(problem, TRUTH)}
         assert max(truth[p] for p in plans) < 1.03 * min(truth[p] for p in plans)
         lost += [truth[p] / min(truth.values()) - 1 for p in plans]
     assert sum(lost) / len(lost) < 0.001 and max(lost) < 0.035
@@ -104,8 +104,8 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
 
 def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
     journal = Journal("run", FakeDevice(truth, seed=seed, noise=0.02))
-    outcome = tune(journal, "float64", EFFORTS["quick"])
-    found = schema.section(outcome.section, "test", journal.device.identity, "float64")
+    outcome = tune_type(journal, "float64", EFFORTS["quick"])
+    found = schema.checked_section(outcome.section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
     return found.calibration
 
@@ -148,7 +148,7 @@ GPU_TRUTH = Calibration(
 def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certified: str) -> None:
     device = FakeDevice(truth=GPU_TRUTH, gpu=True, memory=1 << 40, noise=0.002, also={"lt0": leaf, "lt1": 1.2})
     journal = Journal("run", device)
-    outcome = tune(journal, "float64", device.efforts["quick"], ((16384, 16384, 16384),))
+    outcome = tune_type(journal, "float64", device.efforts["quick"], ((16384, 16384, 16384),))
     assert outcome.stopped == "" and outcome.section is not None
     assert outcome.section["error"]["time"]["median"] < 0.02 and outcome.section["error"]["speedup"]["count"] >= 10
     (entry,) = outcome.section["entries"]
@@ -158,7 +158,7 @@ def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certifie
     assert bool(raced) == (certified == "levels" and leaf < 1)
     unraced = [t for t in journal.recorded if t.stage != "peer"]  # the time was up before the second race
     if leaf < 1 and certified == "levels":
-        assert [e.plan for e in entries(unraced, 0.0) if e.plan != "vendor"] == []
+        assert [e.plan for e in searched_entries(unraced, 0.0) if e.plan != "vendor"] == []
 
 
 @pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in EFFORTS if x != "quick"]))
@@ -166,7 +166,7 @@ def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
     """The seconds of the samples, as if they had passed."""
     device = FakeDevice()
     journal = Journal("run", device)
-    outcome = tune(journal, "float64", EFFORTS[effort])
+    outcome = tune_type(journal, "float64", EFFORTS[effort])
     assert outcome.stopped == "" and outcome.section is not None
     spent = sum(t.seconds or 0.0 for t in journal.recorded)
     assert 0.2 * EFFORTS[effort].seconds < spent < 2.2 * EFFORTS[effort].seconds
@@ -182,7 +182,7 @@ def test_no_entry_is_certified_below_one() -> None:
     slow_sums = replace(TRUTH, stream=1e9)
     for device in (FakeDevice(noise=0.2), FakeDevice(truth=slow_sums, noise=0.05)):
         journal, outcome = tuned(device)
-        found = schema.section(outcome.section, "test", journal.device.identity, "float64")
+        found = schema.checked_section(outcome.section, "test", journal.device.identity, "float64")
         assert found.entries
         for e in found.entries.values():
             assert e.low > 1 and e.speedup > 1.02 if e.plan != "vendor" else e.speedup == 1
@@ -211,7 +211,7 @@ def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
     journal, outcome = tuned()
     device = FakeDevice()
     replayed = Journal("run", device, journal.recorded, live=False)
-    again = tune(replayed, "float64", SMALL, BIG)
+    again = tune_type(replayed, "float64", SMALL, BIG)
     assert device.asked == 0
     assert again.section is not None and outcome.section is not None
     for name in ("calibration", "error", "thresholds", "entries", "noise"):
@@ -221,7 +221,7 @@ def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
 def test_a_replay_of_half_a_tuning_says_where_it_ends() -> None:
     journal, _ = tuned()
     with pytest.raises(ReplayedError, match="ends here"):
-        tune(Journal("run", FakeDevice(), journal.recorded[:100], live=False), "float64", SMALL, BIG)
+        tune_type(Journal("run", FakeDevice(), journal.recorded[:100], live=False), "float64", SMALL, BIG)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.4, 0.8, 0.99])
@@ -230,7 +230,7 @@ def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
     count = len(journal.recorded)
     device = FakeDevice()
     resumed = Journal("run", device, journal.recorded[: int(share * count)])
-    outcome = tune(resumed, "float64", SMALL, BIG)
+    outcome = tune_type(resumed, "float64", SMALL, BIG)
     assert outcome.stopped == "" and outcome.section is not None
     assert device.asked == len(resumed.recorded) - int(share * count)
     # The fake device's noise begins anew with every session, so the rest differs; how much is measured hardly does.
@@ -241,7 +241,7 @@ def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
 def test_the_time_limit_is_kept_within_one_trial() -> None:
     device = FakeDevice(real_time=0.05)
     journal = Journal("run", device, limit=0.1)
-    outcome = tune(journal, "float64", SMALL)
+    outcome = tune_type(journal, "float64", SMALL)
     assert outcome.stopped == "the time was up"
     assert outcome.section is not None and outcome.section["calibration"]
     longest = max((b.elapsed - a.elapsed for a, b in pairwise(journal.recorded)), default=0.0)
@@ -261,7 +261,7 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
             raise KeyboardInterrupt
 
     journal.on_sample = stop
-    outcome = tune(journal, "float64", SMALL, BIG)
+    outcome = tune_type(journal, "float64", SMALL, BIG)
     assert outcome.stopped == "interrupted" and outcome.section is not None
     assert len(outcome.section["entries"]) == 1  # the first shape's twelve samples were complete
 
@@ -316,7 +316,7 @@ class SlowGpu(FakeDevice):
 
 @pytest.mark.parametrize("side", [300, 1200, 2400])
 def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) -> None:
-    found = list(scattered(SlowGpu(gpu=True), "float64", side, EFFORTS["quick"]))
+    found = list(probe_scattered(SlowGpu(gpu=True), "float64", side, EFFORTS["quick"]))
     assert len(found) == 2 * EFFORTS["quick"].held_out
     for _, problem, plans in found:
         assert plans and VENDOR not in plans
@@ -371,12 +371,12 @@ def test_out_of_memory_is_a_row() -> None:
 
 def test_the_rule_of_certification() -> None:
     base = [1.0] * 9
-    assert certify.certified(base, [0.9] * 9, 0.01)
-    assert not certify.certified(base, [0.99] * 9, 0.01)  # a gain of one per cent
-    assert not certify.certified(base, [0.95] * 9, 0.08)  # within the noise floor
-    assert not certify.certified(base, [0.8] * 5 + [1.01] * 4, 0.01)  # the interval reaches below 1
-    assert certify.certified(base, [0.8] * 8 + [1.01], 0.01)
-    assert certify.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert certify.is_certified(base, [0.9] * 9, 0.01)
+    assert not certify.is_certified(base, [0.99] * 9, 0.01)  # a gain of one per cent
+    assert not certify.is_certified(base, [0.95] * 9, 0.08)  # within the noise floor
+    assert not certify.is_certified(base, [0.8] * 5 + [1.01] * 4, 0.01)  # the interval reaches below 1
+    assert certify.is_certified(base, [0.8] * 8 + [1.01], 0.01)
+    assert certify.median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
 def test_the_noise_floor_is_what_twins_show() -> None:
@@ -397,21 +397,21 @@ def test_a_shape_that_was_not_confirmed_to_the_end_has_no_entry() -> None:
 
     search = [searched(plan, s) for _ in range(3) for plan, s in (("vendor", 1.0), ("winograd > vendor", 0.5))]
     slower = [searched(plan, s) for _ in range(3) for plan, s in (("vendor", 1.0), ("winograd > vendor", 1.5))]
-    assert entries(search, 0.0) == []  # it promised something, and was not confirmed
-    assert [e.plan for e in entries(slower, 0.0)] == ["vendor"]
+    assert searched_entries(search, 0.0) == []  # it promised something, and was not confirmed
+    assert [e.plan for e in searched_entries(slower, 0.0)] == ["vendor"]
     complete = [trial(plan, s) for _ in range(6) for plan, s in (("vendor", 1.0), ("winograd > vendor", 0.5))]
     complete = [*search, *complete]
-    assert [e.plan for e in entries(complete, 0.0)] == ["winograd > vendor"]
-    assert entries(complete[:-1], 0.0) == [] and entries(complete[:-6], 0.0) == []
+    assert [e.plan for e in searched_entries(complete, 0.0)] == ["winograd > vendor"]
+    assert searched_entries(complete[:-1], 0.0) == [] and searched_entries(complete[:-6], 0.0) == []
     second = [trial(plan, s) for _ in range(6) for plan, s in (("vendor", 1.0), ("hasa > vendor", 0.8))]
     loser = [t if t.plan == "vendor" else replace(t, seconds=1.5) for t in complete]
-    assert [e.plan for e in entries([*loser, *second], 0.0)] == ["hasa > vendor"]
-    assert [e.plan for e in entries(loser, 0.0)] == ["vendor"]
+    assert [e.plan for e in searched_entries([*loser, *second], 0.0)] == ["hasa > vendor"]
+    assert [e.plan for e in searched_entries(loser, 0.0)] == ["vendor"]
 
 
 def test_speedups_are_paired() -> None:
     vendor, run = Run(), Run(Plan.parse("hasa > vendor"))
-    assert speedup({vendor: [1.0, 10.0, 1.0], run: [0.5, 5.0]}, vendor, run) == 2
+    assert paired_speedup({vendor: [1.0, 10.0, 1.0], run: [0.5, 5.0]}, vendor, run) == 2
 
 
 # ---- the fit
@@ -427,7 +427,7 @@ def observed(truth: Calibration, kinds: tuple[str, ...] = ("whole", "sums")) -> 
         for size in ((n, n, n), (n, 2 * n, n // 2), (n // 4, n, n)):
             for run in (Run(p, kind) for p in plans for kind in kinds if kind == "whole" or p != VENDOR):
                 problem = Problem(*size)
-                seconds = fitting.predicted(run, problem, fitting.work(run.plan, problem), truth)
+                seconds = fitting.formula_seconds(run, problem, fitting.cached_work(run.plan, problem), truth)
                 found.append(fitting.Observation(problem, run, seconds))
     return found
 
@@ -446,7 +446,7 @@ ODD_TRUTH = Calibration(
 
 def test_every_parameter_is_found_from_exact_times() -> None:
     start = FakeDevice().untuned()
-    found = fitting.fit(start, "float64", observed(ODD_TRUTH))
+    found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
     for parameter in fitting.PARAMETERS:
         if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill", "host"):
@@ -457,7 +457,7 @@ def test_every_parameter_is_found_from_exact_times() -> None:
 def test_what_the_host_takes_for_a_launch_is_found() -> None:
     truth = replace(ODD_TRUTH, launch=1e-6, host=2e-3)
     start = replace(FakeDevice().untuned(), batches=True)
-    found = fitting.fit(start, "float64", observed(truth)).calibration
+    found = fitting.fit_calibration(start, "float64", observed(truth)).calibration
     assert found.host == pytest.approx(2e-3, rel=0.05) and found.rate("float64").flops == pytest.approx(3e10, rel=0.1)
 
 
@@ -466,14 +466,14 @@ def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
     rate = replace(ODD_TRUTH.rate("float64"), tile=tile)
     truth = replace(ODD_TRUTH, rates=MappingProxyType({"float64": rate}))
     start = replace(FakeDevice().untuned(), batches=True)
-    found = fitting.fit(start, "float64", observed(truth)).calibration.rate("float64")
+    found = fitting.fit_calibration(start, "float64", observed(truth)).calibration.rate("float64")
     assert found.tile == tile and found.flops == pytest.approx(3e10, rel=0.1)
 
 
 def test_what_nothing_informs_stays_as_it_was() -> None:
     start = FakeDevice().untuned()
     vendors = [o for o in observed(ODD_TRUTH) if o.kind == "vendor"]
-    found = fitting.fit(start, "float64", vendors)
+    found = fitting.fit_calibration(start, "float64", vendors)
     assert (found.calibration.stream, found.calibration.small) == (start.stream, start.small)
     assert set(found.intervals) == {p.name for p in fitting.PARAMETERS if "vendor" in p.informed_by}
     assert found.calibration.rate("float64").flops == pytest.approx(3e10, rel=0.05)
@@ -482,7 +482,7 @@ def test_what_nothing_informs_stays_as_it_was() -> None:
 def test_outliers_do_not_carry_the_fit_away() -> None:
     clean = observed(TRUTH)
     dirty = [replace(o, seconds=o.seconds * (3 if i % 10 == 0 else 1)) for i, o in enumerate(clean)]
-    found = fitting.fit(FakeDevice().untuned(), "float64", dirty)
+    found = fitting.fit_calibration(FakeDevice().untuned(), "float64", dirty)
     assert found.calibration.rate("float64").flops == pytest.approx(TRUTH.rate("float64").flops, rel=0.05)
 
 
@@ -490,17 +490,17 @@ def test_outliers_do_not_carry_the_fit_away() -> None:
 def test_a_fit_takes_part_of_a_second() -> None:
     seen = observed(TRUTH)
     start = time.perf_counter()
-    fitting.fit(FakeDevice().untuned(), "float64", seen)
+    fitting.fit_calibration(FakeDevice().untuned(), "float64", seen)
     assert time.perf_counter() - start < 5
 
 
 def test_errors_are_those_of_the_predictions() -> None:
     seen = [replace(o, seconds=o.seconds * 1.25) for o in observed(TRUTH, ("whole",))]
-    found = fitting.errors(TRUTH, seen)
+    found = fitting.prediction_errors(TRUTH, seen)
     assert found["time"].median == pytest.approx(0.2) and found["time"].bias == pytest.approx(-0.2)
     assert found["speedup"].median == pytest.approx(0, abs=1e-12)  # what hits both alike cancels
     assert found["speedup"].count == len([o for o in seen if o.kind == "plan"])
-    assert fitting.errors(TRUTH, [])["time"].count == 0
+    assert fitting.prediction_errors(TRUTH, [])["time"].count == 0
 
 
 def test_thresholds_are_equation_2s() -> None:
@@ -526,14 +526,14 @@ CPU_SPACE, GPU_SPACE = search_space("cpu"), search_space("cuda")
 
 @pytest.mark.parametrize(("space", "least"), [(CPU_SPACE, 100), (GPU_SPACE, 20)], ids=["cpu", "gpu"])
 def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> None:
-    plans = inverse(tuple((name, tuple(values)) for name, values in space.items()))
+    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in space.items()))
     assert len(plans) >= least
     for plan, choices in plans.items():
-        assert built(choices) == plan and Plan.parse(str(plan)) == plan
+        assert built_plan(choices) == plan and Plan.parse(str(plan)) == plan
 
 
 def test_the_space_holds_every_candidate() -> None:
-    plans = inverse(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
+    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
     assert set(FakeDevice().candidates()) - {VENDOR} <= set(plans)
 
 
@@ -549,15 +549,15 @@ def test_the_space_holds_every_candidate() -> None:
 def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str, kept: bool) -> None:
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
-    assert fits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
+    assert within_limits(FakeDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
     assert (expected_growth(Plan.parse(plan), dtype) <= (GPU_GROWTH if gpu else Limits(0).error_growth)) == kept
 
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:
     plan, problem = Plan.parse("winograd > vendor"), Problem(1000, 1000, 1000)
-    assert fits(FakeDevice(), plan, problem)
-    assert not fits(FakeDevice(memory=30_000_000), plan, problem)
-    assert not fits(FakeDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)  # its error
+    assert within_limits(FakeDevice(), plan, problem)
+    assert not within_limits(FakeDevice(memory=30_000_000), plan, problem)
+    assert not within_limits(FakeDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)  # its error
 
 
 # ---- shapes

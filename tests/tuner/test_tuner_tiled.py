@@ -13,17 +13,17 @@ from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, datasheet
-from fmm.perfmodel.choose import Limits, candidates, choose, ranked
-from fmm.perfmodel.predict import predict, vendor
-from fmm.perfmodel.work import Tiles, estimated
+from fmm.perfmodel.choose import Limits, candidates, choose, ranked_candidates
+from fmm.perfmodel.predict import predict, predict_vendor
+from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
-from fmm.runtime.decide import certified, modelled
-from fmm.runtime.prepare import recorded
-from fmm.tuner.conclude import concluded, entries
+from fmm.runtime.decide import certified_entry, model_choice
+from fmm.runtime.prepare import launches_on
+from fmm.tuner.conclude import concluded_section, searched_entries
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.journal import Journal
-from fmm.tuner.shapes import LADDER, below, ladder
-from fmm.tuner.stages import tune
+from fmm.tuner.shapes import LADDER, square_ladder, squares_below
+from fmm.tuner.stages import tune_type
 from fmm.tuner.trials import Trial
 from tests.support.devices import H200
 
@@ -38,13 +38,13 @@ WANTED = (16384, 16384, 16384)
 def journal() -> Journal:
     device = FakeDevice(truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002)
     made = Journal("run", device)
-    assert not tune(made, "float32", device.efforts["quick"], (WANTED,)).stopped
+    assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped
     return made
 
 
 @pytest.fixture(scope="module")
 def section(journal: Journal) -> Tuned:
-    return schema.section(concluded(journal, "float32"), "test", journal.device.identity, "float32")
+    return schema.checked_section(concluded_section(journal, "float32"), "test", journal.device.identity, "float32")
 
 
 def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) -> None:
@@ -64,7 +64,7 @@ def test_shapes_have_an_entry_without_workspace(section: Tuned) -> None:
     problem, best, lean = Problem(*WANTED, "float32"), section.entry(WANTED), section.entry(WANTED, lean=True)
     assert best and lean and len(section.entries) == 2
     assert not best[0].lean and workspace(best[1], *WANTED, 4) > 0 and lean[1] == FUSED
-    decided = [certified(problem, limits, section) for limits in (MUCH, NONE)]
+    decided = [certified_entry(problem, limits, section) for limits in (MUCH, NONE)]
     assert [d.plan for d in decided if d] == [best[1], FUSED]
 
 
@@ -75,16 +75,16 @@ def test_where_it_loses_the_vendor_is_the_best_without_workspace(
     """Confirmed or seen in the search alone; where it was never tried, nothing is said."""
     trials = [t for t in journal.recorded if t.plan != str(FUSED) or t.stage in stages]
     slow = [replace(t, seconds=1.5 * t.seconds) if t.seconds and t.plan == str(FUSED) else t for t in trials]
-    lean = [e.plan for e in entries(slow, 0.0) if e.lean]
+    lean = [e.plan for e in searched_entries(slow, 0.0) if e.lean]
     assert lean == ([plan] if plan else [])
 
 
 def test_of_shapes_too_small_for_other_plans_only_that_entry_is_known(journal: Journal) -> None:
     """Products that are small for a tuning are raced with the plan without workspace alone."""
     alone = [replace(t, size=(2048,) * 3) for t in journal.recorded if t.plan in ("vendor", str(FUSED))]
-    assert [(e.plan, e.lean) for e in entries(paired(alone), 0.0)] == [(str(FUSED), True)]
-    assert below(28000)[0] == (3072, 3072, 3072) and below(8192) == []
-    assert {*below(40000), *ladder(40000)} == {(x, x, x) for x in LADDER if x <= 40000}
+    assert [(e.plan, e.lean) for e in searched_entries(paired(alone), 0.0)] == [(str(FUSED), True)]
+    assert squares_below(28000)[0] == (3072, 3072, 3072) and squares_below(8192) == []
+    assert {*squares_below(40000), *square_ladder(40000)} == {(x, x, x) for x in LADDER if x <= 40000}
 
 
 def paired(trials: list[Trial]) -> list[Trial]:
@@ -97,12 +97,12 @@ def paired(trials: list[Trial]) -> list[Trial]:
 def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
     problem = Problem(12288, 12288, 12288, "float32")
     known, device = section.calibration, section.identity
-    assert modelled(problem, NONE, known, True, device).plan == FUSED
-    assert workspace(modelled(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
+    assert model_choice(problem, NONE, known, True, device).plan == FUSED
+    assert workspace(model_choice(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
     odd = Problem(12288, 12287, 12288, "float32")  # rows that are not aligned were not measured
-    assert modelled(odd, NONE, known, True, device).plan == VENDOR
+    assert model_choice(odd, NONE, known, True, device).plan == VENDOR
     rates = MappingProxyType({"float32": replace(RATE, tiled=1.2)})
-    assert modelled(problem, NONE, replace(TRUTH, rates=rates), True, device).plan == VENDOR
+    assert model_choice(problem, NONE, replace(TRUTH, rates=rates), True, device).plan == VENDOR
 
 
 # ---- without a tuning
@@ -111,23 +111,26 @@ def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
 def test_what_nobody_measured_is_not_chosen() -> None:
     """A datasheet and an old config say nothing of our own kernel: no workspace, no plan."""
     problem = Problem(16384, 16384, 16384, "float32")
-    spelled = schema.spelled(TRUTH, "float32")
+    spelled = schema.calibration_fields(TRUTH, "float32")
     for name in ("tiled", "waves", "inside"):
         del spelled["rate"][name]
     del spelled["tiled_margin"]
-    old = schema.calibration(spelled, "old", "float32", "GPU", "an old config")
+    old = schema.checked_calibration(spelled, "old", "float32", "GPU", "an old config")
     for known in (datasheet("h200"), old):
-        assert not any(c.plan.timed_by_tiles for c in ranked(problem, known))
+        assert not any(c.plan.timed_by_tiles for c in ranked_candidates(problem, known))
         assert choose(problem, known, NONE).best.plan == VENDOR
         assert choose(problem, known, MUCH).best.plan != VENDOR
     assert choose(problem, TRUTH, NONE).best.plan == FUSED
-    assert schema.calibration(schema.spelled(TRUTH, "float32"), "new", "float32", "fake GPU", "") == TRUTH
+    assert (
+        schema.checked_calibration(schema.calibration_fields(TRUTH, "float32"), "new", "float32", "fake GPU", "")
+        == TRUTH
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "tf32"])
 def test_other_types_have_no_such_plans(dtype: str) -> None:
     known = replace(TRUTH, rates=MappingProxyType({dtype: RATE}))
-    assert not any(c.plan.timed_by_tiles for c in ranked(Problem(8192, 8192, 8192, dtype), known))
+    assert not any(c.plan.timed_by_tiles for c in ranked_candidates(Problem(8192, 8192, 8192, dtype), known))
 
 
 def test_its_margin_is_its_own() -> None:
@@ -142,8 +145,8 @@ def test_arrays_whose_lines_are_not_aligned_are_the_vendors(orders: Any, gap: in
     """Whatever the model says of their sizes; a plan that is given runs."""
     layouts = tuple(Layout(order, 1024 + gap) for order in orders)
     problem = Problem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
-    assert (recorded(FUSED, problem, H200, False) is not None) == used
-    assert recorded(FUSED, problem, H200, True) is not None
+    assert (launches_on(FUSED, problem, H200, False) is not None) == used
+    assert launches_on(FUSED, problem, H200, True) is not None
 
 
 # ---- the formula
@@ -153,7 +156,7 @@ def test_sums_inside_are_instructions() -> None:
     """No traffic, no passes, no workspace: what is added costs its share of the multiply-adds."""
     n = 4096
     problem, half = Problem(n, n, n, "float32"), n // 2
-    work = estimated(FUSED, problem)
+    work = estimated_work(FUSED, problem)
     assert (work.traffic, work.passes, work.leaves) == (0, 0, ((half, half, half, 7, 1),))
     assert work.tiles == Tiles(64, 128, 12 / 7, 12 / 7, 12 / 7, 7)
     tiles = (half // 64) * (half // 128)
@@ -170,4 +173,4 @@ def test_tiles_are_whole() -> None:
     whole, more = (predict(plan, Problem(m, 4096, 4096, "float32"), known).products for m in (4096, 4097))
     assert more == pytest.approx(whole * 33 / 32)
     alone = replace(known, rates=MappingProxyType({"float32": replace(rate, fill=0.0)}))
-    assert whole == pytest.approx(1.02 * vendor(Problem(4096, 4096, 4096, "float32"), alone).products)
+    assert whole == pytest.approx(1.02 * predict_vendor(Problem(4096, 4096, 4096, "float32"), alone).products)

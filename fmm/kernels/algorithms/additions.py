@@ -1,7 +1,7 @@
 """Straight-line programs of additions: how a scheme's sums are formed, each shared sum once.
 
 A program reads `inputs` values, numbered 0, 1, ...; every line defines the next number as a linear combination of
-earlier ones; `outputs` names the numbers that are the result. The executor runs it on panels, the counters count its
+earlier ones; `outputs` names the numbers that are the result. A CPU runs it on panels, the counters count its
 lines, the symbolic proof runs it on symbols, and the CUDA generator prints it: nobody keeps a second description.
 """
 
@@ -19,7 +19,7 @@ Matrix = tuple[tuple[Rational, ...], ...]
 
 
 @dataclass(frozen=True)
-class Program:
+class AdditionProgram:
     """Lines of a linear straight-line program; value `inputs + i` is what line i defines."""
 
     inputs: int
@@ -31,7 +31,7 @@ class Program:
         for number, terms in enumerate(self.lines, self.inputs):
             if any(source >= number or source < 0 for _, source in terms):
                 raise ValueError(f"line {number} reads a value that does not exist yet: {terms}")
-        # Programs are keys of the executor's caches, and hashing a long one on every call would cost milliseconds.
+        # Programs are keys of caches, and hashing a long one on every call would cost milliseconds.
         object.__setattr__(self, "_hash", hash((self.inputs, self.lines, self.outputs)))
 
     def __hash__(self) -> int:
@@ -50,18 +50,18 @@ class Program:
         return tuple(tuple(rows[v]) for v in self.outputs)
 
 
-def plain(rows: Sequence[Sequence[Coefficient]], inputs: int) -> Program:
+def separate_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """One line per output, nothing shared: the additions as a paper's equations print them."""
-    return _emit([{j: whole(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
+    return _emit([{j: as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
-def shared(rows: Sequence[Sequence[Coefficient]], inputs: int) -> Program:
+def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """The same outputs with common sums formed once: repeatedly the pair that occurs most often (greedy).
 
     Greedy pair elimination is not optimal in general, but it finds the known counts of the shipped schemes (15 for
     Winograd's variant, 18 for Strassen's), and it is deterministic.
     """
-    outputs = [{j: whole(c) for j, c in enumerate(row) if c} for row in rows]
+    outputs = [{j: as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
     while (pair := _commonest_pair(outputs)) is not None:
         x, y, ratio = pair
@@ -88,16 +88,16 @@ def _commonest_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int
 
 def _ratio(y: Coefficient, x: Coefficient) -> Coefficient:
     if isinstance(x, int | Fraction) and isinstance(y, int | Fraction):
-        return whole(Fraction(y) / x) if y % x else whole(y // x)
+        return as_int(Fraction(y) / x) if y % x else as_int(y // x)
     return y / x
 
 
-def whole(c: Coefficient) -> Coefficient:
+def as_int(c: Coefficient) -> Coefficient:
     """The same number, as an int if it is one: programs are hashed and compared often, and ints are quick at that."""
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
 
-def _emit(outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]) -> Program:
+def _emit(outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]) -> AdditionProgram:
     """Close a program: an output that is just a value with coefficient one names it, any other gets a line."""
     done = list(lines)
     names: list[int] = []
@@ -109,10 +109,12 @@ def _emit(outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterabl
         ordered = sorted(terms.items(), key=lambda term: (complex(term[1]).real < 0, term[0]))
         done.append(tuple((c, v) for v, c in ordered))
         names.append(inputs + len(done) - 1)
-    return Program(inputs, tuple(done), tuple(names))
+    return AdditionProgram(inputs, tuple(done), tuple(names))
 
 
-def chain(first: Sequence[Program], then: Sequence[Program], wiring: Sequence[Sequence[tuple[int, int]]]) -> Program:
+def chained_programs(
+    first: Sequence[AdditionProgram], then: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
+) -> AdditionProgram:
     """Run the programs of `first` side by side, then those of `then`, whose inputs `wiring` takes from the first.
 
     The inputs of the chain are those of `first` in turn; its outputs are those of `then` in turn.
@@ -128,10 +130,10 @@ def chain(first: Sequence[Program], then: Sequence[Program], wiring: Sequence[Se
     outputs: list[int] = []
     for program, wires in zip(then, wiring, strict=True):
         outputs += _inline(program, [firsts[p][o] for p, o in wires], total, lines)
-    return by_demand(Program(total, tuple(lines), tuple(outputs)))
+    return by_demand(AdditionProgram(total, tuple(lines), tuple(outputs)))
 
 
-def by_demand(program: Program) -> Program:
+def by_demand(program: AdditionProgram) -> AdditionProgram:
     """The same lines, each as late as its first use allows: fewer values are alive at a time."""
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
@@ -146,10 +148,10 @@ def by_demand(program: Program) -> Program:
 
     for value in program.outputs:
         emit(value)
-    return Program(program.inputs, tuple(lines), tuple(rename[v] for v in program.outputs))
+    return AdditionProgram(program.inputs, tuple(lines), tuple(rename[v] for v in program.outputs))
 
 
-def _inline(program: Program, values: Sequence[int], total: int, lines: list[Terms]) -> list[int]:
+def _inline(program: AdditionProgram, values: Sequence[int], total: int, lines: list[Terms]) -> list[int]:
     """Append a program's lines, reading `values` for its inputs; return the numbers of its outputs."""
     names = list(values)
     for terms in program.lines:
@@ -158,14 +160,14 @@ def _inline(program: Program, values: Sequence[int], total: int, lines: list[Ter
     return [names[v] for v in program.outputs]
 
 
-def permuted(program: Program, order: Sequence[int]) -> Program:
+def renumbered_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionProgram:
     """The same program with its inputs renumbered: input i becomes input order[i]."""
     rename = [*order, *range(program.inputs, program.inputs + len(program.lines))]
     lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in program.lines)
-    return Program(program.inputs, lines, tuple(rename[v] for v in program.outputs))
+    return AdditionProgram(program.inputs, lines, tuple(rename[v] for v in program.outputs))
 
 
-def updating(program: Program, alpha: Coefficient, beta: Coefficient) -> Program:
+def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
     """The program whose outputs are alpha * old output + beta * one further input each (for C = alpha AB + beta C)."""
     if (alpha, beta) == (1, 0):
         return program
@@ -178,10 +180,10 @@ def updating(program: Program, alpha: Coefficient, beta: Coefficient) -> Program
         update: list[tuple[Coefficient, int]] = [(alpha, shift[value])] if alpha else []
         lines.append(tuple(update + ([(beta, program.inputs + o)] if beta else [])))
         outputs.append(inputs + len(lines) - 1)
-    return Program(inputs, tuple(lines), tuple(outputs))
+    return AdditionProgram(inputs, tuple(lines), tuple(outputs))
 
 
-def restricted(program: Program, present: Sequence[bool], wanted: Sequence[bool]) -> Program:
+def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
     """The program with absent inputs taken as zero and unwanted outputs dropped; lines nobody needs go.
 
     Inputs keep their numbers, so the caller's arrays stay where they are. An output that is zero gets an empty line.
@@ -197,7 +199,7 @@ def restricted(program: Program, present: Sequence[bool], wanted: Sequence[bool]
     return _prune(program.inputs, kept, outputs, zero)
 
 
-def _prune(inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]) -> Program:
+def _prune(inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]) -> AdditionProgram:
     needed = {v for v in outputs if v not in zero}
     for number in range(inputs + len(lines) - 1, inputs - 1, -1):
         if number in needed:
@@ -213,4 +215,4 @@ def _prune(inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: se
         if v in zero:
             kept.append(())
         names.append(inputs + len(kept) - 1 if v in zero else rename[v])
-    return Program(inputs, tuple(kept), tuple(names))
+    return AdditionProgram(inputs, tuple(kept), tuple(names))

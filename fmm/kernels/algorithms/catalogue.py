@@ -14,8 +14,8 @@ from math import prod
 from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.consider import considered_forms
-from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, rotated, transposed
-from fmm.kernels.algorithms.scheme_text import parse
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed_scheme, rotated_scheme, transposed_scheme
+from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.registry import Registry, depends_on_rows
 
 LARGEST = 2500  # products of a composition: strassen^4 has 2401, and takes seconds to compose
@@ -33,7 +33,7 @@ ADDED: Final[Registry[SchemeText]] = Registry("scheme")
 
 def register_scheme(text: str) -> Scheme:
     """From now on, plans may name the scheme of this text; SchemeError if it is no matrix multiplication."""
-    found = parse(text)
+    found = parse_scheme(text)
     if found.name in _catalogue():
         raise SchemeError(f"there is a scheme {found.name!r} already")
     ADDED.add(SchemeText(found.name, text))
@@ -95,10 +95,10 @@ def scheme(expression: str) -> Scheme:
         raise SchemeError(f"{expression!r} has {rank} products; at most {LARGEST} are composed in one pass")
     if len(factors) == 1:
         return factors[0]
-    return composed(tuple(factors), canonical(expression))
+    return composed_scheme(tuple(factors), short_spelling(expression))
 
 
-def canonical(expression: str) -> str:
+def short_spelling(expression: str) -> str:
     """The short spelling of a composition: equal neighbours as a power, no spaces."""
     names: list[tuple[str, int]] = []
     for part in expression.replace(" ", "").split("*"):
@@ -117,7 +117,7 @@ def _named(name: str) -> Scheme:
     if name not in _catalogue():
         raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
     file, order = _catalogue()[name]
-    base = parse(_text(file), f"{file}.txt")
+    base = parse_scheme(_text(file), f"{file}.txt")
     if base.name != file:
         raise SchemeError(f"{file}.txt: its name line says {base.name!r}; it must be {file!r}")
     return _permutation(base, order, name)
@@ -125,9 +125,9 @@ def _named(name: str) -> Scheme:
 
 def _permutation(base: Scheme, order: str, name: str) -> Scheme:
     flip, turns = _ORDERS[order]
-    base = transposed(base, name) if flip else base
+    base = transposed_scheme(base, name) if flip else base
     for _ in range(turns):
-        base = rotated(base, name)
+        base = rotated_scheme(base, name)
     return base
 
 

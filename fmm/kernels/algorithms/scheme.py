@@ -16,7 +16,7 @@ from math import lcm, prod, sqrt
 import numpy as np
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.additions import Matrix, Program, Rational
+from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational
 
 
 class SchemeError(ValueError):
@@ -27,9 +27,9 @@ class SchemeError(ValueError):
 class Programs:
     """The additions of one scheme: forming the left operands, the right operands and the blocks of the result."""
 
-    left: Program
-    right: Program
-    join: Program
+    left: AdditionProgram
+    right: AdditionProgram
+    join: AdditionProgram
 
     @property
     def additions(self) -> int:
@@ -71,9 +71,9 @@ class Scheme:
             return _composed_programs(self.factors)
         columns = tuple(zip(*self.u, strict=True)), tuple(zip(*self.v, strict=True))
         return Programs(
-            programs.shared(columns[0], self.m * self.k),
-            programs.shared(columns[1], self.k * self.n),
-            programs.shared(self.w, self.rank),
+            programs.shared_sums(columns[0], self.m * self.k),
+            programs.shared_sums(columns[1], self.k * self.n),
+            programs.shared_sums(self.w, self.rank),
         )
 
     @property
@@ -187,7 +187,7 @@ def _spell(letter: str, coefficients: list[Rational], columns: int | None) -> st
 # ---- permuting and composing
 
 
-def transposed(scheme: Scheme, name: str) -> Scheme:
+def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
     """<n,k,m> from <m,k,n>: C^T = B^T A^T."""
     u = _reordered(scheme.v, scheme.k, scheme.n)
     v = _reordered(scheme.u, scheme.m, scheme.k)
@@ -195,7 +195,7 @@ def transposed(scheme: Scheme, name: str) -> Scheme:
     return Scheme(name, f"transpose of {scheme.name}: {scheme.source}", scheme.n, scheme.k, scheme.m, u, v, w)
 
 
-def rotated(scheme: Scheme, name: str) -> Scheme:
+def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
     """<k,n,m> from <m,k,n>: the trilinear form sum A_ij B_jl C_li does not change when its factors are rotated."""
     v = _reordered(scheme.w, scheme.m, scheme.n)
     w = _reordered(scheme.u, scheme.m, scheme.k)
@@ -207,7 +207,7 @@ def _reordered(x: Matrix, rows: int, columns: int) -> Matrix:
     return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
 
 
-def composed(factors: tuple[Scheme, ...], name: str) -> Scheme:
+def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
     """The Kronecker product: the first factor's blocks are multiplied by the second's algorithm, and so on."""
     first, *rest = factors
     for second in rest:
@@ -234,7 +234,7 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> Programs:
     outer = factors[0]
     if len(factors) == 1:
         return outer.programs
-    inner = composed(factors[1:], "inner")
+    inner = composed_scheme(factors[1:], "inner")
     p, q = outer.programs, inner.programs
     return Programs(
         _split_twice(p.left, q.left, (outer.m, outer.k), (inner.m, inner.k), outer.rank),
@@ -243,23 +243,27 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> Programs:
     )
 
 
-def _split_twice(p: Program, q: Program, outer: tuple[int, int], inner: tuple[int, int], rank: int) -> Program:
+def _split_twice(
+    p: AdditionProgram, q: AdditionProgram, outer: tuple[int, int], inner: tuple[int, int], rank: int
+) -> AdditionProgram:
     """Outer sums once for every inner position, then the inner sums of each of the outer products."""
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
-    program = programs.chain([p] * places, [q] * rank, wiring)
-    return programs.permuted(program, _by_place(outer, inner))
+    program = programs.chained_programs([p] * places, [q] * rank, wiring)
+    return programs.renumbered_inputs(program, _by_place(outer, inner))
 
 
-def _join_twice(p: Program, q: Program, outer: tuple[int, int], inner: tuple[int, int], rank: int) -> Program:
+def _join_twice(
+    p: AdditionProgram, q: AdditionProgram, outer: tuple[int, int], inner: tuple[int, int], rank: int
+) -> AdditionProgram:
     """Inner joins of each outer product, then the outer join once for every inner position."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
-    program = programs.chain([q] * rank, [p] * prod(inner), wiring)
+    program = programs.chained_programs([q] * rank, [p] * prod(inner), wiring)
     order = _by_place(outer, inner)
     outputs = [0] * len(order)
     for position, block in enumerate(order):
         outputs[block] = program.outputs[position]
-    return Program(program.inputs, program.lines, tuple(outputs))
+    return AdditionProgram(program.inputs, program.lines, tuple(outputs))
 
 
 def _by_place(outer: tuple[int, int], inner: tuple[int, int]) -> list[int]:

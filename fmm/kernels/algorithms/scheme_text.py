@@ -12,7 +12,7 @@ from fmm.kernels.algorithms.scheme import Scheme, SchemeError, block_name
 _TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
 
 
-def parse(text: str, origin: str = "scheme") -> Scheme:
+def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
     """A scheme from its text form, proved; SchemeError names the file and what is wrong."""
     try:
         scheme = _read(text)

@@ -90,7 +90,7 @@ class StepTable:
 HEAD, FOUND = ("name", "source", "size", "temps"), ("fringe", "consider")
 
 
-def parse(text: str, origin: str = "step table") -> StepTable:
+def parse_step_table(text: str, origin: str = "step table") -> StepTable:
     """A step table from its text form; StepError names the file and the line."""
     head: dict[str, str] = {}
     steps: list[Step] = []
@@ -226,7 +226,7 @@ ADDED: Final[Registry[TableText]] = Registry("step table")
 
 def register_step_table(text: str) -> StepTable:
     """From now on, plans may name the table of this text; StepError if it computes something else than AB."""
-    table = _proved(parse(text), "step table")
+    table = _proved(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepError(f"there is a step table {table.name!r} already")
     ADDED.add(TableText(table.name, text))
@@ -251,7 +251,7 @@ def step_table(name: str) -> StepTable:
     """A step table by name, proved to compute AB on equal blocks."""
     if name not in step_table_names():
         raise StepError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
-    table = parse(_text(name), f"{name}.txt")
+    table = parse_step_table(_text(name), f"{name}.txt")
     if table.name != name:
         raise StepError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
     return _proved(table, f"{name}.txt")

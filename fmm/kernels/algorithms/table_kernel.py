@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from importlib import resources
 
-from fmm.kernels.algorithms.additions import Coefficient, Program, whole
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, as_int
 
 PRODUCT = "*"  # the pseudo-source of a kernel's one product in its assignments
 Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
@@ -42,7 +42,7 @@ class Kernel:
         return tuple(seen)
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> AdditionProgram:
         """The assignments as a program over `sources`; its outputs are the `writes`."""
         values = {name: i for i, name in enumerate(self.sources)}
         lines: list[tuple[tuple[Coefficient, int], ...]] = []
@@ -52,7 +52,7 @@ class Kernel:
                 continue
             lines.append(tuple((c, values[s]) for c, s in terms))
             values[target] = len(self.sources) + len(lines) - 1
-        return Program(len(self.sources), tuple(lines), tuple(values[w] for w in self.writes))
+        return AdditionProgram(len(self.sources), tuple(lines), tuple(values[w] for w in self.writes))
 
     @cached_property
     def dependencies(self) -> tuple[tuple[int, ...], ...]:
@@ -99,7 +99,7 @@ def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, st
         if match[4]:
             products.add((match[3], match[4]))
         sign = -1 if match[1] == "-" else 1
-        terms.append((whole(sign * Fraction(match[2] or 1)), PRODUCT if match[4] else match[3]))
+        terms.append((as_int(sign * Fraction(match[2] or 1)), PRODUCT if match[4] else match[3]))
     if target not in formals or not terms:
         raise StepError(f"cannot read the assignment {text.strip()!r}")
     return target, tuple(terms)
@@ -107,9 +107,9 @@ def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, st
 
 @lru_cache(maxsize=1)
 def kernel_table() -> dict[str, Kernel]:
-    lines = (line.split("#")[0].strip() for line in (folder() / "kernels.txt").read_text("utf-8").splitlines())
+    lines = (line.split("#")[0].strip() for line in (tables_folder() / "kernels.txt").read_text("utf-8").splitlines())
     return {kernel.name: kernel for kernel in map(parse_kernel, filter(None, lines))}
 
 
-def folder() -> resources.abc.Traversable:
+def tables_folder() -> resources.abc.Traversable:
     return resources.files("fmm.kernels.algorithms") / "step_tables"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.plans.memory_layout import ALIGN, leading, temporary_bytes
+from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,7 +34,7 @@ class Arena:
         self.used += temporary_bytes(rows, cols, item)
         self.peak = max(self.peak, self.used)
         assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
-        stride = leading(cols, item)
+        stride = leading_dimension(cols, item)
         flat = self.memory[start : start + rows * stride * item].view(self.dtype)
         return flat.reshape(rows, stride)[:, :cols]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.kernels.algorithms.additions import Coefficient, Program, Terms, restricted
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, restricted_program
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CallSchedule:
 
 @lru_cache(maxsize=4096)
 def elementwise_calls(
-    program: Program,
+    program: AdditionProgram,
     present: tuple[bool, ...],
     wanted: tuple[bool, ...],
     aliases: tuple[tuple[int, int], ...],
@@ -44,11 +44,13 @@ def elementwise_calls(
         if wanted[o] and present[read]:
             kept.setdefault(outputs.index(o), set()).add(read)
     writes = [len(present) + o for o in outputs]
-    return _Builder(restricted(program, present, wanted), kept, writes, len(present) + len(wanted)).build()
+    return _Builder(restricted_program(program, present, wanted), kept, writes, len(present) + len(wanted)).build()
 
 
 class _Builder:
-    def __init__(self, program: Program, aliases: dict[int, set[int]], writes: Sequence[int], scratch: int) -> None:
+    def __init__(
+        self, program: AdditionProgram, aliases: dict[int, set[int]], writes: Sequence[int], scratch: int
+    ) -> None:
         self.program, self.aliases, self.writes = program, aliases, writes
         self.overwritten = set().union(*aliases.values())
         self.slot = {v: v for v in range(program.inputs)}

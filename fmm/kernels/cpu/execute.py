@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum, Updating
+from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductWithSums, Sum
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.walk import Operands, Triple, walk
+from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 
 Array = Any  # numpy.ndarray or an array of symbols
 
@@ -42,7 +42,7 @@ def execute_plan(
     beta: Coefficient = 0,
 ) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
-    walk(plan, {"A": a, "B": b, "C": c}, ArrayMachine(backend, workspace), alpha, beta)
+    walk_plan(plan, {"A": a, "B": b, "C": c}, ArrayMachine(backend, workspace), alpha, beta)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ArrayMachine:
     def part(self, x: Array, place: Place) -> Array:
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
 
-    def order_of_sums(self, steps: Recipe) -> Mapping[str, bool]:
+    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
 
     def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
@@ -80,7 +80,7 @@ class ArrayMachine:
             lefts, rights, dests = (list(x) for x in zip(*products, strict=True))
             self.backend.multiply_batch(leaf, lefts, rights, dests)
 
-    def multiply_and_update(self, step: Updating, operands: Operands) -> bool:
+    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         return False
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:

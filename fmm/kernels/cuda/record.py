@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import zip_longest
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import Coefficient, Program
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.gemm import gemm_op
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
@@ -21,12 +21,12 @@ from fmm.kernels.cuda.recompute.recompute import recompute_launches
 from fmm.kernels.cuda.select import Target, select_launches
 from fmm.kernels.cuda.sums.sum_launch import sum_op
 from fmm.kernels.cuda.views import View, constant_distance, operand_views
-from fmm.kernels.plans.blocks import blocks
+from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import Place, Product, Recipe, Sum, Updating
-from fmm.kernels.plans.memory_layout import leading, temporary_bytes
+from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.walk import Operands, Triple, walk
+from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
 
@@ -67,7 +67,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     if problem.dtype not in plan.types:
         raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
     recorder = Recorder(problem.stored)
-    walk(plan, dict(operand_views(problem)), recorder, problem.alpha, problem.beta)
+    walk_plan(plan, dict(operand_views(problem)), recorder, problem.alpha, problem.beta)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 
@@ -89,7 +89,7 @@ class Recorder:
     def take(self, rows: int, cols: int, fortran: bool) -> View:
         offset, self.used = self.used, self.used + temporary_bytes(rows, cols, self.itemsize)
         self.peak = max(self.peak, self.used)
-        step = leading(rows if fortran else cols, self.itemsize, spaced=False)
+        step = leading_dimension(rows if fortran else cols, self.itemsize, spaced=False)
         return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)))
 
     def release(self, mark: int) -> None:
@@ -99,7 +99,7 @@ class Recorder:
         offset = x.offset + (place.row * x.down + place.col * x.right) * self.itemsize
         return View(x.base, offset, place.rows, place.cols, x.down, x.right)
 
-    def order_of_sums(self, steps: Recipe) -> Mapping[str, bool]:
+    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return order_of_sums(steps)
 
     def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
@@ -122,7 +122,7 @@ class Recorder:
         for batch in [products] if alike else [[p] for p in products]:
             self._note(gemm_op(leaf, batch, complex(alpha), complex(beta), self.itemsize, scratch))
 
-    def multiply_and_update(self, step: Updating, operands: Operands) -> bool:
+    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A kernel of a step table, product and all, in one launch."""
         factors, reads, writes = (
             [self.part(operands[p.name], p) for p in places]
@@ -140,7 +140,7 @@ class Recorder:
             return False
         m, k, n = level.scheme.size
         parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
-        places = [blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
+        places = [operand_blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
         views = [[self.part(operands[p.name], p) for p in found] for found in places]
         fused = FusedLaunches(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
@@ -178,13 +178,13 @@ class Recorder:
     def _scale(self, dest: View, beta: Coefficient) -> None:
         """dest = beta dest: a product of nothing."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
-        program = Program(1, (((beta, 0),),), (1,)) if beta else Program(0, ((),), (0,))
+        program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)], self.dtype)
         if op is not None and beta != 1:
             self._note(op)
 
 
-def order_of_sums(steps: Recipe) -> dict[str, bool]:
+def order_of_sums(steps: LevelSteps) -> dict[str, bool]:
     """Do sums of A, of B lie column by column? Where the leaf of all products says how it wants its operands.
 
     Along the inner dimension: A's rows, B's columns. Along the outer ones: A's columns, B's rows.

@@ -93,7 +93,7 @@ FORMS: Final = (
 
 @depends_on_rows
 @lru_cache(maxsize=4)
-def candidates(device: str) -> tuple[Plan, ...]:
+def candidate_plans(device: str) -> tuple[Plan, ...]:
     """What is compared on such a device (`cpu` or `cuda`): the vendor's product first, other leaves alone last."""
     found, leaves = [VENDOR], leaves_on(device)
     for form in FORMS:
@@ -109,7 +109,7 @@ def leaves_on(device: str) -> list[Leaf]:
     return [leaf for leaf in LEAVES if device in leaf.devices and leaf.forms]
 
 
-def peers(device: str) -> tuple[Plan, ...]:
+def peer_plans(device: str) -> tuple[Plan, ...]:
     """What else the vendor has for a product: a plan must beat these too."""
     return tuple(Plan(leaf=name) for leaf in leaves_on(device) if "peer" in leaf.forms for name in leaf.tried_names)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import leaf_products, workspace
@@ -21,21 +21,21 @@ class Row(NamedTuple):
     temporaries: int
 
 
-def rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
+def explained_rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
     """The levels from the outside in, each on the largest product of the level above it."""
-    while (recipe := lower(plan, m, k, n)) is not None:
-        products = list(recipe.products)
-        taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in recipe.temporaries)
-        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", plan.levels[0].does(recipe), len(products), taken)
+    while (steps := lower_level(plan, m, k, n)) is not None:
+        products = list(steps.products)
+        taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
+        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", plan.levels[0].does(steps), len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n) = largest.plan, largest.size
     yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call, 1, 0)
 
 
-def table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
+def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
     """The rows as aligned text, with the totals below."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
-    for row in rows(plan, m, k, n, itemsize):
+    for row in explained_rows(plan, m, k, n, itemsize):
         lines.append((*row[:3], str(row.products), spelled_bytes(row.temporaries)))
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]

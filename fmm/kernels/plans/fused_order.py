@@ -22,9 +22,9 @@ Blocks = frozenset[int]  # of C
 
 
 @lru_cache(maxsize=256)
-def stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[Stage, ...]:
+def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[Stage, ...]:
     """A fused level's launches: all in order, or on two `streams`, or, where they write atomically, on many."""
-    tasks = variants(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
+    tasks = variant_tasks(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
     if "streams" in options:
         return tuple(_two_streams(tasks, [_written(scheme, task) for task in tasks]))
     if "atomic" in options:
@@ -32,20 +32,20 @@ def stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[Stage, ...]:
     return ((tuple(tasks),),)
 
 
-def launches(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
-    return sum(len(lane) for stage in stages(scheme, options) for lane in stage)
+def launches_needed(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
+    return sum(len(lane) for stage in launch_stages(scheme, options) for lane in stage)
 
 
-def lanes(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
-    return max(len(stage) for stage in stages(scheme, options))
+def lanes_needed(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
+    return max(len(stage) for stage in launch_stages(scheme, options))
 
 
-def variants(scheme: Scheme, atomic: bool) -> list[Task]:
+def variant_tasks(scheme: Scheme, atomic: bool) -> list[Task]:
     """Products of a variant as one launch; if they are not added atomically, only such as write blocks of their own."""
     groups: list[list[int]] = []
     for p in range(scheme.rank):
         for group in groups:
-            alike = operands(scheme, group[0]) == operands(scheme, p)
+            alike = blocks_touched(scheme, group[0]) == blocks_touched(scheme, p)
             if alike and (atomic or not _written(scheme, group) & _written(scheme, [p])):
                 group.append(p)
                 break
@@ -104,18 +104,18 @@ FIGURE_6: Final[tuple[tuple[int, int, Operands, int], ...]] = (
 _NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, number, w, _ in FIGURE_6}
 
 
-def operands(scheme: Scheme, product: int) -> Operands:
+def blocks_touched(scheme: Scheme, product: int) -> Operands:
     """How many blocks of A, B and C a product touches."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
 
 
-def name(w: Operands) -> str:
+def variant_name(w: Operands) -> str:
     """The variant as Figure 6 numbers it (its levels share no operand counts); others by their counts."""
     return _NAMES.get(w, "W({},{},{})".format(*w))
 
 
-def listed(found: Iterable[Operands]) -> str:
+def variants_listed(found: Iterable[Operands]) -> str:
     """The variants among products, and how many are of each: `Var#0, 2 Var#3`."""
-    counts = Counter(map(name, found))
+    counts = Counter(map(variant_name, found))
     return ", ".join(f"{count} {variant}" if count > 1 else variant for variant, count in counts.items())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.blocks import Cut
-from fmm.kernels.plans.level_steps import Recipe, Sum
+from fmm.kernels.plans.level_steps import LevelSteps, Sum
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import Registry
 
@@ -55,7 +55,7 @@ class PlanLevel(ABC):
         """As a plan's text has it."""
 
     @abstractmethod
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """The steps for C = alpha A B + beta C of a plan that begins with this level; `plan.rest` is below it."""
 
     @property
@@ -168,7 +168,7 @@ class PlanLevel(ABC):
 
     # ---- what is said of it
 
-    def does(self, steps: Recipe) -> str:
+    def does(self, steps: LevelSteps) -> str:
         """In a few words, what these steps of it do."""
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         return f"{sum(1 for _ in steps.products)} products, {sums} passes of sums"

@@ -1,8 +1,9 @@
-"""Recipes: one level of a plan as sums and products over named rectangles. The one description of what runs.
+"""The steps of a level: sums and products over named rectangles. The one description of what runs.
 
-The executor runs a recipe on arrays, `workspace` and the counters read the same steps, and the symbolic proof runs it
-on symbols. Sizes are exact: a place is the rectangle that holds numbers, so a block at the fringe is simply smaller,
-and a sum of unequal blocks is as if the smaller were padded with zeros. `lowering` finds recipes.
+A walk does them on arrays or notes them for a GPU, `workspace` and the counters read them, and the symbolic proof does
+them on symbols. Sizes are exact: a place is the rectangle that holds numbers, so a block at the fringe is simply
+smaller, and a sum of unequal blocks is as if the smaller were padded with zeros. `lower` finds the steps of a plan's
+first level.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.algorithms.additions import AdditionProgram
 
 if TYPE_CHECKING:  # a plan is made of levels, and their steps hold plans
     from fmm.kernels.plans.plan import Plan
 
 OPERANDS = ("A", "B", "C")
-COPY = Program(1, (), (0,))  # its one output is its input
+COPY = AdditionProgram(1, (), (0,))  # its one output is its input
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Sum:
     """Additions in one pass: `program` over the `reads` gives the `writes`; what a read lacks counts as zero."""
 
     label: str
-    program: Program
+    program: AdditionProgram
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
 
@@ -60,7 +61,7 @@ class Sum:
         lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in self.program.lines)
         outputs = [(rename[v], w) for v, w in zip(self.program.outputs, self.writes, strict=True)]
         kept = [(v, w) for v, w in outputs if v >= len(places) or places[v] != w]
-        program = Program(len(places), lines, tuple(v for v, _ in kept))
+        program = AdditionProgram(len(places), lines, tuple(v for v, _ in kept))
         return Sum(self.label, program, places, tuple(w for _, w in kept))
 
 
@@ -80,7 +81,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Updating:
+class ProductWithSums:
     """A product, and at once what a step table's kernel makes of it: `update` reads it first, then old values."""
 
     product: Product
@@ -94,7 +95,7 @@ class Updating:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ProductBatch:
     """Independent products of one size by one plan, their operands and results at constant distances."""
 
     products: tuple[Product, ...]
@@ -106,14 +107,14 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LevelSteps:
     """The steps of one level, and the temporaries they need (name -> rows, columns).
 
     `lanes`: how many of its products may run at a time, each with temporaries of its own below it.
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
-    steps: tuple[Sum | Product | Updating | Batch, ...]
+    steps: tuple[Sum | Product | ProductWithSums | ProductBatch, ...]
     lanes: int = 1
 
     def __hash__(self) -> int:
@@ -123,9 +124,9 @@ class Recipe:
     def flat(self) -> Iterator[Sum | Product]:
         """The steps with everything taken apart."""
         for step in self.steps:
-            if isinstance(step, Batch):
+            if isinstance(step, ProductBatch):
                 yield from step.products
-            elif isinstance(step, Updating):
+            elif isinstance(step, ProductWithSums):
                 yield from step.apart
             else:
                 yield step
@@ -146,7 +147,7 @@ class Recipe:
 
         All places that one kernel updates lie alike.
         """
-        if any(isinstance(step, Updating) for step in self.steps):
+        if any(isinstance(step, ProductWithSums) for step in self.steps):
             return {name: "C" for name, _, _ in self.temporaries}
         follows = {"A": "A", "B": "B", "C": "C"}
         for step in self.flat:
@@ -156,15 +157,15 @@ class Recipe:
         return follows
 
 
-def whole(name: str, rows: int, cols: int) -> Place:
+def whole_matrix(name: str, rows: int, cols: int) -> Place:
     return Place(name, 0, 0, rows, cols)
 
 
-def temporaries(steps: Sequence[Sum | Product | Updating]) -> tuple[tuple[str, int, int], ...]:
+def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[tuple[str, int, int], ...]:
     """Each temporary large enough for every rectangle that it holds."""
     sizes: dict[str, tuple[int, int]] = {}
     for step in steps:
-        update = step.update if isinstance(step, Updating) else step
+        update = step.update if isinstance(step, ProductWithSums) else step
         for place in update.writes if isinstance(update, Sum) else (update.dest,):
             if place.name not in OPERANDS:
                 rows, cols = sizes.get(place.name, (0, 0))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fmm.kernels.algorithms.additions import Coefficient, updating
-from fmm.kernels.plans.level_steps import COPY, Place, Product, Recipe, Sum, temporaries, whole
+from fmm.kernels.algorithms.additions import Coefficient, updating_program
+from fmm.kernels.plans.level_steps import COPY, LevelSteps, Place, Product, Sum, temporary_sizes, whole_matrix
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.registry import depends_on_rows
 
@@ -14,7 +14,7 @@ PANEL = 1 << 20  # elements: an updating leaf computes this much of A B at a tim
 
 @depends_on_rows
 @lru_cache(maxsize=4096)
-def lower(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> Recipe | None:
+def lower_level(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps | None:
     """The steps of a plan's first level for C = alpha A B + beta C; None where the leaf itself does just that."""
     if not plan.levels:
         return None if (alpha, beta) == (1, 0) else _updated_leaf(plan, m, k, n, alpha, beta)
@@ -24,21 +24,23 @@ def lower(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coef
     return first.lower(plan, m, k, n, alpha, beta)
 
 
-def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+def _updated_leaf(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """C = alpha A B + beta C in bands of rows: the leaf has no beta, and a scratch as large as C would cost more."""
     height = max(min(m, PANEL // max(n, 1)), 1)
-    program = updating(COPY, alpha, beta)
+    program = updating_program(COPY, alpha, beta)
     steps: list[Sum | Product] = []
     for row in range(0, m, height):
         rows = min(height, m - row)
-        scratch, band = whole("P", rows, n), Place("C", row, 0, rows, n)
-        steps.append(Product(Place("A", row, 0, rows, k), whole("B", k, n), scratch, plan))
+        scratch, band = whole_matrix("P", rows, n), Place("C", row, 0, rows, n)
+        steps.append(Product(Place("A", row, 0, rows, k), whole_matrix("B", k, n), scratch, plan))
         steps.append(Sum("update", program, (scratch, band) if beta else (scratch,), (band,)))
-    return Recipe(temporaries(steps), tuple(steps))
+    return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
-def _updated(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+def _updated(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """C = alpha A B + beta C around a level that uses C as scratch: the product goes to a temporary first."""
-    product, c = whole("D", m, n), whole("C", m, n)
-    update = Sum("update", updating(COPY, alpha, beta), (product, c) if beta else (product,), (c,))
-    return Recipe((("D", m, n),), (Product(whole("A", m, k), whole("B", k, n), product, plan), update))
+    product, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
+    update = Sum("update", updating_program(COPY, alpha, beta), (product, c) if beta else (product,), (c,))
+    return LevelSteps(
+        (("D", m, n),), (Product(whole_matrix("A", m, k), whole_matrix("B", k, n), product, plan), update)
+    )

@@ -4,25 +4,7 @@ Text form, outermost level first, levels joined by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
-A level is a scheme (or a composition of schemes, done in one pass) or a step table, then its options after dots. A
-scheme is traversed `stacked` (the default: all sums first, then the products, then the join), `overlapped` (the same,
-on a GPU two products at a time, so that the sums of one run beside the other's leaf products), `batched` (the same,
-every operand in a block of its own, the products as one batch), `fused` (on a GPU, one product at a time, its sums
-inside the kernel of the leaf `tile`: no temporaries) or `sequential` (one product at a time, three temporaries); a step
-table has its own order. A fused level's products may also run side by side: on two `streams`, as far as they write
-different blocks, or all of them, adding to C by `atomic` updates (whose order, and with it C's last bits, differ from
-run to run); and products of equally many blocks (`variants`) may start as one launch. Fringes: `unequal` (blocks differ
-by one row or column, sums are as if padded), `pad` (equal blocks, zeros beyond the edge are virtual; `pad16`: sides are
-multiples of 16) or `peel` (the core that divides, then thin strips).
-
-Leaves: `vendor` (BLAS as it comes) or, on a GPU, `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for the
-product) and `tile` (this package's own kernel: of float32 and float64, and of 16-bit numbers and TF32, without sums
-inside, by Hopper's warpgroups; what these cannot read is the vendor's. `tile.huge` and the like: of float32 and float64
-by another of its strategies; with `.plain` behind it, tiles come to shared memory through registers, with `.texture`
-those of the left operand by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd).
-With `.inner` after it, the sums of the last level are written so that both operands of a leaf product are contiguous
-along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B lie in
-memory, for all leaves.)
+What the text of a level may say, its kind knows (fmm.kernels.plans.levels); of a leaf, its row (fmm.kernels.leaves).
 """
 
 from __future__ import annotations
@@ -72,7 +54,7 @@ class Plan:
 
     @property
     def timed_by_tiles(self) -> bool:
-        """Is the time of its leaf products told by the tiles in which they are computed?"""
+        """Is the time of its leaf products predicted from the tiles in which they are computed?"""
         return self.leaf_use.leaf.time_formula == "tiles"
 
     @cached_property

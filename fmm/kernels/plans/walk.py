@@ -12,14 +12,14 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level_steps import Batch, Place, Product, Recipe, Sum, Updating
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBatch, ProductWithSums, Sum
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 
 Matrix = Any  # the machine's: two axes, with .shape and .strides
 Operands = dict[str, Matrix]  # by name: A, B, C and this level's temporaries
 Triple = tuple[Matrix, Matrix, Matrix]  # left, right, dest
-Step = Sum | Product | Updating | Batch
+Step = Sum | Product | ProductWithSums | ProductBatch
 
 
 class Machine(Protocol):
@@ -44,7 +44,7 @@ class Machine(Protocol):
     def part(self, x: Matrix, place: Place) -> Matrix:
         """The rectangle of a matrix."""
 
-    def order_of_sums(self, steps: Recipe) -> Mapping[str, bool]:
+    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         """Should sums of A, of B lie column by column? For those that the machine has no wish for: as A, as B lie."""
         ...
 
@@ -53,7 +53,7 @@ class Machine(Protocol):
     def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
         """Products by a leaf, of one size; several are a batch."""
 
-    def multiply_and_update(self, step: Updating, operands: Operands) -> bool:
+    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A product with the sums of a step table's kernel around it; False where they must be done one by one."""
         ...
 
@@ -65,18 +65,18 @@ class Machine(Protocol):
         """Run independent products, as many at a time as the machine likes."""
 
 
-def walk(plan: Plan, operands: Operands, machine: Machine, alpha: Coefficient = 1, beta: Coefficient = 0) -> None:
+def walk_plan(plan: Plan, operands: Operands, machine: Machine, alpha: Coefficient = 1, beta: Coefficient = 0) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
     a, b, c = operands["A"], operands["B"], operands["C"]
     if not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
         machine.multiply(plan.leaf, [(a, b, c)], alpha, beta)
     elif not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
-        steps = lower(plan, *a.shape, b.shape[1], alpha, beta)
+        steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta)
         assert steps is not None
         _run(steps, operands, machine)
 
 
-def _run(level: Recipe, operands: Operands, machine: Machine) -> None:
+def _run(level: LevelSteps, operands: Operands, machine: Machine) -> None:
     mark, wished = machine.used, machine.order_of_sums(level)
     for name, rows, cols in level.temporaries:
         like = level.layouts[name]
@@ -92,7 +92,7 @@ def _run(level: Recipe, operands: Operands, machine: Machine) -> None:
     machine.release(mark)
 
 
-def _runs(level: Recipe) -> Iterator[tuple[bool, Iterator[Step]]]:
+def _runs(level: LevelSteps) -> Iterator[tuple[bool, Iterator[Step]]]:
     """Steps one after the other, and products that may run at the same time."""
     return groupby(level.steps, lambda step: level.lanes > 1 and isinstance(step, Product))
 
@@ -100,7 +100,7 @@ def _runs(level: Recipe) -> Iterator[tuple[bool, Iterator[Step]]]:
 def _step(step: Step, operands: Operands, machine: Machine) -> None:
     if isinstance(step, Sum):
         machine.sum(step, *([machine.part(operands[p.name], p) for p in ps] for ps in (step.reads, step.writes)))
-    elif isinstance(step, Updating):
+    elif isinstance(step, ProductWithSums):
         if not machine.multiply_and_update(step, operands):
             _one_by_one(step, operands, machine)
     elif isinstance(step, Product):
@@ -113,7 +113,7 @@ def _step(step: Step, operands: Operands, machine: Machine) -> None:
         machine.multiply(step.products[0].plan.leaf, triples, 1, 0)
 
 
-def _one_by_one(step: Updating, operands: Operands, machine: Machine) -> None:
+def _one_by_one(step: ProductWithSums, operands: Operands, machine: Machine) -> None:
     """The product first, into scratch if it has no place of its own; then the sum."""
     mark, dest = machine.used, step.product.dest
     if dest.name not in operands:
@@ -125,7 +125,7 @@ def _one_by_one(step: Updating, operands: Operands, machine: Machine) -> None:
 
 def _product(product: Product, operands: Operands, machine: Machine) -> None:
     triple = dict(zip("ABC", _triple(product, operands, machine), strict=True))
-    walk(product.plan, triple, machine, 1, int(product.accumulate))
+    walk_plan(product.plan, triple, machine, 1, int(product.accumulate))
 
 
 def _triple(product: Product, operands: Operands, machine: Machine) -> Triple:

@@ -1,4 +1,4 @@
-"""Needs: what a plan takes to run, read off its recipes: workspace, leaf products, flops."""
+"""Needs: what a plan takes to run, read off its steps: workspace, leaf products, flops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import prod
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
@@ -21,13 +21,13 @@ def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coeffici
 
     Where two products run at a time, both count.
     """
-    recipe = None if plan.fused else lower(plan, m, k, n, alpha, beta)
-    if recipe is None:
+    steps = None if plan.fused else lower_level(plan, m, k, n, alpha, beta)
+    if steps is None:
         return plan.leaf_use.leaf.scratch
-    inner = dict.fromkeys((p.plan, *p.size, p.accumulate) for p in recipe.products)
+    inner = dict.fromkeys((p.plan, *p.size, p.accumulate) for p in steps.products)
     inside = plan.itemsize_inside(itemsize, [p for p, *_ in inner])
-    own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in recipe.temporaries)
-    return own + recipe.lanes * max((workspace(p, *size, inside, 1, int(acc)) for p, *size, acc in inner), default=0)
+    own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in steps.temporaries)
+    return own + steps.lanes * max((workspace(p, *size, inside, 1, int(acc)) for p, *size, acc in inner), default=0)
 
 
 def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, int], int]:
@@ -38,11 +38,11 @@ def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, in
 @depends_on_rows
 @lru_cache(maxsize=65536)
 def _leaves(plan: Plan, m: int, k: int, n: int, beta: int) -> tuple[tuple[tuple[int, int, int], int], ...]:
-    recipe = lower(plan, m, k, n, 1, beta)
-    if recipe is None:
+    steps = lower_level(plan, m, k, n, 1, beta)
+    if steps is None:
         return (((m, k, n), 1),)
     found: dict[tuple[int, int, int], int] = {}
-    for p in recipe.products:
+    for p in steps.products:
         for size, count in _leaves(p.plan, *p.size, int(p.accumulate)):
             found[size] = found.get(size, 0) + count
     return tuple(found.items())
@@ -51,7 +51,7 @@ def _leaves(plan: Plan, m: int, k: int, n: int, beta: int) -> tuple[tuple[tuple[
 FEW = 4096  # products that any plan may make
 
 
-def check_depth(plan: Plan, m: int, k: int, n: int) -> None:
+def check_products(plan: Plan, m: int, k: int, n: int) -> None:
     """PlanError for a plan so deep that it makes more products than there are numbers to multiply: each level makes at
     least seven times as many, and what is below one number is nothing but time."""
     count = prod(level.products for level in plan.levels)
@@ -59,6 +59,6 @@ def check_depth(plan: Plan, m: int, k: int, n: int) -> None:
         raise PlanError(f"{plan} makes {count} products of a {m} x {k} x {n} one; take fewer levels")
 
 
-def flops(plan: Plan, m: int, k: int, n: int) -> int:
+def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
     """Multiplications and additions inside the leaf products, 2mkn each."""
     return sum(2 * prod(size) * count for size, count in leaf_products(plan, m, k, n).items())

@@ -16,7 +16,7 @@ from fmm.hardware.occupancy import register_counts
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TileSizes, named_strategy
-from fmm.kernels.plans.fused_order import FIGURE_6, stages
+from fmm.kernels.plans.fused_order import FIGURE_6, launch_stages
 from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands
 from fmm.perfmodel.papers import huang_blocks
@@ -54,21 +54,21 @@ FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
 
 def v100() -> Machine:
     """The paper's machine: 15.67 TFLOPS, 900 GB/s x 1.2, and footnote 13's shared memory bandwidth."""
-    return huang_blocks.machine(device("V100"), element_bytes=4, cache=LAMBDA)
+    return huang_blocks.paper_machine(device("V100"), element_bytes=4, cache=LAMBDA)
 
 
-def direct(level: int) -> Scheme:
+def direct_scheme(level: int) -> Scheme:
     """The scheme of Equation (3) at one level, its Kronecker square at two."""
     if level not in (1, 2):
         raise ValueError(f"the paper has 1 and 2 levels, not {level}")
     return scheme("strassen-huang" if level == 1 else "strassen-huang^2")
 
 
-def counts(level: int) -> Counter[Operands]:
+def operand_counts(level: int) -> Counter[Operands]:
     """Operand counts of plain GEMM (level 0) or direct Strassen, derived from the coefficients."""
     if level == 0:
         return Counter({GEMM: 1})
-    found = direct(level)
+    found = direct_scheme(level)
     return huang_blocks.operand_counts(found.u, found.v, found.w)
 
 
@@ -98,12 +98,12 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
 
 
 def _bound(s: TileSizes, w: Operands, on: Machine, equation: int) -> huang_blocks.Bound:
-    return next(b for b in huang_blocks.bounds(s, w, on) if b.equation == equation)
+    return next(b for b in huang_blocks.strategy_bounds(s, w, on) if b.equation == equation)
 
 
 def huang_fig6() -> Table:
     """Operand counts derived from Equation (3) and its Kronecker square."""
-    derived = {level: counts(level) for level in range(3)}
+    derived = {level: operand_counts(level) for level in range(3)}
     rows = tuple(
         (
             level,
@@ -132,7 +132,7 @@ def huang_fig7() -> Table:
     """Two streams: the stages that follow from which blocks each product of Equation (3) writes."""
     computed = [
         (stage, stream, ", ".join(f"M{product}" for task in lane for product in task))
-        for stage, lanes in enumerate(stages(direct(1), ("streams",)))
+        for stage, lanes in enumerate(launch_stages(direct_scheme(1), ("streams",)))
         for stream, lane in enumerate(lanes)
     ]
     rows = tuple(
@@ -196,7 +196,7 @@ def _limits() -> tuple[tuple[str, float | None, float], ...]:
         ("(16) m_R below, 1-level Var#0", 12, huang_blocks.greatest_square_piece(one, on)),
         ("(16) m_R below, 1-level Var#0, footnote 14", 12, huang_blocks.greatest_square_piece(one, on, pointers)),
         ("(16) m_R below, 2-level Var#0", 12, huang_blocks.greatest_square_piece(two, on)),
-        ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, block_time.registers(huge, two)),
+        ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, block_time.registers_needed(huge, two)),
         ("(13) GB/s, Huge, 2-level Var#0 (section 5.4)", 1900, throughput / 1e9),
     )
 
@@ -224,7 +224,7 @@ def huang_admitted() -> Table:
     names = ("GEMM", "1-level", "2-level")
     rows = []
     for level, (name, expected) in enumerate(zip(names, printed, strict=True)):
-        found = ", ".join(s.name for s in huang_blocks.admitted(STRATEGIES, counts(level), on))
+        found = ", ".join(s.name for s in huang_blocks.admitted_strategies(STRATEGIES, operand_counts(level), on))
         rows.append((name, expected, found, "" if found == expected else "differs"))
     columns = ("algorithm", "printed", "computed", "difference")
     title = "Section 5.2: strategies that meet (13) and (15) to (18)"
@@ -259,7 +259,7 @@ def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
     computed = huang_blocks.blocks_per_sm(s, w, on)
     follows = register_counts(on.limits, s.threads, on.element_bytes * block_time.shared_tile(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
-    formulas = (block_time.registers(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
+    formulas = (block_time.registers_needed(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
     return (name, kernel, printed, computed, computed - printed, *formulas, follows[0], follows[-1])
 
 
@@ -285,7 +285,7 @@ def _tflops(name: str, size: int) -> tuple[float, float, float]:
 
     def at(level: int) -> float:
         split = (2**level,) * 3
-        seconds = huang_blocks.direct_seconds(s, counts(level), (split[0], split[1], split[2]), shape, on)
+        seconds = huang_blocks.direct_seconds(s, operand_counts(level), (split[0], split[1], split[2]), shape, on)
         return huang_blocks.effective_tflops(shape, seconds)
 
     return at(0), at(1), at(2)

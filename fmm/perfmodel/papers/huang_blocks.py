@@ -22,8 +22,15 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import Device
 from fmm.hardware.occupancy import active_blocks, most_registers
 from fmm.kernels.cuda.products.tile_sizes import TileSizes
-from fmm.perfmodel.block_time import Operands, flops, global_elements, registers, shared_elements, shared_tile
-from fmm.problem import Shape, positive
+from fmm.perfmodel.block_time import (
+    Operands,
+    global_elements,
+    kernel_flops,
+    registers_needed,
+    shared_elements,
+    shared_tile,
+)
+from fmm.problem import Shape, positive_shape
 
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
@@ -68,7 +75,7 @@ class Machine:
         return Fraction(self.element_bytes, 4)
 
 
-def machine(device: Device, element_bytes: int = 4, cache: float = 0.0) -> Machine:
+def paper_machine(device: Device, element_bytes: int = 4, cache: float = 0.0) -> Machine:
     """Datasheet rates; `cache` is footnote 12's lambda: global bandwidth x (1 + lambda) for reuse in L2."""
     return Machine(
         flop=device.peak(element_bytes),
@@ -80,7 +87,7 @@ def machine(device: Device, element_bytes: int = 4, cache: float = 0.0) -> Machi
     )
 
 
-def chip(device: Device) -> Chip:
+def datasheet_chip(device: Device) -> Chip:
     """A datasheet's device for the model in cycles."""
     return Chip(device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * device.l2_kib)
 
@@ -103,7 +110,7 @@ class Bound:
         return self.have < self.need if self.below else self.have >= self.need
 
 
-def bounds(s: TileSizes, w: Operands, on: Machine, k: int | None = None) -> tuple[Bound, ...]:
+def strategy_bounds(s: TileSizes, w: Operands, on: Machine, k: int | None = None) -> tuple[Bound, ...]:
     """Every bound for one product, k deep (None: as k grows without limit)."""
     step = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
@@ -118,22 +125,22 @@ def bounds(s: TileSizes, w: Operands, on: Machine, k: int | None = None) -> tupl
     )
 
 
-def admitted(
+def admitted_strategies(
     strategies: Iterable[TileSizes], operands: Iterable[Operands], on: Machine, k: int | None = None
 ) -> tuple[TileSizes, ...]:
     """The strategies that meet every bound for every product in `operands`."""
     wanted = tuple(operands)
-    return tuple(s for s in strategies if all(b.holds for w in wanted for b in bounds(s, w, on, k)))
+    return tuple(s for s in strategies if all(b.holds for w in wanted for b in strategy_bounds(s, w, on, k)))
 
 
 def global_intensity(s: TileSizes, w: Operands, k: int | None = None) -> float:
     """Left side of (13): flops per element of global traffic."""
-    return _ratio(partial(flops, s, w), partial(global_elements, s, w), k)
+    return _ratio(partial(kernel_flops, s, w), partial(global_elements, s, w), k)
 
 
 def shared_intensity(s: TileSizes, w: Operands, k: int | None = None) -> float:
     """Left side of (15): flops per element of shared traffic."""
-    return _ratio(partial(flops, s, w), partial(shared_elements, s), k)
+    return _ratio(partial(kernel_flops, s, w), partial(shared_elements, s), k)
 
 
 def _ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | None) -> float:
@@ -146,7 +153,7 @@ def _ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | Non
 
 
 def _register_words(s: TileSizes, w: Operands, on: Machine) -> int:
-    return ceil(registers(s, w) * on.registers_per_element)
+    return ceil(registers_needed(s, w) * on.registers_per_element)
 
 
 def global_need(on: Machine) -> float:
@@ -245,7 +252,7 @@ class BlockTime:
 
 def block_time(s: TileSizes, w: Operands, shape: Shape, on: Machine, model: RegisterModel = FOOTNOTE_15) -> BlockTime:
     """Eq. (19) to (22) for one product of shape (m, k, n)."""
-    m, k, n = positive(shape)
+    m, k, n = positive_shape(shape)
     per_sm = blocks_per_sm(s, w, on, model)
     if per_sm == 0:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on an SM")
@@ -253,7 +260,7 @@ def block_time(s: TileSizes, w: Operands, shape: Shape, on: Machine, model: Regi
     tiles = -(-m // s.m_s) * -(-n // s.n_s)
     waves = -(-tiles // together)
     return BlockTime(
-        flop=waves * together * flops(s, w, k) / on.flop,  # (20)
+        flop=waves * together * kernel_flops(s, w, k) / on.flop,  # (20)
         gmop=tiles * on.element_bytes * global_elements(s, w, k) / on.gmop,  # (22)
         smop=waves * together * on.element_bytes * shared_elements(s, k) / on.smop,  # (21)
     )
@@ -261,12 +268,12 @@ def block_time(s: TileSizes, w: Operands, shape: Shape, on: Machine, model: Regi
 
 def direct_seconds(s: TileSizes, counts: Mapping[Operands, int], split: Shape, shape: Shape, on: Machine) -> float:
     """A direct fast multiplication: its products one after the other, each on shape / split, rounded up."""
-    m, k, n = positive(shape)
+    m, k, n = positive_shape(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))
     return sum(times * block_time(s, w, block, on).seconds for w, times in counts.items())
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:
     """Eq. (7): the classical flop count over the time."""
-    m, k, n = positive(shape)
+    m, k, n = positive_shape(shape)
     return 2e-12 * m * n * k / seconds

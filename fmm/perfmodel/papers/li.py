@@ -15,7 +15,7 @@ from typing import Final, Literal
 from fmm.kernels.algorithms.catalogue import scheme as named_scheme
 from fmm.kernels.algorithms.step_table import StepTable, step_table
 from fmm.kernels.algorithms.table_kernel import kernel_table
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, level
 from fmm.perfmodel.papers import li_counts, li_thresholds
 from fmm.perfmodel.papers.li_counts import LEAVES, QUANTITIES, Polynomial, Quantity
@@ -153,7 +153,7 @@ def _percentages(k: int) -> Table:
     return Table(f"li-fig{figure}", title, ("n", "method", "quantity", *COLUMNS), rows, notes)
 
 
-def rounded(x: Fraction, digits: int = 1) -> Fraction:
+def half_away_from_zero(x: Fraction, digits: int = 1) -> Fraction:
     """Half away from zero, to so many decimal places."""
     scaled = Decimal(x.numerator * 10**digits) / Decimal(x.denominator)
     return Fraction(int(scaled.to_integral_value(ROUND_HALF_UP)), 10**digits)
@@ -163,7 +163,7 @@ def _percent(printed: str | None, computed: Fraction) -> tuple[Cell, ...]:
     """Printed, computed (unrounded), and the difference of the rounded value."""
     if printed is None:
         return None, float(computed), None
-    return float(printed), float(computed), float(rounded(computed) - Fraction(printed))
+    return float(printed), float(computed), float(half_away_from_zero(computed) - Fraction(printed))
 
 
 def li_fig14() -> Table:
@@ -263,7 +263,9 @@ def _summary(text: str, printed: int, levels: Sequence[int], sizes: Sequence[int
     found: list[tuple[Cell, ...]] = []
     for k, n, q in product(levels, sizes, QUANTITIES):
         computed = li_counts.reduction(q, "strassen", k, n)
-        found.append(("strassen", text.format(q), printed, float(computed), float(rounded(computed, 0) - printed)))
+        found.append(
+            ("strassen", text.format(q), printed, float(computed), float(half_away_from_zero(computed, 0) - printed))
+        )
     return found
 
 
@@ -303,7 +305,7 @@ def _extreme(k: int, which: Literal["least", "most"], printed: int) -> tuple[Cel
     found = sorted(li_counts.reduction(q, "strassen", k, SIZES[-1]) for q in QUANTITIES)
     computed = found[0 if which == "least" else -1]
     name = f"{_LEVELS[k]} levels, {which} of the three percents"
-    return "strassen", name, printed, float(computed), float(rounded(computed, 0) - printed)
+    return "strassen", name, printed, float(computed), float(half_away_from_zero(computed, 0) - printed)
 
 
 _SECTION_7_NOTES: Final = (
@@ -330,7 +332,7 @@ SECONDS: Final[Mapping[str, tuple[float, ...]]] = {
 SECONDS_2048: Final = {"strassen": 16.855, "winograd": 16.555}
 
 
-def curve(
+def reduction_curve(
     method: str, tau2: int, sizes: Sequence[int] = CURVE_SIZES
 ) -> tuple[tuple[int, int, Fraction, Fraction, Fraction], ...]:
     """(n, levels, percent reduction in arithmetics, transactions, volume) with tau1 = tau2/2."""
@@ -345,7 +347,7 @@ def curve(
 def _curves(figure: int, method: str, tau2: int) -> Table:
     """A figure's analytical curves beside the same percentages where Figures 15 and 20 to 22 print them."""
     rows = []
-    for i, (n, k, *percents) in enumerate(curve(method, tau2)):
+    for i, (n, k, *percents) in enumerate(reduction_curve(method, tau2)):
         printed = PERCENTAGES[k][method][SIZES.index(n)] if k and n in SIZES else (None,) * 3
         cells = [cell for p, x in zip(printed, percents, strict=True) for cell in _percent(p, x)]
         rows.append((n, k, *cells, _measured(method, tau2, i)))
@@ -461,7 +463,7 @@ def li_section8() -> Table:
 def _to_the_digit(printed: str, computed: float) -> tuple[Cell, ...]:
     """The difference after rounding to the digits printed."""
     digits = len(printed.partition(".")[2])
-    return float(printed), computed, float(rounded(Fraction(computed), digits) - Fraction(printed))
+    return float(printed), computed, float(half_away_from_zero(Fraction(computed), digits) - Fraction(printed))
 
 
 def _error_ratios() -> tuple[tuple[str, str, float], ...]:
@@ -482,9 +484,9 @@ def _error_ratios() -> tuple[tuple[str, str, float], ...]:
 
 def _temporaries(n: int = 64) -> float:
     """Elements of Figure 2's temporaries at all levels over n^2: one level's, then a quarter of that, and so on."""
-    recipe = lower(Plan((level("li-fig2"),)), n, n, n)
-    assert recipe is not None
-    own = Fraction(sum(rows * cols for _, rows, cols in recipe.temporaries), n * n)
+    steps = lower_level(Plan((level("li-fig2"),)), n, n, n)
+    assert steps is not None
+    own = Fraction(sum(rows * cols for _, rows, cols in steps.temporaries), n * n)
     return float(own / (1 - Fraction(1, 4)))
 
 

@@ -150,7 +150,7 @@ def kernel_additions(kernel: Kernel) -> int:
     C11 + T1 once: three additions, where the assignments as printed have four.
     """
     program = kernel.program
-    return min(program.additions, programs.shared(program.matrix(), program.inputs).additions)
+    return min(program.additions, programs.shared_sums(program.matrix(), program.inputs).additions)
 
 
 def kernel_cost(kernel: Kernel, quantity: Quantity, product: Polynomial) -> Polynomial:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import inf
 from typing import TYPE_CHECKING
 
-from fmm.problem import Shape, positive
+from fmm.problem import Shape, positive_shape
 
 if TYPE_CHECKING:
     from fmm.kernels.algorithms.scheme import Scheme
@@ -86,7 +86,7 @@ def recurse(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: flo
 
     For odd sizes the left side of the paper's equation is the largest block's product, not the exact saving.
     """
-    if any(size < parts for size, parts in zip(positive(shape), work.split, strict=True)):
+    if any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True)):
         return False
     return saved_flops(shape, work) > (_at(ratio, shape) + epsilon) * added_elements(shape, work)
 
@@ -135,7 +135,7 @@ def levels(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: floa
 def levels_until(shape: Shape, point: float, work: BlockWork = STRASSEN) -> tuple[Level, ...]:
     """The rule of sections 4.1.1 and 4.1.2: stop when at least one size is below the recursion point."""
     found: list[Level] = []
-    while min(positive(shape)) >= max(point, *work.split) and _blocks(shape, work.split) != shape:
+    while min(positive_shape(shape)) >= max(point, *work.split) and _blocks(shape, work.split) != shape:
         found.append(_level(shape, work, len(found)))
         shape = _blocks(shape, work.split)
     return tuple(found)
@@ -161,7 +161,7 @@ def speedups(
     The paper gives only sp_1 and says that the later ones are smaller; here level i's share is that of its
     products**(i-1) smaller problems.
     """
-    m, k, n = positive(shape)
+    m, k, n = positive_shape(shape)
     shares: list[float] = []
     for above in range(depth):
         level = _level(shape, work, above)
@@ -187,7 +187,7 @@ def balanced(shape: Shape, gamma: float = 2.0) -> Balanced:
     """Table 1: halve the longest size while it is at least gamma times the larger of the other two."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
-    work: Counter[Shape] = Counter({positive(shape): 1})
+    work: Counter[Shape] = Counter({positive_shape(shape): 1})
     leaves: Counter[Shape] = Counter()
     cuts = depth = 0
     while work:

@@ -14,11 +14,11 @@ from fmm.config.schema import ConfigError, Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, usual_growth
-from fmm.perfmodel.predict import seconds
-from fmm.perfmodel.work import estimated
+from fmm.perfmodel.predict import predicted_seconds
+from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
-from fmm.runtime.decide import certified, modelled
-from fmm.tuner.commands.config import checked, sections
+from fmm.runtime.decide import certified_entry, model_choice
+from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 
@@ -43,7 +43,7 @@ class Agreement:
         return self.equal >= LEAST * self.shapes and self.worst <= self.noise
 
 
-def compared(one: Tuned, two: Tuned, noise: float) -> Agreement:
+def compared_choices(one: Tuned, two: Tuned, noise: float) -> Agreement:
     """The runtime's choices by either, on products of all these sides."""
     equal, worst, sizes = 0, 0.0, list(product(SIDES, repeat=3))
     for m, k, n in sizes:
@@ -58,12 +58,14 @@ def compared(one: Tuned, two: Tuned, noise: float) -> Agreement:
 def _chosen(tuned: Tuned, problem: Problem) -> Plan:
     known = tuned.calibration
     limits = Limits(ANY_MEMORY, usual_growth(known is not None and known.batches))
-    return (certified(problem, limits, tuned) or modelled(problem, limits, known, True, tuned.identity)).plan
+    return (certified_entry(problem, limits, tuned) or model_choice(problem, limits, known, True, tuned.identity)).plan
 
 
 def _apart(calibration: Calibration, problem: Problem, first: Plan, second: Plan) -> float:
     """How much longer than the other the slower one takes, by this calibration."""
-    times = sorted(seconds(p, problem, estimated(p, problem), calibration).seconds for p in (first, second))
+    times = sorted(
+        predicted_seconds(p, problem, estimated_work(p, problem), calibration).seconds for p in (first, second)
+    )
     return times[1] / times[0] - 1
 
 
@@ -92,11 +94,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
-    others = {(key, dtype): raw for key, dtype, raw in sections(two)}
-    for key, dtype, raw in sections(one):
+    others = {(key, dtype): raw for key, dtype, raw in config_sections(two)}
+    for key, dtype, raw in config_sections(one):
         if (other := others.get((key, dtype))) is not None:
             noise = max(float(raw["noise"]), float(other["noise"]))
-            yield compared(checked(key, dtype, raw), checked(key, dtype, other), noise)
+            yield compared_choices(checked_fully(key, dtype, raw), checked_fully(key, dtype, other), noise)
 
 
 def _line(a: Agreement) -> str:

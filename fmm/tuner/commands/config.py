@@ -17,7 +17,7 @@ from fmm.config.schema import ConfigError, Entry, Raw
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import described, output_path, trials_path
-from fmm.tuner.fit import predicted, work
+from fmm.tuner.fit import cached_work, formula_seconds
 from fmm.tuner.trials import Trial, Trials
 
 
@@ -25,29 +25,29 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     show = commands.add_parser("show", help="print what a config says of each device and type")
     _takes_config(show)
     add_json(show, "the sections as JSON")
-    show.set_defaults(run=guarded(_show))
+    show.set_defaults(run=one_line_errors(_show))
     validate = commands.add_parser("validate", help="check a config to the last field")
     _takes_config(validate)
-    validate.set_defaults(run=guarded(_validate))
+    validate.set_defaults(run=one_line_errors(_validate))
     export = commands.add_parser("export", help="print certified entries, or all trials, as CSV")
     _takes_config(export)
     export.add_argument("--csv", action="store_true", help="CSV (the only form)")
     export.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
-    export.set_defaults(run=guarded(_export))
+    export.set_defaults(run=one_line_errors(_export))
     merge = commands.add_parser("merge", help="put the sections of other configs into one")
     merge.add_argument("sources", nargs="+", type=Path, metavar="CONFIG")
     merge.add_argument("--into", type=Path, metavar="PATH", help="the config to write (the one that fmm reads)")
-    merge.set_defaults(run=guarded(_merge))
+    merge.set_defaults(run=one_line_errors(_merge))
 
 
 def _takes_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="(the one that fmm reads)")
 
 
-def guarded(run: Any) -> Any:
+def one_line_errors(run: Any) -> Any:
     """One line and exit code 1 for whatever is wrong with a file."""
 
-    def told(options: argparse.Namespace) -> int:
+    def run_guarded(options: argparse.Namespace) -> int:
         try:
             return int(run(options) or 0)
         except BrokenPipeError:
@@ -56,15 +56,15 @@ def guarded(run: Any) -> Any:
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 
-    return told
+    return run_guarded
 
 
-def sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
+def config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
     """Device, type and raw section of everything in a config."""
     if not path.exists():
         raise ConfigError(f"{path}: there is no config; `fmm-tune` writes one")
     try:
-        devices = files.read(path)
+        devices = files.read_config(path)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     for key, types in devices.items():
@@ -72,9 +72,9 @@ def sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
             yield key, dtype, raw
 
 
-def checked(key: str, dtype: str, raw: Raw) -> schema.Tuned:
+def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
     """A section with every field and every plan checked."""
-    found = schema.section(raw, f"{key}.{dtype}", Identity(key, key), dtype)
+    found = schema.checked_section(raw, f"{key}.{dtype}", Identity(key, key), dtype)
     for entry in found.entries.values():
         try:
             Plan.parse(entry.plan)
@@ -88,12 +88,12 @@ def _path(options: argparse.Namespace) -> Path:
 
 
 def _show(options: argparse.Namespace) -> None:
-    found = list(sections(_path(options)))
+    found = list(config_sections(_path(options)))
     if options.json:
         print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))
         return
     for key, dtype, raw in found:
-        checked(key, dtype, raw)
+        checked_fully(key, dtype, raw)
         conditions = raw["conditions"] if isinstance(raw["conditions"], dict) else {}
         print(f"{key}, {dtype} ({conditions.get('device', 'unknown')}; {_tuned_how(raw)})")
         print("\n".join(described(raw)))
@@ -106,9 +106,9 @@ def _tuned_how(raw: Raw) -> str:
 
 def _validate(options: argparse.Namespace) -> int:
     path, bad = _path(options), 0
-    for key, dtype, raw in sections(path):
+    for key, dtype, raw in config_sections(path):
         try:
-            found = checked(key, dtype, raw)
+            found = checked_fully(key, dtype, raw)
         except ConfigError as error:
             print(f"fmm-tune validate: {path}: {error}", file=sys.stderr)
             bad = 1
@@ -127,15 +127,15 @@ def _export(options: argparse.Namespace) -> None:
 def _entry_rows(path: Path) -> Iterator[list[object]]:
     names = [f.name for f in fields(Entry) if f.name != "size"]
     yield ["device", "dtype", "m", "k", "n", *names]
-    for key, dtype, raw in sections(path):
-        for entry in checked(key, dtype, raw).entries.values():
+    for key, dtype, raw in config_sections(path):
+        for entry in checked_fully(key, dtype, raw).entries.values():
             values = asdict(entry)
             yield [key, dtype, *entry.size, *(values[name] for name in names)]
 
 
 def _trial_rows(path: Path) -> Iterator[list[object]]:
     """Every sample with the prediction of the config's calibration, where there is one."""
-    known = {(key, dtype): checked(key, dtype, raw).calibration for key, dtype, raw in sections(path)}
+    known = {(key, dtype): checked_fully(key, dtype, raw).calibration for key, dtype, raw in config_sections(path)}
     names = [f.name for f in fields(Trial) if f.name not in ("size", "run")]
     yield ["run", "device", "m", "k", "n", *names, "predicted"]
     for tuning in Trials(trials_path(path)).tunings():
@@ -143,14 +143,14 @@ def _trial_rows(path: Path) -> Iterator[list[object]]:
             calibration = known.get((tuning.header.device, t.dtype))
             seconds = None
             if calibration is not None:
-                seconds = predicted(t.what, t.problem, work(t.what.plan, t.problem), calibration)
+                seconds = formula_seconds(t.what, t.problem, cached_work(t.what.plan, t.problem), calibration)
             yield [t.run, tuning.header.device, *t.size, *(getattr(t, name) for name in names), seconds]
 
 
 def _merge(options: argparse.Namespace) -> None:
     into = output_path(options.into)
     for source in (output_path(given) if given.is_dir() else given for given in options.sources):
-        for key, dtype, raw in sections(source):
-            checked(key, dtype, raw)
-            store.merge(into, key, dtype, raw)
+        for key, dtype, raw in config_sections(source):
+            checked_fully(key, dtype, raw)
+            store.merge_section(into, key, dtype, raw)
     print(f"merged into {into}")

@@ -20,13 +20,13 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decide import decide
 from fmm.tuner.commands import suites
-from fmm.tuner.commands.config import guarded, sections
+from fmm.tuner.commands.config import config_sections, one_line_errors
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
-from fmm.tuner.devices.choose import UnknownDeviceError, chosen
+from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device
-from fmm.tuner.environment import command, device_folder, environment
-from fmm.tuner.journal import Journal, RoundLimits, Samples, speedup
+from fmm.tuner.environment import device_folder, environment, typed_command
+from fmm.tuner.journal import Journal, RoundLimits, Samples, paired_speedup
 from fmm.tuner.trials import Run
 
 SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")
@@ -46,7 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     canary = commands.add_parser("canary", help="measure a few certified entries again after an update, in a second")
     canary.add_argument("--device", default=argparse.SUPPRESS)
     canary.add_argument("--output", type=Path, default=argparse.SUPPRESS, metavar="PATH")
-    canary.set_defaults(run=guarded(_canary))
+    canary.set_defaults(run=one_line_errors(_canary))
     suites = commands.add_parser(
         "suites", help="measure what fmm gains on this CPU, and that it costs nothing elsewhere"
     )
@@ -62,7 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _bench(options: argparse.Namespace) -> int:
     try:
-        device = chosen(options.device)[0]
+        device = chosen_devices(options.device)[0]
         if options.dtype not in device.dtypes:
             raise ValueError(f"unknown dtype {options.dtype!r}; valid: {', '.join(device.dtypes)}")
         if options.rounds < 1:
@@ -97,14 +97,14 @@ def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) ->
 
 
 def _bench_row(problem: Problem, run: Run, samples: Samples, step: str) -> dict[str, Any]:
-    low, high = certify.interval(certify.ratios(samples[Run()][: len(samples[run])], samples[run]))
+    low, high = certify.median_interval(certify.paired_ratios(samples[Run()][: len(samples[run])], samples[run]))
     seconds = median(samples[run])
     return {
         "plan": str(run.plan),
         "answered_by": step,
         "seconds": seconds,
         "gflops": problem.flops / seconds / 1e9,
-        "speedup": speedup(samples, Run(), run),
+        "speedup": paired_speedup(samples, Run(), run),
         "low": low,
         "high": high,
         "samples": samples[run],
@@ -126,12 +126,12 @@ CANARY_ROUNDS = 3
 
 def _canary(options: argparse.Namespace) -> int:
     try:
-        devices = chosen(options.device)
+        devices = chosen_devices(options.device)
     except UnknownDeviceError as error:
         print(f"fmm-tune canary: {error}", file=sys.stderr)
         return 2
     path, code = output_path(options.output), 0
-    known = list(sections(path))
+    known = list(config_sections(path))
     for device in devices:
         own = [(dtype, raw) for key, dtype, raw in known if key == device.identity.key]
         if not own:
@@ -143,13 +143,13 @@ def _canary(options: argparse.Namespace) -> int:
 
 def _tested(path: Path, device: Device, dtype: str, raw: Any) -> int:
     try:
-        found = schema.section(raw, f"{device.identity.key}.{dtype}", device.identity, dtype)
+        found = schema.checked_section(raw, f"{device.identity.key}.{dtype}", device.identity, dtype)
     except schema.ConfigError as error:
         print(f"fmm-tune canary: {path}: {error}", file=sys.stderr)
         return 1
     holds, said = canary(Journal("canary", device), dtype, list(found.entries.values()))
     entries = [asdict(replace(e, verified=holds)) for e in found.entries.values()]
-    store.merge(
+    store.merge_section(
         path, device.identity.key, dtype, {**raw, "versions": dict(device.identity.versions), "entries": entries}
     )
     print(f"{device.identity.key}, {dtype}: {said}")
@@ -168,7 +168,7 @@ def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, st
         with journal.open("canary", Problem(*entry.size, dtype)) as timed:
             samples = timed.rounds([Run(), run], RoundLimits(CANARY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
-        gain = speedup(samples, Run(), run) if samples[run] else 0.0
+        gain = paired_speedup(samples, Run(), run) if samples[run] else 0.0
         if gain < max(1.0, entry.low - entry.noise - 0.02):
             return False, f"{entry.size} gains {gain:.3f}, was {entry.text}: entries stay set aside; tune again"
     return True, f"{tried} of {len(fast)} gains measured again: all entries are trusted"
@@ -178,7 +178,7 @@ def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, st
 
 
 def _suites(options: argparse.Namespace) -> int:
-    where = environment(command())
+    where = environment(typed_command())
     if not options.json:
         print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")
     for name in options.suite or suites.SUITES:
@@ -188,11 +188,11 @@ def _suites(options: argparse.Namespace) -> int:
             rows.append(row)
             print(json.dumps({"suite": name, **row}) if options.json else _line(name, row), flush=True)
         if options.output:
-            write(options.output / device_folder() / f"{name}.json", {"environment": where, "rows": rows})
+            write_result(options.output / device_folder() / f"{name}.json", {"environment": where, "rows": rows})
     return 0
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
+def write_result(path: Path, content: dict[str, Any]) -> None:
     """Write a result whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = ",\n".join("  " + json.dumps(row) for row in content["rows"])

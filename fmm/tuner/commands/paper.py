@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fmm.perfmodel.papers import dalberto, huang, li
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json
-from fmm.tuner.commands.render import as_csv, fields, text
+from fmm.tuner.commands.render import as_csv, json_fields, text_table
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 TABLES: Mapping[str, Callable[[], Table]] = {
@@ -51,7 +51,9 @@ def listed(tables: Sequence[Table], options: argparse.Namespace) -> str:
 def printed(tables: Sequence[Table], options: argparse.Namespace) -> str:
     """One table, or several: as JSON a list of them, as CSV each below a line with its name."""
     if options.json:
-        return json.dumps(fields(tables[0]) if len(tables) == 1 else [fields(table) for table in tables], indent=1)
+        return json.dumps(
+            json_fields(tables[0]) if len(tables) == 1 else [json_fields(table) for table in tables], indent=1
+        )
     if options.csv and len(tables) > 1:
         return "\n\n".join(f"{table.name}\n{as_csv(table)}" for table in tables)
-    return "\n\n".join((as_csv if options.csv else text)(table) for table in tables)
+    return "\n\n".join((as_csv if options.csv else text_table)(table) for table in tables)

@@ -12,7 +12,7 @@ from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.kernels.plans.explain import spelled_bytes, table
+from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, cpu, datasheet
 from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
-    found = fields(choose(problem, calibration, limits), calibration, limits)
+    found = printed_fields(choose(problem, calibration, limits), calibration, limits)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
@@ -63,9 +63,9 @@ def _problem(options: argparse.Namespace) -> Problem:
 
 def _calibration(name: str, dtype: str) -> Calibration:
     """Of a device that was tuned, by its key in a config ("cpu": this one), else of a datasheet."""
-    here = identity.cpu(blas_threads())
+    here = identity.cpu_identity(blas_threads())
     wanted = here if name.casefold() == "cpu" else Identity(name, name)
-    tuned = None if environment.mode() == "off" else files.configs().tuned(wanted, dtype)
+    tuned = None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(wanted, dtype)
     if tuned and tuned.calibration:
         return tuned.calibration
     if wanted is here:
@@ -73,7 +73,7 @@ def _calibration(name: str, dtype: str) -> Calibration:
     try:
         return datasheet(name)
     except ValueError:
-        keys = [key for devices in files.configs().files.values() for key in devices]
+        keys = [key for devices in files.configs_in_force().files.values() for key in devices]
         raise ValueError(f"unknown device {name!r}; valid: {', '.join((*DEVICES, *keys))}") from None
 
 
@@ -101,7 +101,7 @@ def _left(name: str, problem: Problem) -> int:
 # ---- what is printed, as text or as JSON
 
 
-def fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
+def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
     """All that is printed. Times are of exact counts, like the vendor's to which they are compared."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).seconds
@@ -156,7 +156,7 @@ def _text(found: dict[str, Any]) -> str:
         f"traffic {spelled_bytes(best['traffic'])}, launches {best['launches']}, "
         f"workspace {spelled_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times the vendor's",
         "",
-        table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize),
+        explained_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize),
         "",
         "runners-up, by estimated time:",
         f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",

@@ -14,9 +14,9 @@ from typing import Any
 from fmm.perfmodel.papers.table import Cell, Table
 
 
-def text(table: Table) -> str:
+def text_table(table: Table) -> str:
     """Title, aligned columns, and the notes below, wrapped."""
-    cells = [[spelled(cell) for cell in row] for row in (table.columns, *table.rows)]
+    cells = [[cell_text(cell) for cell in row] for row in (table.columns, *table.rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
     numeric = _numeric(table)
     lines = [
@@ -34,7 +34,7 @@ def as_html(table: Table) -> str:
     """The rows as an HTML table, powers as superscripts; numbers to the right, on any background."""
     sides = ["right" if numeric else "left" for numeric in _numeric(table)]
     lines = [_html_row("th", table.columns, sides)]
-    lines += [_html_row("td", [spelled(cell) for cell in row], sides) for row in table.rows]
+    lines += [_html_row("td", [cell_text(cell) for cell in row], sides) for row in table.rows]
     return "\n".join(["<table>", *lines, "</table>"])
 
 
@@ -67,17 +67,17 @@ def as_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows([repr(cell) if isinstance(cell, float) else spelled(cell) for cell in row] for row in table.rows)
+    writer.writerows([repr(cell) if isinstance(cell, float) else cell_text(cell) for cell in row] for row in table.rows)
     return out.getvalue().rstrip("\n")
 
 
-def fields(table: Table) -> dict[str, Any]:
+def json_fields(table: Table) -> dict[str, Any]:
     """What JSON has of a table: fractions as text, since no JSON number is exact."""
     rows = [dict(zip(table.columns, map(_plain, row), strict=True)) for row in table.rows]
     return {"name": table.name, "title": table.title, "rows": rows, "notes": list(table.notes)}
 
 
-def spelled(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """A cell as text: yes and no, empty for nothing, six significant digits."""
     if cell is None:
         return ""

@@ -23,16 +23,16 @@ import numpy as np
 from fmm.config import certify, schema
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, ranked, usual_growth
+from fmm.perfmodel.choose import Limits, choose, ranked_candidates, usual_growth
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.tuner.commands.config import checked, sections
+from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import described, output_path, trials_path
 from fmm.tuner.conclude import FITTED, paired_samples
-from fmm.tuner.fit import Observation, observations, predicted, work
+from fmm.tuner.fit import Observation, cached_work, formula_seconds, stage_medians
 from fmm.tuner.trials import Trials, Tuning
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -76,10 +76,10 @@ class Case:
         return f"{conditions.get('device', self.device)}, {self.dtype}"
 
     def seen(self, *stages: str) -> list[Observation]:
-        return observations(self.tuning.trials, stages)
+        return stage_medians(self.tuning.trials, stages)
 
     def expected(self, o: Observation) -> float:
-        return predicted(o.run, o.problem, work(o.run.plan, o.problem), self.calibration)
+        return formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), self.calibration)
 
     @cached_property
     def speedups(self) -> list[tuple[Problem, Plan, float, float, float]]:
@@ -89,17 +89,17 @@ class Case:
             trials = [t for t in self.tuning.trials if t.stage == stage]
             for size in dict.fromkeys(t.size for t in trials):
                 for plan, base, own in paired_samples([t for t in trials if t.size == size]):
-                    ratios = certify.ratios(base, own)
-                    low, high = certify.interval(ratios)
+                    ratios = certify.paired_ratios(base, own)
+                    low, high = certify.median_interval(ratios)
                     found.append((Problem(*size, self.dtype), Plan.parse(plan), float(np.median(ratios)), low, high))
         return found
 
 
-def cases(path: Path) -> Iterator[Case]:
+def tuned_cases(path: Path) -> Iterator[Case]:
     """Everything in a config that has a calibration and trials."""
     tunings = Trials(trials_path(path)).tunings()
-    for key, dtype, raw in sections(path):
-        known = checked(key, dtype, raw).calibration
+    for key, dtype, raw in config_sections(path):
+        known = checked_fully(key, dtype, raw).calibration
         own = [t for t in tunings if t.header.device == key and t.header.settings.get("dtype") == dtype]
         if known is not None and own:
             yield Case(key, dtype, raw, own[-1], known)
@@ -108,17 +108,17 @@ def cases(path: Path) -> Iterator[Case]:
 # ---- pictures
 
 
-def side(problem: Problem) -> float:
+def cube_side(problem: Problem) -> float:
     """The side of the cube with as much work."""
     return float((problem.m * problem.k * problem.n) ** (1 / 3))
 
 
-def short(plan: Plan) -> str:
+def legend_name(plan: Plan) -> str:
     """A plan's text for a legend: without the leaf that all share."""
     return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
 
 
-def figure(width: float = 6.2, height: float = 4.0, columns: int = 1) -> tuple[Any, Any]:
+def new_figure(width: float = 6.2, height: float = 4.0, columns: int = 1) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
@@ -127,7 +127,7 @@ def figure(width: float = 6.2, height: float = 4.0, columns: int = 1) -> tuple[A
 
 def measured_and_predicted(case: Case) -> Any:
     """Predicted time over measured time: every shape and plan; those held out on top, those searched below."""
-    made, axes = figure()
+    made, axes = new_figure()
     kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), (("held out",), RED, "held out", 3)
     for stages, colour, name, z in kinds:
         seen = case.seen(*stages)
@@ -146,14 +146,14 @@ def measured_and_predicted(case: Case) -> Any:
     return made
 
 
-def residuals(case: Case) -> Any:
+def draw_residuals(case: Case) -> Any:
     """What the model is off by: over the size of the product, and how often."""
-    made, (left, right) = figure(7.6, 3.6, 2)
+    made, (left, right) = new_figure(7.6, 3.6, 2)
     bins = np.arange(-0.3, 0.31, 0.02)
     for stages, colour, name in ((FITTED, SKY, "fitted"), (("held out",), RED, "held out")):
         seen = [o for o in case.seen(*stages) if o.run.part == "whole"]
         off = np.array([case.expected(o) / o.seconds - 1 for o in seen])
-        left.scatter([side(o.problem) for o in seen], 100 * off, s=12, color=colour, alpha=0.75, linewidths=0)
+        left.scatter([cube_side(o.problem) for o in seen], 100 * off, s=12, color=colour, alpha=0.75, linewidths=0)
         right.hist(100 * np.clip(off, -0.299, 0.299), bins=100 * bins, color=colour, alpha=0.65, label=name)
     left.axhline(0, color=BLACK, linewidth=0.8)
     left.set(
@@ -168,15 +168,15 @@ def residuals(case: Case) -> Any:
 
 def speedup_over_size(case: Case) -> Any:
     """The measured speedup of every plan, and of the model's choice as a line; the vendor is 1."""
-    made, axes = figure(7.6)
+    made, axes = new_figure(7.6)
     for name, colour, plans in _groups([p for _, p, *_ in case.speedups]):
-        rows = [(side(p), s, s - low, high - s) for p, q, s, low, high in case.speedups if q in plans]
+        rows = [(cube_side(p), s, s - low, high - s) for p, q, s, low, high in case.speedups if q in plans]
         x, y, below, above = zip(*rows, strict=True)
         bars = {"elinewidth": 0.8, "capsize": 0, "markersize": 3.5}
         axes.errorbar(x, y, (below, above), fmt="o", color=colour, label=name, alpha=0.85, **bars)
-    n = np.geomspace(min(s for s in map(side, (p for p, *_ in case.speedups))), 1.5 * _largest(case), 60)
+    n = np.geomspace(min(s for s in map(cube_side, (p for p, *_ in case.speedups))), 1.5 * _largest(case), 60)
     n = _round(n)
-    best = [ranked(Problem(*(int(x),) * 3, case.dtype), case.calibration)[0] for x in n]
+    best = [ranked_candidates(Problem(*(int(x),) * 3, case.dtype), case.calibration)[0] for x in n]
     axes.plot(n, [1 / b.time for b in best], color=BLACK, linewidth=1.2, label="best, predicted for squares")
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.annotate("vendor", (n[0], 1), textcoords="offset points", xytext=(2, 4), color=BLACK)
@@ -191,7 +191,7 @@ def winning_plans(case: Case) -> Any:
     """The plan that the model chooses for m = n over k, and what was measured to be the fastest."""
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
-    made, axes = figure()
+    made, axes = new_figure()
     largest = 4 * _largest(case)
     n, k = (_round(np.geomspace(256, largest, 60)) for _ in range(2))
     chosen = [[_chosen(case, int(x), int(y)) for x in n] for y in k]
@@ -205,7 +205,7 @@ def winning_plans(case: Case) -> Any:
             colour = colours[plans.index(plan)] if plan in plans else BLACK
             axes.plot((problem.m * problem.n) ** 0.5, problem.k, "o", ms=6, mfc=colour, mec=BLACK, mew=0.8)
     for plan, colour in zip(plans, colours, strict=True):
-        axes.plot([], [], "s", ms=8, color=colour, label=short(plan))
+        axes.plot([], [], "s", ms=8, color=colour, label=legend_name(plan))
     axes.set(xscale="log", yscale="log", xlabel="m = n", ylabel="k")
     axes.set_title("The plan that wins (area: the model's choice; points: measured)")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
@@ -217,12 +217,12 @@ def time_and_error(case: Case) -> Any:
     """Time over expected error of the plans on the largest shape that was measured, and the front of the best."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    made, axes = figure(7.0)
+    made, axes = new_figure(7.0)
     problem = max((p for p, *_ in case.speedups), key=lambda p: p.flops)
     measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
-    everything = {c.plan: c.time for c in ranked(problem, case.calibration)}
+    everything = {c.plan: c.time for c in ranked_candidates(problem, case.calibration)}
     points = [
-        (expected_growth(p, case.dtype), t, short(p), p in measured or p == VENDOR)
+        (expected_growth(p, case.dtype), t, legend_name(p), p in measured or p == VENDOR)
         for p, t in {**everything, **measured}.items()
     ]
     front, least = [], np.inf
@@ -244,9 +244,9 @@ def time_and_error(case: Case) -> Any:
     return made
 
 
-def rates(case: Case) -> Any:
+def draw_rates(case: Case) -> Any:
     """pi, the vendor's rate, and alpha, the rate of the sums, by size: measured and fitted."""
-    made, (left, right) = figure(7.6, 3.6, 2)
+    made, (left, right) = new_figure(7.6, 3.6, 2)
     squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
     vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
     left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLUE, label="measured")
@@ -259,9 +259,14 @@ def rates(case: Case) -> Any:
     for plan, colour in zip(dict.fromkeys(o.run.plan for o in sums), PLAN_COLOURS, strict=False):
         own = sorted((o for o in sums if o.run.plan == plan), key=lambda o: o.problem.m)
         x = [o.problem.m for o in own]
-        moved = [work(plan, o.problem).traffic * o.problem.itemsize / 1e9 for o in own]
+        moved = [cached_work(plan, o.problem).traffic * o.problem.itemsize / 1e9 for o in own]
         right.plot(
-            x, [b / o.seconds for b, o in zip(moved, own, strict=True)], "o", ms=4, color=colour, label=short(plan)
+            x,
+            [b / o.seconds for b, o in zip(moved, own, strict=True)],
+            "o",
+            ms=4,
+            color=colour,
+            label=legend_name(plan),
         )
         right.plot(x, [b / case.expected(o) for b, o in zip(moved, own, strict=True)], color=colour, linewidth=1.2)
     right.set(xscale="log", xlabel="side", ylabel="GB/s", ylim=(0, None), title="alpha: the sums alone")
@@ -271,9 +276,9 @@ def rates(case: Case) -> Any:
     return made
 
 
-def roofline(case: Case) -> Any:
+def draw_roofline(case: Case) -> Any:
     """Classical flops a second over classical flops a byte that the plan moves, below the device's roofs."""
-    made, axes = figure(7.6)
+    made, axes = new_figure(7.6)
     rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
     memory = rate.memory or stream
     seen = [o for o in case.seen("rates", "probe", "held out", "search", "certify") if o.run.part == "whole"]
@@ -302,17 +307,17 @@ def roofline(case: Case) -> Any:
 
 PICTURES: dict[str, Callable[[Case], Any]] = {
     "predicted-measured": measured_and_predicted,
-    "residuals": residuals,
+    "residuals": draw_residuals,
     "speedup": speedup_over_size,
     "plans": winning_plans,
-    "rates": rates,
-    "roofline": roofline,
+    "rates": draw_rates,
+    "roofline": draw_roofline,
     "error": time_and_error,
 }
 OF_PAIRS = frozenset({"speedup", "error"})  # need plans that were measured beside the vendor: a short tuning has none
 
 
-def pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
+def case_pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
     """Those that there is something to draw for."""
     return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in OF_PAIRS}
 
@@ -326,7 +331,7 @@ def _groups(plans: Sequence[Plan]) -> Iterator[tuple[str, str, frozenset[Plan]]]
     if rest:
         yield f"{len(rest)} other plans", "#d0c8b8", rest
     for plan, colour in zip(own, PLAN_COLOURS, strict=False):
-        yield short(plan), colour, frozenset({plan})
+        yield legend_name(plan), colour, frozenset({plan})
 
 
 def _round(sides: Any) -> Any:
@@ -339,7 +344,7 @@ def _cycled(count: int) -> list[str]:
 
 
 def _largest(case: Case) -> float:
-    return max(side(o.problem) for o in case.seen(*FITTED, "held out"))
+    return max(cube_side(o.problem) for o in case.seen(*FITTED, "held out"))
 
 
 def _chosen(case: Case, n: int, k: int) -> Plan:
@@ -412,7 +417,7 @@ pre {{ background: #f6f6f6; padding: 0.7rem; overflow-x: auto; }}
 """
 
 
-def page(found: Sequence[tuple[Case, dict[str, str]]]) -> str:
+def report_page(found: Sequence[tuple[Case, dict[str, str]]]) -> str:
     """All cases with their pictures in one page that needs nothing else."""
     body = "\n".join(_case_html(case, pictures) for case, pictures in found)
     return PAGE.format(title=escape(", ".join(dict.fromkeys(case.device for case, _ in found))), body=body)
@@ -466,10 +471,10 @@ def run(options: argparse.Namespace) -> int:
     path = output_path(options.config)
     folder = options.into or path.parent
     try:
-        found = list(cases(path))
+        found = list(tuned_cases(path))
         if not found:
             raise schema.ConfigError(f"{path}: nothing to draw: no section has a calibration and trials beside it")
-        written = write(found, folder)
+        written = write_report(found, folder)
     except ModuleNotFoundError as error:
         print(f"fmm-tune report: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
         return 1
@@ -484,7 +489,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def write(found: Sequence[Case], folder: Path) -> list[Path]:
+def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
     """The page, and every picture as PNG and SVG in a folder beside it."""
     from matplotlib import rc_context
 
@@ -495,7 +500,7 @@ def write(found: Sequence[Case], folder: Path) -> list[Path]:
     with rc_context(STYLE):
         for case in found:
             svgs = {}
-            for name, draw in pictures(case).items():
+            for name, draw in case_pictures(case).items():
                 made, stem = draw(case), f"{case.device}-{case.dtype}-{name}"
                 made.savefig(drawings / f"{stem}.png", dpi=150)
                 svgs[name] = _svg(made, f"{case.dtype}-{name}")
@@ -503,7 +508,7 @@ def write(found: Sequence[Case], folder: Path) -> list[Path]:
                 paths += [drawings / f"{stem}.png", drawings / f"{stem}.svg"]
             drawn.append((case, svgs))
     html = folder / "report.html"
-    html.write_text(page(drawn), encoding="utf-8")
+    html.write_text(report_page(drawn), encoding="utf-8")
     return [html, *paths]
 
 

@@ -24,7 +24,7 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.paired import Rounds, paired
+from fmm.tuner.paired import Rounds, paired_rounds
 
 Row = dict[str, Any]
 Size = tuple[int, int, int]
@@ -81,7 +81,7 @@ def small_calls(effort: Effort) -> Iterator[Row]:
     """What a call costs beyond numpy.matmul's own where nothing can be gained."""
     for side in (8, 64):
         x = np.random.default_rng(0).standard_normal((side, side))
-        result = paired(partial(np.matmul, x, x.copy()), partial(fmm.matmul, x, x.copy()), Rounds(31, 101, 2.0))
+        result = paired_rounds(partial(np.matmul, x, x.copy()), partial(fmm.matmul, x, x.copy()), Rounds(31, 101, 2.0))
         extra = median(c - v for v, c in zip(result.vendor, result.candidate, strict=True))
         yield {"side": side, "extra_microseconds": extra * 1e6, **result.as_dict()}
 
@@ -175,7 +175,7 @@ def _operands(size: Size, dtype: str) -> tuple[Array, Array, Array]:
 def _row(size: Size, dtype: str, rounds: Rounds) -> Row:
     a, b, c = _operands(size, dtype)
     decision = fmm.explain(a, b, out=c)
-    result = paired(partial(np.matmul, a, b, out=c), partial(fmm.matmul, a, b, out=c), rounds)
+    result = paired_rounds(partial(np.matmul, a, b, out=c), partial(fmm.matmul, a, b, out=c), rounds)
     rate = 2e-9 * a.size * b.shape[1] / median(result.vendor)
     return {
         "size": size,

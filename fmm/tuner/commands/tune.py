@@ -16,14 +16,14 @@ from typing import Any
 
 from fmm.config import files, locate, schema, store
 from fmm.tuner import shapes
-from fmm.tuner.conclude import concluded
-from fmm.tuner.devices.choose import UnknownDeviceError, chosen
+from fmm.tuner.conclude import concluded_section
+from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import EFFORTS, Effort
-from fmm.tuner.environment import command, commit
+from fmm.tuner.environment import source_commit, typed_command
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import ShapesError, Size
-from fmm.tuner.stages import Outcome, tune
+from fmm.tuner.stages import Outcome, tune_type
 from fmm.tuner.trials import Header, Trials, Tuning
 
 INTERRUPTED = 130
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"fmm-tune: {missing[0]} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
         return 1
     try:
-        with store.locked(path):
+        with store.writer_lock(path):
             pass  # better now than after minutes of measuring
     except OSError as error:
         return _cannot_write(path, error)
@@ -116,7 +116,7 @@ def trials_path(path: Path) -> Path:
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:
     if options.time_limit is not None and not options.time_limit > 0:
         raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
-    for device in chosen(options.device):
+    for device in chosen_devices(options.device):
         names = dict.fromkeys(options.dtype.split(",") if options.dtype else device.dtypes[: device.usual])
         for name in names:
             if name not in device.dtypes:
@@ -175,11 +175,11 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
         try:
             if not past:
                 trials.header(header)
-            outcome = tune(journal, job.dtype, effort, job.wanted)
+            outcome = tune_type(journal, job.dtype, effort, job.wanted)
             if not outcome.stopped:
                 trials.finish(header.run, journal.elapsed)
         except OSError as error:
-            outcome = Outcome(concluded(journal, job.dtype), f"{trials.path}: {error.strerror or error}")
+            outcome = Outcome(concluded_section(journal, job.dtype), f"{trials.path}: {error.strerror or error}")
         finally:
             trials.close()
     if outcome.stopped and _checks(outcome.section) == 0 and _checks(_present(job, path)):
@@ -196,7 +196,7 @@ def _tuned(job: Job, path: Path, options: argparse.Namespace, left: float | None
 def _present(job: Job, path: Path) -> Any:
     """The section that the config holds already."""
     try:
-        return files.read(path).get(job.device.identity.key, {}).get(job.dtype)
+        return files.read_config(path).get(job.device.identity.key, {}).get(job.dtype)
     except schema.ConfigError:
         return None
 
@@ -218,9 +218,15 @@ def _kept(code: int, outcome: Outcome, path: Path) -> str:
 def _header(job: Job, options: argparse.Namespace) -> Header:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    settings, conditions = job.settings(options), {**job.device.conditions, "commit": commit()}
+    settings, conditions = job.settings(options), {**job.device.conditions, "commit": source_commit()}
     return Header(
-        uuid.uuid4().hex[:12], identity.key, dict(identity.versions), conditions, settings, " ".join(command()), now
+        uuid.uuid4().hex[:12],
+        identity.key,
+        dict(identity.versions),
+        conditions,
+        settings,
+        " ".join(typed_command()),
+        now,
     )
 
 
@@ -240,7 +246,7 @@ def _write(job: Job, path: Path, header: Header, outcome: Outcome) -> int:
     how = {"effort": header.settings["effort"], "command": header.command, "run": header.run}
     tuned = {**outcome.section["tuned"], **how}
     try:
-        store.merge(path, job.device.identity.key, job.dtype, {**outcome.section, "tuned": tuned})
+        store.merge_section(path, job.device.identity.key, job.dtype, {**outcome.section, "tuned": tuned})
     except OSError as error:
         return _cannot_write(path, error)
     except schema.ConfigError as error:
@@ -296,6 +302,6 @@ def described(section: dict[str, Any]) -> Iterator[str]:
             else "  model not checked: there was no time for held-out shapes"
         )
     for raw in section["entries"]:
-        entry = schema.entry(raw, "entry")
+        entry = schema.checked_entry(raw, "entry")
         trusted = "" if entry.verified else " (unverified)"
         yield f"  {' x '.join(map(str, entry.size))}: {entry.plan}, {entry.text}{trusted}"

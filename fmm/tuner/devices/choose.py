@@ -10,7 +10,7 @@ class UnknownDeviceError(ValueError):
     """A device that does not answer; the message lists those that do."""
 
 
-def gpus() -> int:
+def gpu_count() -> int:
     """How many CUDA devices answer; none without CuPy or a driver."""
     try:
         return _count()
@@ -32,9 +32,9 @@ def _why_none() -> str:
     return ""
 
 
-def chosen(name: str | None) -> list[Device]:
+def chosen_devices(name: str | None) -> list[Device]:
     """The devices of that name; without one, GPU 0 if it answers, else the CPU."""
-    count = gpus()
+    count = gpu_count()
     valid = [*map(str, range(count)), "cpu", "all"]
     if name is None:
         name = "0" if count else "cpu"

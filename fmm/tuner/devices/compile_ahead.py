@@ -31,13 +31,13 @@ Job = tuple[str, str, tuple[int, int, int], str]  # dtype, plan, size, label
 Place = tuple[str, bool]  # a level, and whether it is the last of its plan
 
 
-def jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
+def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     """What makes all kernels of the plans, type by type, the quickest first: with them measuring can begin."""
     covering = _covering(plans)
     for dtype in dtypes:
         for plan in covering:
             for size in SIZES if plan.considered_for(dtype) else ():
-                for label in LABELS if weight(plan) >= HEAVY else ("",):
+                for label in LABELS if compile_weight(plan) >= HEAVY else ("",):
                     yield dtype, str(plan), size, label
 
 
@@ -45,28 +45,28 @@ def _covering(plans: Iterable[Plan]) -> list[Plan]:
     """Plans enough for every level of all, the light ones first."""
     found: list[Plan] = []
     seen: set[Place] = set()
-    for plan in sorted((p for p in plans if p.levels), key=weight):
-        if not places(plan) <= seen:
+    for plan in sorted((p for p in plans if p.levels), key=compile_weight):
+        if not level_places(plan) <= seen:
             found.append(plan)
-            seen |= places(plan)
+            seen |= level_places(plan)
     return found
 
 
-def places(plan: Plan) -> frozenset[Place]:
+def level_places(plan: Plan) -> frozenset[Place]:
     """A plan's levels as their kernels tell them apart: with leaf products, or above others."""
     return frozenset((str(step), step is plan.levels[-1]) for step in plan.levels)
 
 
-def weight(plan: Plan) -> int:
+def compile_weight(plan: Plan) -> int:
     """As the compiler's time: the statements of the largest kernel."""
     return max(step.products for step in plan.levels)
 
 
 def _makes(job: Job) -> list[tuple[str, Place]]:
-    return [(job[0], place) for place in places(Plan.parse(job[1]))]
+    return [(job[0], place) for place in level_places(Plan.parse(job[1]))]
 
 
-def stored(dtype: str) -> str:
+def stored_type(dtype: str) -> str:
     """The type whose sums a type's plans have."""
     return "float32" if dtype == "tf32" else dtype
 
@@ -104,7 +104,7 @@ class Ahead:
 
     def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
         """Until all that a plan needs is done, or nobody is there to do it; False if the seconds were not enough."""
-        needed = [(stored(dtype), place) for place in places(plan)]
+        needed = [(stored_type(dtype), place) for place in level_places(plan)]
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(self._left[x] <= 0 for x in needed) or not self._alive, min(seconds, 3600.0)
@@ -133,9 +133,9 @@ def _started(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def ahead(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[Ahead]:
+def compiling_ahead(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[Ahead]:
     """Workers on all processors but two, which the timing needs; they end when this does, however it ends."""
-    wanted = list(jobs(dict.fromkeys(map(stored, dtypes)), plans))
+    wanted = list(compile_jobs(dict.fromkeys(map(stored_type, dtypes)), plans))
     made = Ahead(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MOST))
     try:
         yield made

@@ -23,17 +23,17 @@ from fmm.problem import Problem
 Source = tuple[str, tuple[str, ...]]  # and the compiler's options
 
 
-def sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[Source]:
+def kernel_sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[Source]:
     """The sources of the kernels of a plan that are so labelled, of all without a label."""
-    tape = record_operations(Plan.parse(plan), Problem(*size, dtype))
-    sums = {(op.kernel, op.access): None for op in tape.ops if isinstance(op, SumOp) and label in ("", op.label)}
+    found = record_operations(Plan.parse(plan), Problem(*size, dtype))
+    sums = {(op.kernel, op.access): None for op in found.ops if isinstance(op, SumOp) and label in ("", op.label)}
     for kernel, access in sums:
         yield sum_source(kernel, access, False), OPTIONS
-    for op in dict.fromkeys((op.kernel, op.access) for op in tape.ops if isinstance(op, TileOp)):
+    for op in dict.fromkeys((op.kernel, op.access) for op in found.ops if isinstance(op, TileOp)):
         yield tiled_source.tiled_source(*op), tiled_source.OPTIONS
 
 
-def claimed(text: str, folder: Path) -> bool:
+def claim_source(text: str, folder: Path) -> bool:
     """Is this source ours to compile? The first worker that asks has it."""
     try:
         os.close(os.open(folder / hashlib.sha256(text.encode()).hexdigest(), os.O_CREAT | os.O_EXCL))
@@ -56,7 +56,7 @@ class _Unloaded:
         pass
 
 
-def compile_(text: str, options: tuple[str, ...], device: int) -> None:
+def compile_source(text: str, options: tuple[str, ...], device: int) -> None:
     """Into CuPy's cache, by the same call as the backend's, so under the same name."""
     import cupy
     from cupy.cuda import compiler
@@ -77,9 +77,9 @@ def main(arguments: list[str]) -> int:
     for line in sys.stdin:
         try:
             dtype, plan, size, label = json.loads(line)
-            for text, options in sources(dtype, plan, tuple(size), label):
-                if claimed(text, folder):
-                    compile_(text, options, device)
+            for text, options in kernel_sources(dtype, plan, tuple(size), label):
+                if claim_source(text, folder):
+                    compile_source(text, options, device)
             said = "done"
         except Exception as error:  # the tuner meets it where it needs the kernel, and records it
             said = f"{type(error).__name__}: {error}".replace("\n", " ")

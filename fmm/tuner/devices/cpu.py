@@ -53,13 +53,13 @@ class CpuDevice:
 
     @cached_property
     def identity(self) -> Identity:
-        return identity.cpu(self.threads)
+        return identity.cpu_identity(self.threads)
 
     @property
     def conditions(self) -> Mapping[str, Any]:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         return {
-            "processor": identity.processor(),
+            "processor": identity.processor_name(),
             "processors": usable_processors(),
             "threads": self.threads,
             "load": load,
@@ -93,7 +93,7 @@ class CpuDevice:
     def open(self, problem: Problem, seed: int) -> Iterator[CpuSession]:
         m, k, n = problem.size
         kept = self._normal[1].nbytes if self._normal else 0
-        if (m * k + k * n + m * n) * problem.itemsize > host_memory.available() + kept:
+        if (m * k + k * n + m * n) * problem.itemsize > host_memory.available_bytes() + kept:
             raise MemoryError  # the system would hand it out, and end this process once it is filled
         numbers = self._numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
@@ -183,7 +183,7 @@ class CpuSession:
 
     def _timed(self, plan: Plan) -> StepTimes:
         m, k, n = self.problem.size
-        with host_memory.borrowed(workspace(plan, m, k, n, self.problem.itemsize)) as block:
+        with host_memory.borrowed_block(workspace(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
 
             def steps(backend: NumpyBackend) -> None:

@@ -1,4 +1,4 @@
-"""A CUDA device as the tuner sees it: plans as tapes, cuBLAS as the vendor, timed by events on rotated buffers."""
+"""A CUDA device as the tuner sees it: plans as lists of launches, cuBLAS as the vendor, events and rotated buffers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import numpy as np
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
-from fmm.kernels.plans.candidates import peers
+from fmm.kernels.plans.candidates import peer_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.device_backend import DeviceBackend, recorded
-from fmm.tuner.devices.compile_ahead import Ahead, ahead
+from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
 from fmm.tuner.devices.cuda_operands import Operands
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import GPU_EFFORTS, Effort
@@ -51,13 +51,13 @@ class CudaDevice:
 
     @cached_property
     def identity(self) -> Identity:
-        return devices.cuda(self.index).identity
+        return devices.cuda_device(self.index).identity
 
     @property
     def conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
-        with suppress(Exception):  # clocks and power are told by a library that not every machine has
+        with suppress(Exception):  # clocks and power come from a library that not every machine has
             found |= _clocks(self.index)
         return found
 
@@ -74,7 +74,7 @@ class CudaDevice:
 
     def untuned(self) -> Calibration:
         """By the datasheet; of an unknown device, numbers that the first measurements replace."""
-        if (known := devices.cuda(self.index).guess) is not None:
+        if (known := devices.cuda_device(self.index).guess) is not None:
             return known
         rates = {t: Rate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
@@ -83,7 +83,7 @@ class CudaDevice:
         return candidates(True)
 
     def peers(self) -> Sequence[Plan]:
-        return peers("cuda")
+        return peer_plans("cuda")
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
@@ -104,7 +104,7 @@ class CudaDevice:
 
     @contextmanager
     def ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
-        with ahead(self.index, dtypes, self.candidates()) as self._ahead:
+        with compiling_ahead(self.index, dtypes, self.candidates()) as self._ahead:
             try:
                 yield
             finally:
@@ -122,7 +122,7 @@ def _clocks(index: int) -> dict[str, Any]:
 
 
 class CudaSession:
-    """Sets of operands of one problem, and the tapes that were made ready on them."""
+    """Sets of operands of one problem, and the launch lists that were made ready on them."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
@@ -131,13 +131,13 @@ class CudaSession:
         self.operands = Operands(problem.size, problem.dtype, ROWS)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
-        self._tapes: dict[Run, LaunchList] = {}
+        self._launches: dict[Run, LaunchList] = {}
         self._repeats: dict[Run, int] = {}
         self._busy = 0.0  # when the device last was
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = recorded(run.plan, Problem(*self.problem.size, self.problem.dtype))
+            whole = recorded_for_device(run.plan, Problem(*self.problem.size, self.problem.dtype))
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
@@ -146,7 +146,7 @@ class CudaSession:
                 self._check(run.plan)
             kept = PARTS.get(run.part)
             steps = tuple(step for step in whole.steps if not isinstance(step, Turn) and step.does == kept)
-            self._tapes[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
+            self._launches[run] = whole if kept is None else replace(whole, steps=steps, lanes=(0,) * len(steps))
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None
@@ -166,11 +166,11 @@ class CudaSession:
             spent += self._repeats[run] * self._milliseconds(run, self._repeats[run])
 
     def _milliseconds(self, run: Run, repeats: int) -> float:
-        return milliseconds(lambda i: self._play(self._tapes[run], i), repeats)
+        return event_milliseconds(lambda i: self._play(self._launches[run], i), repeats)
 
-    def _play(self, tape: LaunchList, i: int) -> None:
+    def _play(self, launches: LaunchList, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
-        self.backend.run(tape, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
+        self.backend.run(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
     # ---- is the result right?
 
@@ -185,7 +185,7 @@ class CudaSession:
             raise FailedError(f"wrong result: relative error {error:.3g}, at most {allowed:.3g} is expected")
 
 
-def milliseconds(call: Callable[[int], object], repeats: int) -> float:
+def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
     """Of one of so many calls, each told its number, by events on the current stream."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()

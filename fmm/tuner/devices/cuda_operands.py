@@ -22,11 +22,12 @@ class Operands:
     def __init__(self, size: tuple[int, int, int], dtype: str, rows: int) -> None:
         m, k, n = size
         self.kind = "float32" if dtype == "tf32" else dtype
-        storage = stored(self.kind)
+        storage = stored_type(self.kind)
         each = (m * k + k * n + m * n) * np.dtype(storage).itemsize
         count = min(max(FOOTPRINT // each, 1), SETS)
         self.sets = [
-            (normal((m, k), self.kind), normal((k, n), self.kind), cupy.empty((m, n), storage)) for _ in range(count)
+            (random_normal((m, k), self.kind), random_normal((k, n), self.kind), cupy.empty((m, n), storage))
+            for _ in range(count)
         ]
         self._rows = min(rows, m)
 
@@ -35,31 +36,31 @@ class Operands:
         """Which rows are checked, and those rows of the product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
-        left = wide(a[rows], self.kind)
+        left = double_precision(a[rows], self.kind)
         exact = cupy.zeros((len(rows), c.shape[1]), left.dtype)
         for row in range(0, len(b), STEP):
-            exact += left[:, row : row + STEP] @ wide(b[row : row + STEP], self.kind)
+            exact += left[:, row : row + STEP] @ double_precision(b[row : row + STEP], self.kind)
         return rows, exact
 
     def errors(self) -> tuple[float, float]:
         """Relative error in the Frobenius norm, and largest error, of what the first set's C holds now."""
         rows, exact = self._exact
-        difference = wide(self.sets[0][2][rows], self.kind) - exact
+        difference = double_precision(self.sets[0][2][rows], self.kind) - exact
         return float(cupy.linalg.norm(difference) / cupy.linalg.norm(exact)), float(abs(difference).max())
 
 
-def stored(kind: str) -> Any:
+def stored_type(kind: str) -> Any:
     """The type of the numbers in memory; bfloat16 as its bits in 16-bit integers."""
     return np.uint16 if kind == "bfloat16" else np.dtype(kind).type
 
 
-def normal(shape: tuple[int, int], kind: str) -> Any:
+def random_normal(shape: tuple[int, int], kind: str) -> Any:
     """Random normal numbers (zeros would run faster)."""
     if kind.startswith("complex"):
         real = {"complex64": "float32", "complex128": "float64"}[kind]
-        return normal((shape[0], 2 * shape[1]), real).view(kind)
+        return random_normal((shape[0], 2 * shape[1]), real).view(kind)
     drawn = np.float64 if kind == "float64" else np.float32
-    x = cupy.empty(shape, stored(kind))
+    x = cupy.empty(shape, stored_type(kind))
     step = max((1 << 26) // max(shape[1], 1), 1)
     for row in range(0, shape[0], step):
         part = cupy.random.standard_normal((min(step, shape[0] - row), shape[1]), dtype=drawn)
@@ -73,7 +74,7 @@ def _bfloat16_bits(x: Any) -> Any:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
 
 
-def wide(x: Any, kind: str) -> Any:
+def double_precision(x: Any, kind: str) -> Any:
     """The numbers in double precision."""
     if kind == "bfloat16":
         x = (x.astype(cupy.uint32) << 16).view(cupy.float32)

@@ -15,11 +15,11 @@ from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
 from fmm.perfmodel.choose import candidates
-from fmm.perfmodel.work import counted
+from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import EFFORTS, GPU_EFFORTS, Effort
-from fmm.tuner.fit import predicted
+from fmm.tuner.fit import formula_seconds
 from fmm.tuner.space import search_space
 from fmm.tuner.trials import Run
 
@@ -94,7 +94,7 @@ class FakeSession:
 
     def sample(self, run: Run) -> float:
         self.device.asked += 1
-        seconds = predicted(run, self.problem, counted(run.plan, self.problem), self.device.truth)
+        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
         seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
         seconds *= exp(self.random.gauss(0.0, self.device.noise))
         if self.device.real_time:

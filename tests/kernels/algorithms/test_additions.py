@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import (
+    AdditionProgram,
     Coefficient,
-    Program,
     by_demand,
-    chain,
-    permuted,
-    plain,
-    restricted,
-    shared,
-    updating,
+    chained_programs,
+    renumbered_inputs,
+    restricted_program,
+    separate_sums,
+    shared_sums,
+    updating_program,
 )
 
 Row = tuple[Coefficient, ...]
@@ -27,14 +27,14 @@ SMALL = st.sampled_from([0, 0, 1, -1, 2])
 
 
 @st.composite
-def random_programs(draw: st.DrawFn, inputs: int | None = None) -> Program:
+def random_programs(draw: st.DrawFn, inputs: int | None = None) -> AdditionProgram:
     inputs = inputs or draw(st.integers(1, 4))
     lines: list[tuple[tuple[Coefficient, int], ...]] = []
     for number in range(inputs, inputs + draw(st.integers(0, 5))):
         sources = draw(st.lists(st.integers(0, number - 1), max_size=3, unique=True))
         lines.append(tuple((draw(COEFFICIENTS), v) for v in sources))
     values = st.integers(0, inputs + len(lines) - 1)
-    return Program(inputs, tuple(lines), tuple(draw(st.lists(values, min_size=1, max_size=4))))
+    return AdditionProgram(inputs, tuple(lines), tuple(draw(st.lists(values, min_size=1, max_size=4))))
 
 
 @st.composite
@@ -43,7 +43,7 @@ def random_rows(draw: st.DrawFn) -> tuple[int, list[Row]]:
     return inputs, [tuple(draw(SMALL) for _ in range(inputs)) for _ in range(draw(st.integers(1, 6)))]
 
 
-def run(program: Program, inputs: Sequence[Coefficient]) -> list[Coefficient]:
+def run(program: AdditionProgram, inputs: Sequence[Coefficient]) -> list[Coefficient]:
     """The plainest possible evaluation: the oracle for matrix()."""
     values = list(inputs)
     for terms in program.lines:
@@ -63,7 +63,7 @@ def product(x: Sequence[Sequence[Coefficient]], y: Sequence[Sequence[Coefficient
 
 
 @given(random_programs())
-def test_matrix_is_what_running_the_lines_gives(program: Program) -> None:
+def test_matrix_is_what_running_the_lines_gives(program: AdditionProgram) -> None:
     inputs = [Fraction(7**i) for i in range(program.inputs)]
     assert times(program.matrix(), inputs) == run(program, inputs)
 
@@ -71,15 +71,15 @@ def test_matrix_is_what_running_the_lines_gives(program: Program) -> None:
 @given(random_rows())
 def test_plain_and_shared_compute_the_rows(case: tuple[int, list[Row]]) -> None:
     inputs, rows = case
-    assert plain(rows, inputs).matrix() == tuple(rows)
-    assert shared(rows, inputs).matrix() == tuple(rows)
+    assert separate_sums(rows, inputs).matrix() == tuple(rows)
+    assert shared_sums(rows, inputs).matrix() == tuple(rows)
 
 
 @given(random_rows())
 def test_sharing_never_costs_additions(case: tuple[int, list[Row]]) -> None:
     inputs, rows = case
-    assert plain(rows, inputs).additions == sum(max(sum(1 for c in row if c) - 1, 0) for row in rows)
-    assert shared(rows, inputs).additions <= plain(rows, inputs).additions
+    assert separate_sums(rows, inputs).additions == sum(max(sum(1 for c in row if c) - 1, 0) for row in rows)
+    assert shared_sums(rows, inputs).additions <= separate_sums(rows, inputs).additions
 
 
 SHARED = [
@@ -94,29 +94,29 @@ SHARED = [
 
 @pytest.mark.parametrize(("rows", "additions"), SHARED)
 def test_shared_sums_are_counted_once(rows: list[Row], additions: int) -> None:
-    assert shared(rows, len(rows[0])).additions == additions
+    assert shared_sums(rows, len(rows[0])).additions == additions
 
 
 def test_sharing_ends_with_floats_whose_ratio_is_rounded() -> None:
     assert (1.0 / 49.0) * 49.0 != 1.0  # the pair occurs twice, but its ratio does not give the coefficient back
-    program = shared([(49.0, 1.0), (49.0, 1.0)], 2)
+    program = shared_sums([(49.0, 1.0), (49.0, 1.0)], 2)
     assert program.additions == 1
     assert program.matrix()[0] == pytest.approx((49.0, 1.0))
 
 
 def test_an_output_that_is_an_input_takes_no_line() -> None:
-    assert plain([(0, 1), (1, 0)], 2) == Program(2, (), (1, 0))
+    assert separate_sums([(0, 1), (1, 0)], 2) == AdditionProgram(2, (), (1, 0))
     # A negated input takes a line but no addition.
-    assert plain([(0, -1)], 2).lines == (((-1, 1),),)
-    assert plain([(0, -1)], 2).additions == 0
+    assert separate_sums([(0, -1)], 2).lines == (((-1, 1),),)
+    assert separate_sums([(0, -1)], 2).additions == 0
 
 
 def test_a_positive_term_comes_first() -> None:
-    assert plain([(-1, 1)], 2).lines == (((1, 1), (-1, 0)),)
+    assert separate_sums([(-1, 1)], 2).lines == (((1, 1), (-1, 0)),)
 
 
 @given(random_programs())
-def test_by_demand_keeps_the_meaning_and_drops_what_nobody_needs(program: Program) -> None:
+def test_by_demand_keeps_the_meaning_and_drops_what_nobody_needs(program: AdditionProgram) -> None:
     late = by_demand(program)
     assert late.matrix() == program.matrix()
     read = {v for terms in late.lines for _, v in terms} | set(late.outputs)
@@ -125,26 +125,26 @@ def test_by_demand_keeps_the_meaning_and_drops_what_nobody_needs(program: Progra
 
 
 def test_by_demand_forms_a_value_just_before_its_use() -> None:
-    early = Program(2, (((1, 0), (1, 1)), ((1, 0), (-1, 1)), ((2, 2),), ((2, 3),)), (4, 5))
+    early = AdditionProgram(2, (((1, 0), (1, 1)), ((1, 0), (-1, 1)), ((2, 2),), ((2, 3),)), (4, 5))
     late = by_demand(early)
     assert late.lines == (((1, 0), (1, 1)), ((2, 2),), ((1, 0), (-1, 1)), ((2, 4),))
     assert late.outputs == (3, 5)
 
 
 @given(random_programs(), st.randoms(use_true_random=False))
-def test_permuted_moves_the_columns(program: Program, random: object) -> None:
+def test_permuted_moves_the_columns(program: AdditionProgram, random: object) -> None:
     order = list(range(program.inputs))
     random.shuffle(order)  # type: ignore[attr-defined]
-    moved = permuted(program, order).matrix()
+    moved = renumbered_inputs(program, order).matrix()
     for row, old in zip(moved, program.matrix(), strict=True):
         assert [row[order[i]] for i in range(program.inputs)] == list(old)
 
 
 @given(random_programs(), COEFFICIENTS | st.just(0), COEFFICIENTS | st.just(0))
 def test_updating_is_alpha_times_the_old_outputs_plus_beta_times_new_inputs(
-    program: Program, alpha: Fraction, beta: Fraction
+    program: AdditionProgram, alpha: Fraction, beta: Fraction
 ) -> None:
-    updated = updating(program, alpha, beta)
+    updated = updating_program(program, alpha, beta)
     outputs = len(program.outputs)
     extra = outputs if beta else 0  # with beta = 0 the old C is no input: it must not be read
     assert updated.inputs == program.inputs + extra
@@ -154,16 +154,16 @@ def test_updating_is_alpha_times_the_old_outputs_plus_beta_times_new_inputs(
 
 
 def test_updating_by_one_and_zero_changes_nothing() -> None:
-    program = plain([(1, 1)], 2)
-    assert updating(program, 1, 0) is program
+    program = separate_sums([(1, 1)], 2)
+    assert updating_program(program, 1, 0) is program
 
 
 @given(random_programs(), st.data())
-def test_restricted_zeroes_columns_and_drops_rows(program: Program, data: st.DataObject) -> None:
+def test_restricted_zeroes_columns_and_drops_rows(program: AdditionProgram, data: st.DataObject) -> None:
     present = data.draw(st.lists(st.booleans(), min_size=program.inputs, max_size=program.inputs))
     outputs = len(program.outputs)
     wanted = data.draw(st.lists(st.booleans(), min_size=outputs, max_size=outputs))
-    small = restricted(program, present, wanted)
+    small = restricted_program(program, present, wanted)
     expected = [
         tuple(c if here else 0 for c, here in zip(row, present, strict=True))
         for row, want in zip(program.matrix(), wanted, strict=True)
@@ -184,7 +184,7 @@ def test_chain_multiplies_the_matrices(data: st.DataObject) -> None:
     pins = [(p, o) for p, program in enumerate(first) for o in range(len(program.outputs))]
     then = data.draw(st.lists(random_programs(), min_size=1, max_size=3))
     wiring = [[data.draw(st.sampled_from(pins)) for _ in range(program.inputs)] for program in then]
-    found = chain(first, then, wiring).matrix()
+    found = chained_programs(first, then, wiring).matrix()
 
     total, start, wide = sum(p.inputs for p in first), 0, []
     for program in first:  # the firsts side by side, each output a row over all inputs
@@ -200,11 +200,11 @@ def test_chain_multiplies_the_matrices(data: st.DataObject) -> None:
 @pytest.mark.parametrize("source", [1, 2, -1])
 def test_a_line_that_reads_ahead_is_refused(source: int) -> None:
     with pytest.raises(ValueError, match=r"line 1 reads a value that does not exist yet"):
-        Program(1, (((1, source),),), (1,))
+        AdditionProgram(1, (((1, source),),), (1,))
 
 
 def test_equal_programs_are_one_key() -> None:
-    one, two = plain([(1, 1)], 2), plain([(Fraction(1), Fraction(1))], 2)
+    one, two = separate_sums([(1, 1)], 2), separate_sums([(Fraction(1), Fraction(1))], 2)
     assert one == two
     assert hash(one) == hash(two)
-    assert len({one, two, plain([(1, -1)], 2)}) == 2
+    assert len({one, two, separate_sums([(1, -1)], 2)}) == 2

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.additions import Matrix
-from fmm.kernels.algorithms.catalogue import canonical, scheme, scheme_names
-from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed, rotated, transposed
-from fmm.kernels.algorithms.scheme_text import parse
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names, short_spelling
+from fmm.kernels.algorithms.scheme import Scheme, SchemeError, composed_scheme, rotated_scheme, transposed_scheme
+from fmm.kernels.algorithms.scheme_text import parse_scheme
 
 # The package's attribute of this name is the function.
 MODULE = importlib.import_module("fmm.kernels.algorithms.catalogue")
@@ -43,7 +43,7 @@ COMPOSED = {  # expression -> (sizes, rank)
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_is_read_and_proved(name: str) -> None:
-    found = parse((FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
+    found = parse_scheme((FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
     assert found.name == name
     assert found.source
     assert found.defect() is None
@@ -70,19 +70,19 @@ def test_one_wrong_coefficient_is_rejected(name: str) -> None:
     for mutant in mutants:
         assert "is" in (mutant.defect() or "")
         with pytest.raises(SchemeError, match=r"^mutant\.txt: not a matrix multiplication: the coefficient of A"):
-            parse(mutant.text(), "mutant.txt")
+            parse_scheme(mutant.text(), "mutant.txt")
 
 
 def test_the_defect_names_the_first_wrong_equation() -> None:
     wrong = STRASSEN.replace("C12 = M3 + M5", "C12 = M3 - M5")
     with pytest.raises(SchemeError, match=r"f\.txt: .* coefficient of A11 B22 in C12 is -2, not 0"):
-        parse(wrong, "f.txt")
+        parse_scheme(wrong, "f.txt")
 
 
 def test_coefficients_are_checked_exactly() -> None:
     nearly = STRASSEN.replace("C12 = M3 + M5", "C12 = M3 + 1000000001/1000000000 M5")
     with pytest.raises(SchemeError, match="not a matrix multiplication"):
-        parse(nearly)
+        parse_scheme(nearly)
 
 
 # ---- what the papers print
@@ -279,14 +279,14 @@ def test_transposing_twice_and_rotating_thrice_are_the_identity(name: str) -> No
     def coefficients(x: Scheme) -> tuple[object, ...]:
         return x.size, x.u, x.v, x.w
 
-    once = transposed(base, "t")
+    once = transposed_scheme(base, "t")
     assert once.size == (base.n, base.k, base.m)
     assert once.defect() is None
-    assert coefficients(transposed(once, "tt")) == coefficients(base)
-    turned = rotated(base, "r")
+    assert coefficients(transposed_scheme(once, "tt")) == coefficients(base)
+    turned = rotated_scheme(base, "r")
     assert turned.size == (base.k, base.n, base.m)
     assert turned.defect() is None
-    assert coefficients(rotated(rotated(turned, "rr"), "rrr")) == coefficients(base)
+    assert coefficients(rotated_scheme(rotated_scheme(turned, "rr"), "rrr")) == coefficients(base)
 
 
 # ---- composing
@@ -344,8 +344,8 @@ CANONICAL = [
 
 @pytest.mark.parametrize(("text", "short"), CANONICAL)
 def test_canonical_spelling(text: str, short: str) -> None:
-    assert canonical(text) == short
-    assert canonical(short) == short
+    assert short_spelling(text) == short
+    assert short_spelling(short) == short
 
 
 @given(st.lists(st.tuples(st.sampled_from(["strassen", "hk223", "dps"]), st.integers(1, 3)), min_size=1, max_size=4))
@@ -354,11 +354,11 @@ def test_canonical_names_the_same_factors(parts: list[tuple[str, int]]) -> None:
         return [name for part in text.split("*") for name, _, n in [part.partition("^")] for _ in range(int(n or 1))]
 
     text = "*".join(f"{name}^{times}" for name, times in parts)
-    assert factors(canonical(text)) == factors(text)
+    assert factors(short_spelling(text)) == factors(text)
 
 
 def test_composed_is_the_expression() -> None:
-    by_hand = composed((scheme("winograd"), scheme("hk223")), "winograd*hk223")
+    by_hand = composed_scheme((scheme("winograd"), scheme("hk223")), "winograd*hk223")
     assert by_hand == scheme("winograd*hk223")
     assert by_hand.factors == (scheme("winograd"), scheme("hk223"))
 
@@ -369,7 +369,7 @@ def test_composed_is_the_expression() -> None:
 @pytest.mark.parametrize("name", [*scheme_names(), "strassen^2", "winograd*hk223"])
 def test_text_round_trip(name: str) -> None:
     found = scheme(name)
-    again = parse(found.text(), "again")
+    again = parse_scheme(found.text(), "again")
     assert (again.name, again.source, again.size) == (found.name, found.source, found.size)
     assert (again.u, again.v, again.w) == (found.u, found.v, found.w)
 
@@ -379,7 +379,7 @@ def test_text_round_trip_with_ten_block_rows() -> None:
     unit = tuple(tuple(Fraction(i == p) for p in range(10)) for i in range(10))
     tall = Scheme("tall", "ten rows times one number", 10, 1, 1, unit, ((Fraction(1),) * 10,), unit)
     assert tall.defect() is None
-    again = parse(tall.text(), "tall.txt")
+    again = parse_scheme(tall.text(), "tall.txt")
     assert (again.u, again.v, again.w) == (tall.u, tall.v, tall.w)
 
 
@@ -394,7 +394,7 @@ SPELLINGS = [
 @pytest.mark.parametrize(("old", "new"), SPELLINGS)
 def test_other_spellings_mean_the_same(old: str, new: str) -> None:
     assert old in STRASSEN
-    found = parse(STRASSEN.replace(old, new))
+    found = parse_scheme(STRASSEN.replace(old, new))
     assert found.defect() is None
     assert found.w == scheme("strassen").w
 
@@ -455,7 +455,7 @@ MALFORMED = [
 @pytest.mark.parametrize(("edit", "named"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
 def test_malformed_files_say_what_is_wrong(edit: Callable[[str], str], named: str) -> None:
     with pytest.raises(SchemeError, match=rf"^mine\.txt: .*{named}"):
-        parse(edit(STRASSEN), "mine.txt")
+        parse_scheme(edit(STRASSEN), "mine.txt")
 
 
 # ---- the folder and the names
@@ -505,8 +505,8 @@ def test_a_file_of_its_own_wins_over_a_permutation(folder: Path) -> None:
 
 def scheme_text(name: str) -> str:
     """hk223, or its transpose as a file of its own."""
-    base = parse((FOLDER / "hk223.txt").read_text(encoding="utf-8"))
-    return replace(base if name == "hk223" else transposed(base, name), source="given").text()
+    base = parse_scheme((FOLDER / "hk223.txt").read_text(encoding="utf-8"))
+    return replace(base if name == "hk223" else transposed_scheme(base, name), source="given").text()
 
 
 def test_a_name_line_that_differs_from_the_file_is_refused(folder: Path) -> None:

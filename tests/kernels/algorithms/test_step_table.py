@@ -14,7 +14,7 @@ from fmm.kernels import registry
 from fmm.kernels.algorithms.step_table import (
     StepError,
     StepTable,
-    parse,
+    parse_step_table,
     step_table,
     step_table_names,
 )
@@ -27,7 +27,7 @@ from fmm.kernels.cpu.symbolic_proof import (
     symbolic_matrix,
     unequal_blocks,
 )
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Level, Plan, PlanError
 from tests.oracles import li
 
@@ -77,9 +77,9 @@ def test_every_table_uses_exactly_its_temporaries(name: str) -> None:
     for missing in table.temporaries:
         fewer = line.replace(f" {missing}", "")
         with pytest.raises(StepError, match=f"fewer.txt: .*undeclared {missing}"):
-            parse(table.text().replace(line, fewer), "fewer.txt")
+            parse_step_table(table.text().replace(line, fewer), "fewer.txt")
     with pytest.raises(StepError, match=r"more\.txt: declares T9 but does not use it"):
-        parse(table.text().replace(line, f"{line} T9"), "more.txt")
+        parse_step_table(table.text().replace(line, f"{line} T9"), "more.txt")
 
 
 UNEQUAL = {
@@ -140,7 +140,7 @@ incInc(M, C11, C21)
 
 def test_a_naive_table_fails_on_unequal_blocks() -> None:
     """D'Alberto's post: without attention to the sizes of the temporary results one has an incorrect algorithm."""
-    table = parse(NAIVE, "naive.txt")
+    table = parse_step_table(NAIVE, "naive.txt")
     assert first_plan_defect(plan_of(table, "unequal"), [(2, 2, 2), (4, 2, 6)]) is None
     # The last row and column of C11 are lost in C22, which has none.
     assert (plan_defect(plan_of(table, "unequal"), 3, 2, 3) or "").startswith("entry 0,1 is")
@@ -151,7 +151,7 @@ def test_the_posts_printed_formula_is_no_algorithm() -> None:
     """It drops the minus signs that the code below it has."""
     text = text_of("adaptive-winograd")
     unsigned = text.replace("sub(B12, B11, T)", "add(B12, B11, T)").replace("sub(S, A11, S)", "add(S, A11, S)")
-    assert plan_defect(plan_of(parse(unsigned)), 2, 2, 2) is not None
+    assert plan_defect(plan_of(parse_step_table(unsigned)), 2, 2, 2) is not None
 
 
 def test_hasas_printed_slip_is_no_algorithm() -> None:
@@ -159,7 +159,7 @@ def test_hasas_printed_slip_is_no_algorithm() -> None:
     text = text_of("hasa")
     assert "add(B11, B12, T2)" in text
     printed = text.replace("add(B11, B12, T2)", "add(B11, B12, T3)").replace("temps   T1 T2 M", "temps   T1 T2 T3 M")
-    assert plan_defect(plan_of(parse(printed)), 2, 2, 2) is not None
+    assert plan_defect(plan_of(parse_step_table(printed)), 2, 2, 2) is not None
 
 
 @pytest.mark.parametrize("name", ["li-fig2", "li-fig12", "li-fig16"])
@@ -169,7 +169,7 @@ def test_a_sum_that_does_not_fit_says_where_and_what_to_use(name: str) -> None:
 
 
 def run_on_symbols(plan: Plan, m: int, k: int, n: int) -> None:
-    lower(plan, m, k, n)
+    lower_level(plan, m, k, n)
 
 
 # ---- one wrong step
@@ -282,7 +282,7 @@ def rejected(table: StepTable, calls: list[Call]) -> bool:
     lines = "".join(f"{kernel}({', '.join(places)})\n" for kernel, places in calls)
     head = f"name x\nsource x\nsize 2 2 2\ntemps {' '.join(table.temporaries)}\n"
     try:
-        mutant = parse(head + lines, "mutant.txt")
+        mutant = parse_step_table(head + lines, "mutant.txt")
     except StepError as error:
         assert str(error).startswith("mutant.txt"), "the message names the file"
         return True
@@ -314,7 +314,7 @@ def test_the_proof_accepts_what_is_right() -> None:
         ("li-fig16", "incInc(T1, C11, C22)", "incInc(T1, C22, C11)"),
     ):
         assert old in text_of(name)
-        assert plan_defect(plan_of(parse(text_of(name).replace(old, new))), 2, 2, 2) is None
+        assert plan_defect(plan_of(parse_step_table(text_of(name).replace(old, new))), 2, 2, 2) is None
 
 
 # ---- what the papers print and count
@@ -464,26 +464,26 @@ BAD_TABLES = [
 def test_bad_tables_say_what_is_wrong(old: str, new: str, message: str) -> None:
     assert old in FIG3
     with pytest.raises(StepError, match=rf"^bad\.txt.*({message})"):
-        parse(FIG3.replace(old, new, 1), "bad.txt")
+        parse_step_table(FIG3.replace(old, new, 1), "bad.txt")
 
 
 def test_a_stale_read_is_found_by_the_proof() -> None:
     """Without S1, the next product reads S3, which is still in T1: written, but not what is meant."""
     old = "add(A21, A22, T1)       # S1\n"
     assert old in FIG3
-    assert plan_defect(plan_of(parse(FIG3.replace(old, ""))), 2, 2, 2) is not None
+    assert plan_defect(plan_of(parse_step_table(FIG3.replace(old, ""))), 2, 2, 2) is not None
 
 
 def test_reading_what_nobody_wrote_is_found_by_the_proof_too() -> None:
     """A column that a cropped write left out: temporaries of the proof hold None, not zero."""
-    table = parse(NAIVE, "naive.txt")
+    table = parse_step_table(NAIVE, "naive.txt")
     assert "entry" in (plan_defect(plan_of(table, "unequal"), 2, 2, 3) or "")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_text_round_trip(name: str) -> None:
     table = step_table(name)
-    assert parse(table.text()) == table
+    assert parse_step_table(table.text()) == table
     assert [str(step) for step in table.steps] == re.findall(r"^\w+\(.*?\)", text_of(name), re.MULTILINE)
 
 
@@ -498,7 +498,7 @@ def test_a_table_is_right_whatever_its_temporaries_are_called(name: str, new: st
     if new in step_table(name).temporaries:
         return
     try:
-        table = parse(text, "renamed.txt")
+        table = parse_step_table(text, "renamed.txt")
     except StepError as error:
         assert new in str(error)
         return
@@ -510,8 +510,8 @@ def test_a_temporary_called_p_is_not_the_scratch_of_a_fused_kernel() -> None:
     early = text_of("li-fig12")
     step = next(line for line in early.splitlines() if line.startswith("add(A21, A22, T2)"))
     early = early.replace(step + "\n", "").replace("mulIncInc(C12, C21", f"{step}\nmulIncInc(C12, C21")
-    assert first_plan_defect(plan_of(parse(early)), [(2, 2, 2)]) is None
-    assert first_plan_defect(plan_of(parse(re.sub(r"\bT2\b", "P", early))), [(2, 2, 2)]) is None
+    assert first_plan_defect(plan_of(parse_step_table(early)), [(2, 2, 2)]) is None
+    assert first_plan_defect(plan_of(parse_step_table(re.sub(r"\bT2\b", "P", early))), [(2, 2, 2)]) is None
 
 
 # ---- the folder
@@ -524,7 +524,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / f"{name}.txt").write_text(text_of(name), encoding="utf-8")
 
     def forget() -> None:
-        registry.forget()
+        registry.forget_everything()
         unequal_blocks.cache_clear()
 
     monkeypatch.setattr(MODULE, "_folder", lambda: tmp_path)
@@ -571,7 +571,7 @@ WORDS = [("fringe  peel", "unknown fringe 'peel'; valid: unequal, pad"), ("consi
 def test_what_is_said_of_a_table_must_be_readable(line: str, message: str) -> None:
     word = line.split()[0]
     with pytest.raises(StepError, match=f"bad.txt: {message}"):
-        parse(re.sub(rf"^{word}.*$", line, FIG3, flags=re.MULTILINE), "bad.txt")
+        parse_step_table(re.sub(rf"^{word}.*$", line, FIG3, flags=re.MULTILINE), "bad.txt")
 
 
 def test_unknown_names_say_what_is_valid(folder: Path) -> None:

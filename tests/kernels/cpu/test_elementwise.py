@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmm.kernels.algorithms.additions import Coefficient, Program, Terms, plain, updating
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, separate_sums, updating_program
 from fmm.kernels.algorithms.table_kernel import kernel_table
 from fmm.kernels.cpu.elementwise import Call, elementwise_calls
 from fmm.kernels.cpu.elementwise import plain_number as scalar
@@ -29,7 +29,7 @@ BACKEND = NumpyBackend(Threads(1))
 
 
 def run(
-    program: Program, reads: Sequence[float | None], wanted: Sequence[bool], aliases: Aliases = ()
+    program: AdditionProgram, reads: Sequence[float | None], wanted: Sequence[bool], aliases: Aliases = ()
 ) -> list[float | None]:
     """Run the schedule on one-number panels; a read that is None is absent; the wanted writes come back."""
     present = tuple(x is not None for x in reads)
@@ -60,7 +60,9 @@ def result(call: Call, cells: list[list[complex]]) -> complex:
     return 0
 
 
-def expected(program: Program, reads: Sequence[float | None], wanted: Sequence[bool]) -> list[Coefficient | None]:
+def expected(
+    program: AdditionProgram, reads: Sequence[float | None], wanted: Sequence[bool]
+) -> list[Coefficient | None]:
     values = [0 if x is None else x for x in reads]
     outputs = [sum((c * x for c, x in zip(row, values, strict=True)), 0) for row in program.matrix()]
     return [x if want else None for x, want in zip(outputs, wanted, strict=True)]
@@ -70,26 +72,30 @@ def expected(program: Program, reads: Sequence[float | None], wanted: Sequence[b
 
 IN_PLACE = [
     # (what, program, aliases): values 0, 1, ... are the reads, outputs stand where the reads they are paired with do
-    ("Y = X - Y", plain([(1, -1)], 2), ((0, 1),)),
-    ("X = X - Y", plain([(1, -1)], 2), ((0, 0),)),
-    ("X = -X", plain([(-1,)], 1), ((0, 0),)),
-    ("X = 2 X", plain([(2,)], 1), ((0, 0),)),
-    ("X = X", plain([(1,)], 1), ((0, 0),)),
-    ("X = 0", plain([(0,)], 1), ((0, 0),)),
-    ("X, Y = Y, X", plain([(0, 1), (1, 0)], 2), ((0, 0), (1, 1))),
-    ("X, Y, Z = Y, Z, X", plain([(0, 1, 0), (0, 0, 1), (1, 0, 0)], 3), ((0, 0), (1, 1), (2, 2))),
-    ("X, Y = X + Y, X - Y", plain([(1, 1), (1, -1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = Y - X, X + Y, crosswise", plain([(-1, 1), (1, 1)], 2), ((0, 1), (1, 0))),
-    ("X, Y = X, X + Y", plain([(1, 0), (1, 1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = Y, X + Y", plain([(0, 1), (1, 1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = X / 2 - 2 Y, 3 X", plain([(Fraction(1, 2), -2), (3, 0)], 2), ((0, 0), (1, 1))),
-    ("two outputs of one value", plain([(1, 1), (1, 1)], 2), ((0, 0), (1, 1))),
-    ("an output that later lines read", Program(2, (((1, 0), (1, 1)), ((1, 2), (-2, 0))), (2, 3)), ((0, 0),)),
-    ("a scratch value kept to the end", Program(2, (((1, 0), (-1, 1)), ((1, 2), (1, 0))), (2, 3)), ((0, 0), (1, 1))),
+    ("Y = X - Y", separate_sums([(1, -1)], 2), ((0, 1),)),
+    ("X = X - Y", separate_sums([(1, -1)], 2), ((0, 0),)),
+    ("X = -X", separate_sums([(-1,)], 1), ((0, 0),)),
+    ("X = 2 X", separate_sums([(2,)], 1), ((0, 0),)),
+    ("X = X", separate_sums([(1,)], 1), ((0, 0),)),
+    ("X = 0", separate_sums([(0,)], 1), ((0, 0),)),
+    ("X, Y = Y, X", separate_sums([(0, 1), (1, 0)], 2), ((0, 0), (1, 1))),
+    ("X, Y, Z = Y, Z, X", separate_sums([(0, 1, 0), (0, 0, 1), (1, 0, 0)], 3), ((0, 0), (1, 1), (2, 2))),
+    ("X, Y = X + Y, X - Y", separate_sums([(1, 1), (1, -1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = Y - X, X + Y, crosswise", separate_sums([(-1, 1), (1, 1)], 2), ((0, 1), (1, 0))),
+    ("X, Y = X, X + Y", separate_sums([(1, 0), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = Y, X + Y", separate_sums([(0, 1), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = X / 2 - 2 Y, 3 X", separate_sums([(Fraction(1, 2), -2), (3, 0)], 2), ((0, 0), (1, 1))),
+    ("two outputs of one value", separate_sums([(1, 1), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("an output that later lines read", AdditionProgram(2, (((1, 0), (1, 1)), ((1, 2), (-2, 0))), (2, 3)), ((0, 0),)),
+    (
+        "a scratch value kept to the end",
+        AdditionProgram(2, (((1, 0), (-1, 1)), ((1, 2), (1, 0))), (2, 3)),
+        ((0, 0), (1, 1)),
+    ),
     (
         # The first output waits in scratch, since r0 is read later; its panel is not free before it is copied out.
         "a scratch value that outlives its last use",
-        Program(2, (((1, 0), (1, 1)), ((2, 2),), ((1, 0), (-1, 3)), ((1, 4), (1, 1))), (2, 5)),
+        AdditionProgram(2, (((1, 0), (1, 1)), ((2, 2),), ((1, 0), (-1, 3)), ((1, 4), (1, 1))), (2, 5)),
         ((0, 0),),
     ),
     *[
@@ -103,7 +109,11 @@ IN_PLACE = [
     ],
     # C = alpha AB + beta C, with every kind of factor
     *[
-        (f"C = {alpha} M + {beta} C", updating(plain([(1,)], 1), alpha, beta), ((0, 1),) if beta else ())
+        (
+            f"C = {alpha} M + {beta} C",
+            updating_program(separate_sums([(1,)], 1), alpha, beta),
+            ((0, 1),) if beta else (),
+        )
         for alpha in (1, -1, 0, 2, 0.5, 1j, -1j, 0.6 + 0.8j)
         for beta in (0, 1, -1, 3, 1j, 0.6 - 0.8j)
     ],
@@ -111,7 +121,7 @@ IN_PLACE = [
 
 
 @pytest.mark.parametrize(("program", "aliases"), [case[1:] for case in IN_PLACE], ids=[case[0] for case in IN_PLACE])
-def test_sums_in_place(program: Program, aliases: Aliases) -> None:
+def test_sums_in_place(program: AdditionProgram, aliases: Aliases) -> None:
     reads = [float(7**i) for i in range(program.inputs)]
     wanted = [True] * len(program.outputs)
     assert run(program, reads, wanted, aliases) == pytest.approx(expected(program, reads, wanted))
@@ -121,21 +131,21 @@ def test_sums_in_place(program: Program, aliases: Aliases) -> None:
 
 SHORT = [
     # (program, present, aliases, operations): no pass over the data too many
-    (plain([(1, 1)], 2), (True, True), (), ["add"]),
-    (plain([(1, -1)], 2), (True, True), (), ["subtract"]),
-    (plain([(-1, 1)], 2), (True, True), (), ["subtract"]),
-    (plain([(1, 1, 1)], 3), (True,) * 3, (), ["add", "add"]),
-    (plain([(1, 1)], 2), (True, False), (), ["copy"]),
-    (plain([(-1, 1)], 2), (True, False), (), ["negate"]),
-    (plain([(1, 1)], 2), (False, False), (), ["zero"]),
-    (plain([(1, -1)], 2), (True, True), ((0, 1),), ["subtract"]),
-    (plain([(2, 1)], 2), (True, True), (), ["copy", "scale", "add"]),
+    (separate_sums([(1, 1)], 2), (True, True), (), ["add"]),
+    (separate_sums([(1, -1)], 2), (True, True), (), ["subtract"]),
+    (separate_sums([(-1, 1)], 2), (True, True), (), ["subtract"]),
+    (separate_sums([(1, 1, 1)], 3), (True,) * 3, (), ["add", "add"]),
+    (separate_sums([(1, 1)], 2), (True, False), (), ["copy"]),
+    (separate_sums([(-1, 1)], 2), (True, False), (), ["negate"]),
+    (separate_sums([(1, 1)], 2), (False, False), (), ["zero"]),
+    (separate_sums([(1, -1)], 2), (True, True), ((0, 1),), ["subtract"]),
+    (separate_sums([(2, 1)], 2), (True, True), (), ["copy", "scale", "add"]),
 ]
 
 
 @pytest.mark.parametrize(("program", "present", "aliases", "operations"), SHORT)
 def test_calls_are_as_few_as_they_can_be(
-    program: Program, present: tuple[bool, ...], aliases: Aliases, operations: list[str]
+    program: AdditionProgram, present: tuple[bool, ...], aliases: Aliases, operations: list[str]
 ) -> None:
     found = elementwise_calls(program, present, (True,) * len(program.outputs), aliases)
     assert len(found.calls) <= len(operations)
@@ -144,7 +154,7 @@ def test_calls_are_as_few_as_they_can_be(
 
 
 def test_unwanted_outputs_cost_nothing() -> None:
-    program = plain([(1, 1), (1, -1)], 2)
+    program = separate_sums([(1, 1), (1, -1)], 2)
     assert len(elementwise_calls(program, (True, True), (False, True), ()).calls) == 1
     assert elementwise_calls(program, (True, True), (False, False), ()).calls == ()
 
@@ -153,7 +163,7 @@ def test_scratch_panels_are_used_again() -> None:
     """A chain of sums needs no more panels than are alive at a time."""
     lines: list[Terms] = [((1, 0), (1, 1))]
     lines += [((1, number), (1, 0)) for number in range(2, 12)]
-    program = Program(2, tuple(lines), (12,))
+    program = AdditionProgram(2, tuple(lines), (12,))
     assert elementwise_calls(program, (True, True), (True,), ()).scratch <= 2
 
 
@@ -164,7 +174,7 @@ FACTORS: st.SearchStrategy[Coefficient] = st.sampled_from([1, 1, -1, -1, 2, Frac
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Program, list[float | None], list[bool], Aliases]:
+def cases(draw: st.DrawFn) -> tuple[AdditionProgram, list[float | None], list[bool], Aliases]:
     inputs = draw(st.integers(1, 4))
     lines: list[Terms] = []
     for number in range(inputs, inputs + draw(st.integers(0, 5))):
@@ -175,12 +185,12 @@ def cases(draw: st.DrawFn) -> tuple[Program, list[float | None], list[bool], Ali
     wanted = [draw(st.integers(0, 3)) > 0 for _ in outputs]
     spots = draw(st.permutations(range(inputs)))  # every output over a read of its own, or over none
     aliases = [(o, spots[o]) for o in range(min(len(outputs), inputs)) if draw(st.booleans())]
-    return Program(inputs, tuple(lines), tuple(outputs)), reads, wanted, tuple(aliases)
+    return AdditionProgram(inputs, tuple(lines), tuple(outputs)), reads, wanted, tuple(aliases)
 
 
 @settings(max_examples=300)
 @given(cases())
-def test_any_program_on_any_aliases(case: tuple[Program, list[float | None], list[bool], Aliases]) -> None:
+def test_any_program_on_any_aliases(case: tuple[AdditionProgram, list[float | None], list[bool], Aliases]) -> None:
     program, reads, wanted, aliases = case
     assert run(program, reads, wanted, aliases) == expected(program, reads, wanted)
 
@@ -191,7 +201,7 @@ def test_any_program_on_any_aliases(case: tuple[Program, list[float | None], lis
 @settings(max_examples=150)
 @given(cases(), st.data())
 def test_sums_on_arrays_of_unequal_sizes(
-    case: tuple[Program, list[float | None], list[bool], Aliases], data: st.DataObject
+    case: tuple[AdditionProgram, list[float | None], list[bool], Aliases], data: st.DataObject
 ) -> None:
     """What a smaller read lacks is zero, a smaller write is cropped, a write may be larger than what it replaces."""
     program, _, _, aliases = case
@@ -225,7 +235,7 @@ def test_two_reads_of_one_place_keep_its_old_value() -> None:
     """A write over the place must wait for both."""
     x, y = np.array([[3.0]]), np.array([[5.0]])
     spot, other = Place("X", 0, 0, 1, 1), Place("Y", 0, 0, 1, 1)
-    program = Program(2, (((2, 0),), ((3, 1),)), (2, 3))  # X, Y = 2 X, 3 X
+    program = AdditionProgram(2, (((2, 0),), ((3, 1),)), (2, 3))  # X, Y = 2 X, 3 X
     BACKEND.sum(Sum("test", program, (spot, spot), (spot, other)), [x, x], [x, y])
     assert (x[0, 0], y[0, 0]) == (6, 9)
 
@@ -235,7 +245,7 @@ def test_writes_without_a_common_corner() -> None:
     m = np.ones((1, 1))
     tall, wide = np.full((2, 1), np.nan), np.full((1, 2), np.nan)
     places = Place("M", 0, 0, 1, 1), Place("C12", 0, 0, 2, 1), Place("C21", 0, 0, 1, 2)
-    BACKEND.sum(Sum("add", Program(1, (), (0, 0)), places[:1], places[1:]), [m], [tall, wide])
+    BACKEND.sum(Sum("add", AdditionProgram(1, (), (0, 0)), places[:1], places[1:]), [m], [tall, wide])
     assert tall.tolist() == [[1], [0]]
     assert wide.tolist() == [[1, 0]]
 
@@ -243,7 +253,9 @@ def test_writes_without_a_common_corner() -> None:
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 def test_every_operation_on_every_stride(dtype: str) -> None:
     """NumPy itself has been wrong here: numpy.negative of 2.3 and 2.4 on every fourth float32 or eighth float64."""
-    programs = [plain([row], 2) for row in ((1, 1), (1, -1), (-1, 1), (-1, 0), (1, 0), (2, 0), (0, 0), (-1, -1))]
+    programs = [
+        separate_sums([row], 2) for row in ((1, 1), (1, -1), (-1, 1), (-1, 0), (1, 0), (2, 0), (0, 0), (-1, -1))
+    ]
     x, y = Place("X", 0, 0, 5, 1), Place("Y", 0, 0, 5, 1)
     for stride in (1, 2, 3, 4, 5, 8, 16, 17, -1, -4, -8):
         for program in programs:

@@ -121,7 +121,7 @@ def test_other_numbers_of_threads_do_as_before(count: int) -> None:
 
 
 def sums_of_the_probe() -> None:
-    probe._sums(2)
+    probe._sum_rate(2)
 
 
 def sums_of_the_tuner() -> None:

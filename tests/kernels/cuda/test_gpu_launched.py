@@ -21,7 +21,7 @@ import cupy
 
 from fmm.kernels.cuda.launch import graphs
 from fmm.kernels.cuda.launch.compile import compiled_kernel
-from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded
+from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,9 @@ def lists(use: LeafUse) -> Iterator[LaunchList]:
         for dtype in DTYPES:
             for size in SIZES:
                 try:
-                    yield recorded(Plan.parse(f"{level} > {use}" if level else str(use)), Problem(*size, dtype))
+                    yield recorded_for_device(
+                        Plan.parse(f"{level} > {use}" if level else str(use)), Problem(*size, dtype)
+                    )
                 except PlanError:
                     continue
 

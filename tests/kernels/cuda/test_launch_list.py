@@ -17,12 +17,12 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LEAVES, LeafUse, leaf_names
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.perfmodel.papers.huang_blocks import chip
+from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 
-A100, V100 = chip(device("A100")), chip(device("V100"))
+A100, V100 = datasheet_chip(device("A100")), datasheet_chip(device("V100"))
 SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
 TURNED = Layout("C", 2048), Layout("F", 2048), Layout("C", 2048)  # both operands along the inner dimension
 

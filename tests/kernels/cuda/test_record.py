@@ -24,7 +24,7 @@ from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tiled import TileOp
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
-from fmm.kernels.plans.lower import lower
+from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Level, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
@@ -269,7 +269,7 @@ def test_any_tape_computes_what_the_executor_does(
         found, expected, _ = _both(parsed(text), problem)
     except PlanError:  # a table that keeps sums in C where C is too small for them: neither can run it
         with pytest.raises(PlanError):
-            lower(parsed(text), *size, *scalars)
+            lower_level(parsed(text), *size, *scalars)
         return
     np.testing.assert_array_equal(found, expected)
 

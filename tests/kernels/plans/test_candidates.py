@@ -6,7 +6,7 @@ import pytest
 
 from fmm.kernels.algorithms.consider import FORMS as NAMED
 from fmm.kernels.algorithms.consider import SEARCHED, considered_forms
-from fmm.kernels.plans.candidates import FORMS, candidates, considered_levels, peers
+from fmm.kernels.plans.candidates import FORMS, candidate_plans, considered_levels, peer_plans
 from fmm.perfmodel.choose import candidates as compared
 from fmm.tuner.space import search_space
 
@@ -44,13 +44,13 @@ GPU = [
 @pytest.mark.parametrize(("device", "expected"), [("cpu", CPU), ("cuda", GPU)])
 def test_what_is_compared(device: str, expected: list[str]) -> None:
     """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
-    assert [str(plan) for plan in candidates(device)] == expected
-    assert compared(device == "cuda") == candidates(device)
+    assert [str(plan) for plan in candidate_plans(device)] == expected
+    assert compared(device == "cuda") == candidate_plans(device)
 
 
 def test_what_else_the_vendor_has() -> None:
-    assert [str(plan) for plan in peers("cuda")] == ["lt0", "lt1", "lt2", "lt3"]
-    assert peers("cpu") == ()
+    assert [str(plan) for plan in peer_plans("cuda")] == ["lt0", "lt1", "lt2", "lt3"]
+    assert peer_plans("cpu") == ()
 
 
 def test_what_is_searched() -> None:

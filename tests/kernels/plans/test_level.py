@@ -11,7 +11,7 @@ import pytest
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import Leaf, leaf_names, leaf_use, leaf_uses, register_leaf, unregister_leaf
 from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level, unregister_level
-from fmm.kernels.plans.level_steps import COPY, Product, Recipe, Sum, temporaries, whole
+from fmm.kernels.plans.level_steps import COPY, LevelSteps, Product, Sum, temporary_sizes, whole_matrix
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
@@ -37,13 +37,13 @@ class Narrow(PlanLevel):
     def itemsize_below(self, itemsize: int) -> int:
         return itemsize // 2
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
-        left, right, product = whole("S", m, k), whole("T", k, n), whole("M", m, n)
-        steps: list[Sum | Product] = [Sum("narrow", COPY, (whole("A", m, k),), (left,))]
-        steps.append(Sum("narrow", COPY, (whole("B", k, n),), (right,)))
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        left, right, product = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
+        steps: list[Sum | Product] = [Sum("narrow", COPY, (whole_matrix("A", m, k),), (left,))]
+        steps.append(Sum("narrow", COPY, (whole_matrix("B", k, n),), (right,)))
         steps.append(Product(left, right, product, plan.rest))
-        steps.append(Sum("widen", COPY, (product,), (whole("C", m, n),)))
-        return Recipe(temporaries(steps), tuple(steps))
+        steps.append(Sum("widen", COPY, (product,), (whole_matrix("C", m, n),)))
+        return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
 @pytest.fixture

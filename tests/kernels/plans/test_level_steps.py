@@ -17,12 +17,12 @@ from fmm.kernels.cpu.elementwise import elementwise_calls
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.blocks import blocks, cuts, side
-from fmm.kernels.plans.level_steps import Batch, Place, Recipe, Sum, whole
-from fmm.kernels.plans.lower import PANEL, lower
-from fmm.kernels.plans.memory_layout import ALIGN, leading, temporary_bytes
+from fmm.kernels.plans.blocks import block_side, operand_blocks, side_cuts
+from fmm.kernels.plans.level_steps import LevelSteps, Place, ProductBatch, Sum, whole_matrix
+from fmm.kernels.plans.lower import PANEL, lower_level
+from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Level, Plan
-from fmm.kernels.plans.workspace import flops, leaf_products, workspace
+from fmm.kernels.plans.workspace import leaf_flops, leaf_products, workspace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
@@ -49,12 +49,12 @@ CUTS = [
 
 @pytest.mark.parametrize(("length", "parts", "unit", "sizes"), CUTS)
 def test_cuts(length: int, parts: int, unit: int | None, sizes: list[int]) -> None:
-    assert [size for _, size in cuts(length, parts, unit)] == sizes
+    assert [size for _, size in side_cuts(length, parts, unit)] == sizes
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.sampled_from([None, 1, 4, 16]))
 def test_cuts_tile_the_side(length: int, parts: int, unit: int | None) -> None:
-    found = cuts(length, parts, unit)
+    found = side_cuts(length, parts, unit)
     assert len(found) == parts
     assert found[0][0] == 0
     assert all(start + size == after for (start, size), (after, _) in pairwise(found))
@@ -64,20 +64,20 @@ def test_cuts_tile_the_side(length: int, parts: int, unit: int | None) -> None:
     if unit is None:
         assert max(sizes) - min(sizes) <= 1
         return
-    full = side(length, parts, unit)
+    full = block_side(length, parts, unit)
     assert full % unit == 0
     assert length <= full * parts < length + parts * unit, "no larger than it must be"
     assert sizes == [min(full, max(length - i * full, 0)) for i in range(parts)]
 
 
 def test_blocks_are_row_major() -> None:
-    assert blocks("A", 3, 5, (2, 2), None) == [
+    assert operand_blocks("A", 3, 5, (2, 2), None) == [
         Place("A", 0, 0, 2, 3),
         Place("A", 0, 3, 2, 2),
         Place("A", 2, 0, 1, 3),
         Place("A", 2, 3, 1, 2),
     ]
-    assert [(p.rows, p.cols) for p in blocks("A", 3, 5, (2, 2), 4)] == [(3, 4), (3, 1), (0, 4), (0, 1)]
+    assert [(p.rows, p.cols) for p in operand_blocks("A", 3, 5, (2, 2), 4)] == [(3, 4), (3, 1), (0, 4), (0, 1)]
 
 
 def test_cropping_never_enlarges() -> None:
@@ -108,12 +108,12 @@ def test_recipes_stay_inside_their_places(text: str) -> None:
     """Every rectangle lies within its operand or temporary, and every product's sides fit."""
     plan = Plan.parse(f"{text} > vendor")
     for size in ALL_SIZES:
-        recipe = lower(plan, *size)
+        recipe = lower_level(plan, *size)
         assert recipe is not None
         check_recipe(recipe, *size)
 
 
-def check_recipe(recipe: Recipe, m: int, k: int, n: int) -> None:
+def check_recipe(recipe: LevelSteps, m: int, k: int, n: int) -> None:
     room = {"A": (m, k), "B": (k, n), "C": (m, n), **{name: (r, c) for name, r, c in recipe.temporaries}}
     assert len(room) == 3 + len(recipe.temporaries), "a temporary's name is taken"
     for step in recipe.flat:
@@ -130,7 +130,7 @@ def check_recipe(recipe: Recipe, m: int, k: int, n: int) -> None:
 
 
 def test_a_lone_block_is_read_in_place() -> None:
-    recipe = lower(Plan.parse("strassen > vendor"), 4, 4, 4)
+    recipe = lower_level(Plan.parse("strassen > vendor"), 4, 4, 4)
     assert recipe is not None
     names = [name for name, _, _ in recipe.temporaries]
     # M3 = A11 (...), M4 = A22 (...) and M2 = (...) B11, M5 = (...) B22 need no copy of their blocks.
@@ -151,14 +151,14 @@ def test_a_lone_block_is_read_in_place() -> None:
     ],
 )
 def test_products_are_computed_where_c_stands(text: str, size: tuple[int, int, int], at_home: int) -> None:
-    recipe = lower(Plan.parse(text), *size)
+    recipe = lower_level(Plan.parse(text), *size)
     assert recipe is not None
     homes = [(p.dest.row, p.dest.col) for p in recipe.products if p.dest.name == "C"]
     assert len(homes) == len(set(homes)) == at_home
 
 
 def test_a_product_that_is_added_to_c_does_not_overwrite_it() -> None:
-    recipe = lower(Plan.parse("winograd > vendor"), 8, 8, 8, 1, 1)
+    recipe = lower_level(Plan.parse("winograd > vendor"), 8, 8, 8, 1, 1)
     assert recipe is not None
     assert "C" not in {p.dest.name for p in recipe.products}
 
@@ -166,7 +166,7 @@ def test_a_product_that_is_added_to_c_does_not_overwrite_it() -> None:
 @pytest.mark.parametrize(("name", "calls"), [("winograd", 7), ("strassen", 8)])
 def test_the_join_in_place_needs_no_copies(name: str, calls: int) -> None:
     """Every block of C is written over a product that is read no more: as many calls as additions."""
-    recipe = lower(Plan.parse(f"{name} > vendor"), 8, 8, 8)
+    recipe = lower_level(Plan.parse(f"{name} > vendor"), 8, 8, 8)
     assert recipe is not None
     join = recipe.steps[-1]
     assert isinstance(join, Sum)
@@ -199,21 +199,21 @@ TEMPORARIES = [
 
 @pytest.mark.parametrize(("text", "names"), TEMPORARIES)
 def test_temporaries_of_one_level(text: str, names: set[str]) -> None:
-    recipe = lower(Plan.parse(f"{text} > vendor"), 12, 12, 12)
+    recipe = lower_level(Plan.parse(f"{text} > vendor"), 12, 12, 12)
     assert recipe is not None
     assert {name for name, _, _ in recipe.temporaries} == names
 
 
 def test_the_leaf_has_no_recipe_unless_it_must_update() -> None:
-    assert lower(Plan(), 5, 4, 3) is None
+    assert lower_level(Plan(), 5, 4, 3) is None
     assert workspace(Plan(), 5, 4, 3, 8) == 0
-    assert lower(Plan(), 5, 4, 3, 2, 0) is not None
+    assert lower_level(Plan(), 5, 4, 3, 2, 0) is not None
 
 
 @pytest.mark.parametrize("beta", [0, 1])
 def test_an_updating_leaf_works_in_bands(beta: int) -> None:
     m, k, n = 5000, 7, 3000
-    recipe = lower(Plan(), m, k, n, 2, beta)
+    recipe = lower_level(Plan(), m, k, n, 2, beta)
     assert recipe is not None
     assert workspace(Plan(), m, k, n, 8, 2, beta) <= 1.02 * PANEL * 8  # far less than C, which has 15 million entries
     bands = [(s.writes[0].row, s.writes[0].rows) for s in recipe.steps if isinstance(s, Sum)]
@@ -299,7 +299,7 @@ def test_an_arena_that_is_too_small_is_noticed(rng: np.random.Generator) -> None
 
 @given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([4, 8, 16]))
 def test_rows_of_temporaries(rows: int, cols: int, item: int) -> None:
-    stride = leading(cols, item)
+    stride = leading_dimension(cols, item)
     assert cols <= stride <= cols + 2 * ALIGN // item
     assert stride * item % ALIGN == 0
     assert not cols or stride * item % 4096, "rows 4 KiB apart evict each other"
@@ -357,7 +357,7 @@ def test_workspace_orders_the_traversals(leaner: str, hungrier: str) -> None:
 
 
 def test_temporaries_follow_the_layout_of_what_they_are_formed_from() -> None:
-    recipe = lower(Plan.parse("strassen > vendor"), 4, 4, 4)
+    recipe = lower_level(Plan.parse("strassen > vendor"), 4, 4, 4)
     assert recipe is not None
     assert {recipe.layouts[name] for name in ("S1", "S2", "S5", "S6", "S7")} == {"A"}
     assert {recipe.layouts[name] for name in ("T1", "T3", "T4", "T6", "T7")} == {"B"}
@@ -396,7 +396,7 @@ LEAVES = [
 def test_leaf_products(text: str, size: Size, expected: dict[Size, int]) -> None:
     plan = Plan.parse(text)
     assert leaf_products(plan, *size) == expected
-    assert flops(plan, *size) == sum(2 * prod(sides) * times for sides, times in expected.items())
+    assert leaf_flops(plan, *size) == sum(2 * prod(sides) * times for sides, times in expected.items())
 
 
 BATCHES = [("strassen.batched", (8, 8, 8)), ("hk233.batched.pad4", (10, 7, 5)), ("winograd.batched.pad8", (1, 1, 1))]
@@ -406,13 +406,13 @@ BATCHES = [("strassen.batched", (8, 8, 8)), ("hk233.batched.pad4", (10, 7, 5)), 
 def test_a_batch_is_equal_blocks_at_equal_distances(text: str, size: Size) -> None:
     plan = Plan.parse(f"{text} > vendor")
     (level,) = plan.levels
-    recipe = lower(plan, *size)
+    recipe = lower_level(plan, *size)
     assert recipe is not None
     assert isinstance(level, Level)
-    (batch,) = [step for step in recipe.steps if isinstance(step, Batch)]
+    (batch,) = [step for step in recipe.steps if isinstance(step, ProductBatch)]
     assert tuple(recipe.products) == batch.products
     assert len(batch.products) == level.products
-    sides = [side(x, parts, level.unit) for x, parts in zip(size, level.size, strict=True)]
+    sides = [block_side(x, parts, level.unit) for x, parts in zip(size, level.size, strict=True)]
     assert {p.size for p in batch.products} == {tuple(sides)}
     assert len(batch.places) == 3
     for places in batch.places:
@@ -431,12 +431,14 @@ def test_peeled_strips_are_computed_once(name: str, m: int, k: int, n: int) -> N
     inside = level.products * prod(side // part for side, part in zip(core, parts, strict=True))
     if 0 in core:
         inside = prod(core)
-    assert flops(plan, m, k, n) == 2 * (inside + m * k * n - prod(core))
+    assert leaf_flops(plan, m, k, n) == 2 * (inside + m * k * n - prod(core))
 
 
 @given(st.sampled_from(["strassen", "winograd", "hk223"]), *[st.integers(1, 40)] * 3)
 def test_unequal_blocks_never_multiply_more_than_padded_ones(name: str, m: int, k: int, n: int) -> None:
-    assert flops(Plan.parse(f"{name} > vendor"), m, k, n) <= flops(Plan.parse(f"{name}.pad > vendor"), m, k, n)
+    assert leaf_flops(Plan.parse(f"{name} > vendor"), m, k, n) <= leaf_flops(
+        Plan.parse(f"{name}.pad > vendor"), m, k, n
+    )
 
 
 @given(st.sampled_from([1.5, 2, 3]), *[st.integers(1, 500)] * 3)
@@ -449,10 +451,10 @@ def test_balanced_leaves_are_the_whole_and_almost_square(gamma: float, m: int, k
 
 
 def test_balanced_adds_up_an_inner_split() -> None:
-    recipe = lower(Plan.parse("balanced > vendor"), 4, 9, 4)
+    recipe = lower_level(Plan.parse("balanced > vendor"), 4, 9, 4)
     assert recipe is not None
     first, second = recipe.products
     assert (first.left, first.right) == (Place("A", 0, 0, 4, 5), Place("B", 0, 0, 5, 4))
     assert (second.left, second.right) == (Place("A", 0, 5, 4, 4), Place("B", 5, 0, 4, 4))
-    assert first.dest == second.dest == whole("C", 4, 4)
+    assert first.dest == second.dest == whole_matrix("C", 4, 4)
     assert (first.accumulate, second.accumulate) == (False, True)

@@ -15,7 +15,7 @@ from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands
 from fmm.perfmodel.papers import huang, huang_blocks
-from fmm.perfmodel.papers.huang import counts, v100
+from fmm.perfmodel.papers.huang import operand_counts, v100
 from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
 
 ONE, TWO = (2, 2, 2), (4, 4, 4)  # Var#0 of one and of two levels
@@ -32,17 +32,17 @@ def on() -> Machine:
 @pytest.mark.parametrize("level", [1, 2])
 def test_figure_6_is_what_the_scheme_gives(level: int) -> None:
     printed = Counter({w: count for figure_level, _, w, count in FIGURE_6 if figure_level == level})
-    assert counts(level) == printed
+    assert operand_counts(level) == printed
     assert sum(printed.values()) == 7**level
 
 
 def test_counts_of_the_square_need_not_form_it() -> None:
-    assert huang_blocks.composed_counts(counts(1), counts(1)) == counts(2)
+    assert huang_blocks.composed_counts(operand_counts(1), operand_counts(1)) == operand_counts(2)
 
 
 def test_figure_5_has_one_sign_wrong() -> None:
     """M10 = (A13 + A15)(B4 - B0): C8 and C12 gain it, C10 and C14 lose it; Figure 5 prints C14 += M10."""
-    found = huang.direct(2)
+    found = huang.direct_scheme(2)
     assert {c: row[10] for c, row in enumerate(found.w) if row[10]} == {8: 1, 12: 1, 10: -1, 14: -1}
 
 
@@ -86,7 +86,7 @@ def test_counts_per_block_written_out() -> None:
     assert block_time.tile_loads(huge, 64) == (128 * 64, 128 * 64)  # (8)
     assert block_time.fragment_loads(huge, 64) == (256 * 8 * 64, 256 * 8 * 64)  # (9)
     assert block_time.write_back(huge) == 128 * 128  # (10)
-    assert block_time.flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
+    assert block_time.kernel_flops(huge, (2, 1, 2), 64) == 2 * 128 * 128 * 64 + 128 * 64 + 128 * 128  # (11)
     assert block_time.global_elements(huge, (2, 1, 2), 64) == 2 * 8192 + 8192 + 2 * 16384  # (12)
     assert block_time.shared_elements(huge, 64) == 2 * 131072 + 2 * 8192  # (14)
 
@@ -94,9 +94,9 @@ def test_counts_per_block_written_out() -> None:
 def test_operands_that_differ_by_side() -> None:
     """Tall, W = (4,1,2), k = 10, by hand: what belongs to A is not taken for B."""
     tall, w = named_strategy("Tall"), (4, 1, 2)
-    assert block_time.registers(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
+    assert block_time.registers_needed(tall, w) == 8 * 4 + (2 + 4) * 8 + (2 + 1) * 4  # (16)
     assert block_time.global_elements(tall, w, 10) == 4 * 128 * 10 + 32 * 10 + 2 * 128 * 32
-    assert block_time.flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
+    assert block_time.kernel_flops(tall, w, 10) == 2 * 128 * 32 * 10 + 3 * 128 * 10 + 128 * 32
     assert block_time.shared_tile(tall) == (128 + 32) * 8  # (17)
 
 
@@ -162,7 +162,7 @@ def test_greatest_piece_of_16(on: Machine) -> None:
 def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) -> None:
     for size, holds in ((most, True), (most + 1, False)):
         square = replace(named_strategy("Huge"), m_r=size, n_r=size)
-        assert (block_time.registers(square, w) < 255) is holds
+        assert (block_time.registers_needed(square, w) < 255) is holds
         assert (size < huang_blocks.greatest_square_piece(w, on)) is holds
 
 
@@ -171,11 +171,11 @@ def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) ->
     [(0, ["Large", "Huge"]), (1, ["Huge"]), (2, [])],  # section 5.2, each in words
 )
 def test_admitted_strategies(on: Machine, level: int, names: list[str]) -> None:
-    assert [s.name for s in huang_blocks.admitted(STRATEGIES, counts(level), on)] == names
+    assert [s.name for s in huang_blocks.admitted_strategies(STRATEGIES, operand_counts(level), on)] == names
 
 
 def test_one_variant_of_two_levels_would_fit(on: Machine) -> None:
-    fitting = [w for w in counts(2) if huang_blocks.admitted(STRATEGIES, [w], on)]
+    fitting = [w for w in operand_counts(2) if huang_blocks.admitted_strategies(STRATEGIES, [w], on)]
     assert fitting == [(2, 2, 4)]
 
 
@@ -183,31 +183,31 @@ def test_bounds_17_and_18(on: Machine) -> None:
     fails = {
         (s.name, b.equation)
         for s in STRATEGIES
-        for b in huang_blocks.bounds(s, GEMM, on)
+        for b in huang_blocks.strategy_bounds(s, GEMM, on)
         if b.equation in (16, 17, 18) and not b.holds
     }
     assert fails == {("Small", 18)}  # 64 threads x 2 elements against a tile of 256
     deep = replace(named_strategy("Huge"), k_s=96)
-    assert not next(b for b in huang_blocks.bounds(deep, GEMM, on) if b.equation == 17).holds  # 96 KiB
+    assert not next(b for b in huang_blocks.strategy_bounds(deep, GEMM, on) if b.equation == 17).holds  # 96 KiB
 
 
 def test_section_5_4(on: Machine) -> None:
     """Direct 2-level: 'up to 160 registers', 'up to 1,900 GB/s'; 1-level adds m_R + n_R registers."""
     huge = named_strategy("Huge")
-    assert block_time.registers(huge, TWO) == 160
+    assert block_time.registers_needed(huge, TWO) == 160
     assert on.element_bytes * on.flop / huang_blocks.global_intensity(huge, TWO) == pytest.approx(1900e9, rel=0.01)
-    assert block_time.registers(huge, ONE) - block_time.registers(huge, GEMM) == huge.m_r + huge.n_r
+    assert block_time.registers_needed(huge, ONE) - block_time.registers_needed(huge, GEMM) == huge.m_r + huge.n_r
 
 
 def test_doubles_take_twice_the_room() -> None:
-    double = huang_blocks.machine(device("v100"), element_bytes=8)
-    single = huang_blocks.machine(device("v100"), element_bytes=4)
+    double = huang_blocks.paper_machine(device("v100"), element_bytes=8)
+    single = huang_blocks.paper_machine(device("v100"), element_bytes=4)
     assert double.flop == single.flop / 2
     assert huang_blocks.global_need(double) == pytest.approx(huang_blocks.global_need(single))
     huge = named_strategy("Huge")
-    have = {b.equation: b.have for b in huang_blocks.bounds(huge, ONE, double)}
+    have = {b.equation: b.have for b in huang_blocks.strategy_bounds(huge, ONE, double)}
     assert (have[16], have[17]) == (256, 16384)
-    assert huang_blocks.admitted([huge], [ONE], double) == ()  # 256 registers are not below 255
+    assert huang_blocks.admitted_strategies([huge], [ONE], double) == ()  # 256 registers are not below 255
     assert FOOTNOTE_14.wanted(huge, GEMM, double) == 2 * 112 + 2 + 5
 
 
@@ -305,14 +305,14 @@ def test_figure_10_small() -> None:
 
 def test_direct_time_of_one_level_is_its_seven_products(on: Machine) -> None:
     huge, shape, half = named_strategy("Huge"), (4096, 4096, 4096), (2048, 2048, 2048)
-    expected = sum(n * huang_blocks.block_time(huge, w, half, on).seconds for w, n in counts(1).items())
-    assert huang_blocks.direct_seconds(huge, counts(1), (2, 2, 2), shape, on) == pytest.approx(expected)
+    expected = sum(n * huang_blocks.block_time(huge, w, half, on).seconds for w, n in operand_counts(1).items())
+    assert huang_blocks.direct_seconds(huge, operand_counts(1), (2, 2, 2), shape, on) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", device_names())
 @pytest.mark.parametrize("element_bytes", [4, 8])
 def test_the_model_answers_for_every_device(name: str, element_bytes: int) -> None:
-    gpu = huang_blocks.machine(device(name), element_bytes)
+    gpu = huang_blocks.paper_machine(device(name), element_bytes)
     time = huang_blocks.block_time(named_strategy("Medium"), ONE, (1000, 1000, 1000), gpu)
     assert 0 < huang_blocks.effective_tflops((1000, 1000, 1000), time.seconds) <= 1e-12 * gpu.flop
 

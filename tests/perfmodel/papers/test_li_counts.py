@@ -85,7 +85,7 @@ def test_all_72_percentages() -> None:
     assert len(cells) == 72
     for k, n, method, q, printed in cells:
         found = reduction(q, method, k, n)
-        assert li.rounded(found) == printed, (k, n, method, q)
+        assert li.half_away_from_zero(found) == printed, (k, n, method, q)
         assert round(found, 1) == printed, (k, n, method, q)  # half to even: no percentage is a tie
 
 
@@ -169,9 +169,9 @@ def test_levels_of_a_threshold(n: int, tau2: int, k: int) -> None:
 
 
 def test_curves_have_the_levels_of_their_threshold() -> None:
-    assert [row[:2] for row in li.curve("strassen", 4096)] == [(2048, 0), (4096, 1), (8192, 2), (16384, 3)]
-    assert li.curve("winograd", 2048)[-1][2:] == tuple(reduction(q, "winograd", 4, 16384) for q in QUANTITIES)
-    assert li.curve("strassen", 4096)[0][2:] == (Fraction(0),) * 3  # GPU8 against itself
+    assert [row[:2] for row in li.reduction_curve("strassen", 4096)] == [(2048, 0), (4096, 1), (8192, 2), (16384, 3)]
+    assert li.reduction_curve("winograd", 2048)[-1][2:] == tuple(reduction(q, "winograd", 4, 16384) for q in QUANTITIES)
+    assert li.reduction_curve("strassen", 4096)[0][2:] == (Fraction(0),) * 3  # GPU8 against itself
 
 
 # ---- values

@@ -16,7 +16,7 @@ import fmm
 from fmm.tuner import cli
 from fmm.tuner.cli import main
 from fmm.tuner.commands import suites
-from fmm.tuner.commands.measure import write
+from fmm.tuner.commands.measure import write_result
 from fmm.tuner.environment import device_folder
 from fmm.tuner.paired import Rounds
 from tests.support import ROOT
@@ -215,16 +215,16 @@ NEW = {"environment": {"numpy": "new"}, "rows": [{"side": 2}, {"side": 3}]}
 def test_a_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     for content in (OLD, NEW):
-        write(path, content)
+        write_result(path, content)
         assert json.loads(path.read_text(encoding="utf-8")) == content
     assert [file.name for file in tmp_path.iterdir()] == ["speed.json"]
 
 
 def test_rows_stand_on_lines_of_their_own(tmp_path: Path) -> None:
-    write(tmp_path / "speed.json", NEW)
+    write_result(tmp_path / "speed.json", NEW)
     lines = (tmp_path / "speed.json").read_text(encoding="utf-8").splitlines()
     assert '  {"side": 2},' in lines and '  {"side": 3}' in lines
-    write(tmp_path / "none.json", {"environment": {}, "rows": []})
+    write_result(tmp_path / "none.json", {"environment": {}, "rows": []})
     assert json.loads((tmp_path / "none.json").read_text(encoding="utf-8")) == {"environment": {}, "rows": []}
 
 
@@ -234,7 +234,7 @@ def test_the_old_file_is_kept_when_writing_fails(
     where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "speed.json"
-    write(path, OLD)
+    write_result(path, OLD)
     original = getattr(Path, where)
 
     def failing(self: Path, target: Any, *arguments: Any, **options: Any) -> None:
@@ -245,16 +245,16 @@ def test_the_old_file_is_kept_when_writing_fails(
     with monkeypatch.context() as patch:
         patch.setattr(Path, where, failing)
         with pytest.raises(type(error)):
-            write(path, NEW)
+            write_result(path, NEW)
     assert json.loads(path.read_text(encoding="utf-8")) == OLD
-    write(path, NEW)  # what lies around does not disturb the next time
+    write_result(path, NEW)  # what lies around does not disturb the next time
     assert json.loads(path.read_text(encoding="utf-8")) == NEW
 
 
 def test_the_old_file_is_kept_when_a_row_is_no_json(tmp_path: Path) -> None:
-    write(tmp_path / "speed.json", OLD)
+    write_result(tmp_path / "speed.json", OLD)
     with pytest.raises(TypeError):
-        write(tmp_path / "speed.json", {"environment": {}, "rows": [{"side": object()}]})
+        write_result(tmp_path / "speed.json", {"environment": {}, "rows": [{"side": object()}]})
     assert json.loads((tmp_path / "speed.json").read_text(encoding="utf-8")) == OLD
 
 

@@ -28,7 +28,7 @@ from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.problem import Problem
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import TABLES
-from fmm.tuner.commands.render import as_html, notes_as_html, spelled
+from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
 from tests.support import ROOT
 
 Run = Callable[..., str]
@@ -95,7 +95,7 @@ def test_text(name: str, run: Run) -> None:
     spans = [match.span() for match in re.finditer("-+", lines[3])]
     found = [[line[start:end].strip() for start, end in spans] for line in lines[4 : 4 + len(table.rows)]]
     assert [lines[2][start:end].strip() for start, end in spans] == list(table.columns)
-    assert found == [[spelled(cell) for cell in row] for row in table.rows]
+    assert found == [[cell_text(cell) for cell in row] for row in table.rows]
     below = " ".join(" ".join(lines[4 + len(table.rows) :]).split())
     assert below == " ".join(f"* {' '.join(note.split())}" for note in table.notes)
 
@@ -185,7 +185,7 @@ def test_html_has_every_cell(name: str) -> None:
     table = TABLES[name]()
     found = [re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", line) for line in as_html(table).splitlines()[1:-1]]
     plain = [[unescape(re.sub(r"<sup>(.*?)</sup>", r"^\1", cell)) for cell in row] for row in found]
-    assert plain == [list(table.columns), *([spelled(cell) for cell in row] for row in table.rows)]
+    assert plain == [list(table.columns), *([cell_text(cell) for cell in row] for row in table.rows)]
 
 
 def test_html_spells_powers_and_escapes() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fmm.tuner.cli import main
 from fmm.tuner.commands import tune
-from fmm.tuner.commands.report import PICTURES, STYLE, cases, roofline
+from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import EFFORTS
 from tests.support import configs as tuned
@@ -66,8 +66,8 @@ def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     from matplotlib.transforms import Bbox
 
     with rc_context(STYLE):
-        (case,) = cases(folder / "config.json")
-        made = roofline(case)
+        (case,) = tuned_cases(folder / "config.json")
+        made = draw_roofline(case)
     (axes,) = made.axes
     top = axes.get_ylim()[1]
     axes.set_ylim(top / 10**decades, top)

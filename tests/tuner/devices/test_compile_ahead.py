@@ -19,7 +19,7 @@ from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.perfmodel.choose import candidates
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
-from fmm.tuner.devices.compile_ahead import Ahead, jobs
+from fmm.tuner.devices.compile_ahead import Ahead, compile_jobs
 
 WORKERS = {
     "done": "for line in sys.stdin: print('done', flush=True)",
@@ -61,7 +61,7 @@ def test_a_plan_waits_for_its_own_levels_alone() -> None:
 
 
 def test_light_kernels_come_first() -> None:
-    plans = [Plan.parse(plan).levels for _, plan, _, _ in jobs(["float32"], candidates(True))]
+    plans = [Plan.parse(plan).levels for _, plan, _, _ in compile_jobs(["float32"], candidates(True))]
     heavy = [max(step.products for step in levels if isinstance(step, Level)) for levels in plans]
     assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
 
@@ -86,7 +86,7 @@ def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
 
 
 def test_each_source_is_compiled_once(tmp_path: Path) -> None:
-    assert [compile_worker.claimed(text, tmp_path) for text in ("x", "y", "x", "y")] == [True, True, False, False]
+    assert [compile_worker.claim_source(text, tmp_path) for text in ("x", "y", "x", "y")] == [True, True, False, False]
 
 
 def test_a_job_that_fails_is_said_and_the_next_is_done(
@@ -95,7 +95,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     lines = ['["float32", "no plan", [4, 4, 4], ""]', '["float32", "strassen.batched > vendor", [64, 64, 64], "join"]']
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-    monkeypatch.setattr(compile_worker, "compile_", lambda text, options, device: compiled.append(text))
+    monkeypatch.setattr(compile_worker, "compile_source", lambda text, options, device: compiled.append(text))
     monkeypatch.setattr("os.nice", lambda more: 0)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
     assert compile_worker.main(["0", str(tmp_path)]) == 0
@@ -106,7 +106,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
 def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
     plans = [p for p in candidates(True) if "^3" not in str(p)]
-    made = {text for job in jobs(["float32"], plans) for text, _ in compile_worker.sources(*job)}
+    made = {text for job in compile_jobs(["float32"], plans) for text, _ in compile_worker.kernel_sources(*job)}
     rng, met, missing = random.Random(1), 0, set()
     for i in range(8):
         step = 32 if i % 2 else 1

@@ -71,7 +71,7 @@ def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system hands out more than there is, and kills whoever uses it."""
-    monkeypatch.setattr(host_memory, "available", lambda: 3 * 100 * 100 * 8 - 1)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 3 * 100 * 100 * 8 - 1)
     journal = Journal("run", CpuDevice())
     with journal.open("bench", Problem(100, 100, 100)) as timed:
         assert timed.rounds([Run()], RoundLimits(1)) == {Run(): []}
@@ -114,8 +114,8 @@ def test_a_real_tuning_is_obeyed(
     assert main(["validate", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    files._now.cache_clear()
-    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu(blas_threads()))
+    files.forget_configs()
+    decided = decide.decide(Problem(3000, 3000, 3000, "float32"), Limits(1 << 40), devices.cpu_device(blas_threads()))
     assert decided.step == "calibrated model" and "calibrated on this device" in decided.reason
     assert main(["predict", "3000", "3000", "3000", "--dtype", "float32"]) == 0
     assert "calibrated on this device" in capsys.readouterr().out

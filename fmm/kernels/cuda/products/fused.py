@@ -11,7 +11,7 @@ from fmm.kernels.cuda.products.tile_sizes import SUMMING, TileSizes, engine_stra
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, fused_op
 from fmm.kernels.cuda.products.tiled_source import Update
 from fmm.kernels.cuda.views import View
-from fmm.kernels.plans.fused_order import Lane, stages
+from fmm.kernels.plans.fused_order import Lane, launch_stages
 from fmm.kernels.plans.level import FusedProducts
 
 
@@ -48,7 +48,7 @@ class FusedLaunches:
                 [[TileGroup(tuple(replace(op, follows=i > 0) for i, op in enumerate(found)), "turns")]] if found else []
             )
             return
-        for stage in stages(self.scheme, self.tasks):
+        for stage in launch_stages(self.scheme, self.tasks):
             yield [ops for lane in stage if (ops := list(self._lane(lane)))]
 
     def _lane(self, lane: Lane) -> Iterator[TileOp | TileGroup]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TileSizes, named_strategy
@@ -277,7 +277,13 @@ def fused_op(s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, u
 
 
 def updating_op(
-    leaf: LeafUse, dtype: str, left: View, right: View, update: Program, reads: Sequence[View], writes: Sequence[View]
+    leaf: LeafUse,
+    dtype: str,
+    left: View,
+    right: View,
+    update: AdditionProgram,
+    reads: Sequence[View],
+    writes: Sequence[View],
 ) -> TileOp:
     """One product and what a step table's kernel makes of it: `update` over it and the reads."""
     s, turned, k = strategy_of(leaf), writes[0].right != 1, min(left.cols, right.rows)

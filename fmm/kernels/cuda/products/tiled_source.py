@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import Program, Terms
+from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.products.tile_sizes import TileSizes
 
@@ -51,7 +51,7 @@ class Epilogue:
     are added to what is there, if `atomic`. A destination may be read only.
     """
 
-    program: Program  # its coefficients may be Scalars
+    program: AdditionProgram  # its coefficients may be Scalars
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     atomic: bool = False
@@ -75,7 +75,7 @@ def adding_epilogue(destinations: int, update: Update = "keep") -> Epilogue:
     for d in every:
         old = ((Scalar("keep", d), d + 1),) if reads else ()
         lines.append((*old, (Scalar("factor", d), 0)))  # type: ignore[arg-type]
-    program = Program(len(reads) + 1, tuple(lines), tuple(len(reads) + 1 + d for d in every))
+    program = AdditionProgram(len(reads) + 1, tuple(lines), tuple(len(reads) + 1 + d for d in every))
     return Epilogue(program, reads, every, update == "atomic")
 
 

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import Coefficient, Program, by_demand
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, by_demand
 
 Access = Literal["vector", "scalar"]
 THREADS, WARP = 128, 32  # of a thread block, as in block_sums.cuh
@@ -65,7 +65,7 @@ class Event(NamedTuple):
 class SumKernel:
     """What one kernel computes, and on which blocks; sizes, strides and scalars come with the launch."""
 
-    program: Program  # its coefficients may be Scalars
+    program: AdditionProgram  # its coefficients may be Scalars
     scalars: int
     reads: tuple[Spot, ...]
     writes: tuple[Spot, ...]
@@ -143,7 +143,7 @@ class SumKernel:
 
 
 @lru_cache(maxsize=1024)
-def _best_order(program: Program, aliases: tuple[tuple[int, int], ...]) -> tuple[Event, ...]:
+def _best_order(program: AdditionProgram, aliases: tuple[tuple[int, int], ...]) -> tuple[Event, ...]:
     """The best of three orders: the program's own, values made when wanted, inputs handed on when met.
 
     A split has few inputs and many outputs: all inputs are loaded at once, outputs leave as they are made. A join is
@@ -175,7 +175,7 @@ def _values_alive(events: Sequence[Event]) -> list[int]:
     return counts
 
 
-def _order_by_line(program: Program) -> tuple[Event, ...]:
+def _order_by_line(program: AdditionProgram) -> tuple[Event, ...]:
     """All loads in the order of their first use (they wait for memory together), then line by line."""
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
     events = [Event("load", v) for v in dict.fromkeys(used) if v < program.inputs]
@@ -191,11 +191,11 @@ def _term_event(value: int, index: int, source: int, factor: Coefficient) -> Eve
     return Event("add" if index else "start", value, source, factor)
 
 
-def _store_events(program: Program, value: int) -> Iterator[Event]:
+def _store_events(program: AdditionProgram, value: int) -> Iterator[Event]:
     return (Event("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
-def _handed_on(program: Program, aliases: tuple[tuple[int, int], ...]) -> tuple[Event, ...]:
+def _handed_on(program: AdditionProgram, aliases: tuple[tuple[int, int], ...]) -> tuple[Event, ...]:
     """Inputs in the best order that a short search finds: digits are swapped as long as fewer values are alive.
 
     The inputs are numbered in a mixed radix of prime factors. The products of a composed scheme are numbered like that
@@ -246,7 +246,9 @@ class _HandingOn:
     An old value of what a line overwrites (C in alpha A B + beta C) comes last, as soon as nothing else is missing.
     """
 
-    def __init__(self, program: Program, aliases: tuple[tuple[int, int], ...], order: Sequence[int] = ()) -> None:
+    def __init__(
+        self, program: AdditionProgram, aliases: tuple[tuple[int, int], ...], order: Sequence[int] = ()
+    ) -> None:
         self.program, self.aliases, self.order = program, aliases, order
         self.events: list[Event] = []
         self.missing = [len(terms) for terms in program.lines]

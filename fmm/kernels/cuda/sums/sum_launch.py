@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import Program
+from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, Access, Scalar, Spot, SumKernel
@@ -111,7 +111,9 @@ def _holds_block(array: Array, spot: Spot, rows: int, cols: int) -> bool:
 Placed = tuple[Place, View]
 
 
-def sum_op(label: str, program: Program, reads: Sequence[Placed], writes: Sequence[Placed], dtype: str) -> SumOp | None:
+def sum_op(
+    label: str, program: AdditionProgram, reads: Sequence[Placed], writes: Sequence[Placed], dtype: str
+) -> SumOp | None:
     """The launch that does a step of sums; None where there is nothing to write."""
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
@@ -151,7 +153,7 @@ def _interned_kernel(kernel: SumKernel) -> SumKernel:
 LITERALS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 
-def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
+def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
     """The program with Scalars for the coefficients that come with the launch, and their values."""
     found: dict[complex, Any] = {}
     for c in (complex(c) for terms in program.lines for c, _ in terms):
@@ -160,7 +162,7 @@ def _launch_scalars(program: Program) -> tuple[Program, tuple[complex, ...]]:
     if not found:
         return program, ()
     lines = tuple(tuple((found.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
-    return Program(program.inputs, lines, program.outputs), tuple(found)
+    return AdditionProgram(program.inputs, lines, program.outputs), tuple(found)
 
 
 def _turned_arrays(arrays: Sequence[Array], reads: Sequence[Spot], writes: Sequence[Spot]) -> frozenset[int]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.blocks import blocks
+from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.level import Footprint, LevelKind, PlanLevel, Sides, register_level
-from fmm.kernels.plans.level_steps import Product, Recipe, whole
+from fmm.kernels.plans.level_steps import LevelSteps, Product, whole_matrix
 from fmm.kernels.plans.plan_error import PlanError
 
 if TYPE_CHECKING:
@@ -42,20 +42,22 @@ class Balanced(PlanLevel):
         short = f"{self.gamma:g}"
         return f"balanced({short if float(short) == self.gamma else repr(self.gamma)})"
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """One halving (or none: then the rest of the plan does the whole)."""
         side = self.side(m, k, n)
         if side is None:
-            return Recipe((), (Product(whole("A", m, k), whole("B", k, n), whole("C", m, n), plan.rest),))
+            return LevelSteps(
+                (), (Product(whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n), plan.rest),)
+            )
         rows, inner, cols = PIECES[side]
-        lefts, rights = blocks("A", m, k, (rows, inner), None), blocks("B", k, n, (inner, cols), None)
-        dests = blocks("C", m, n, (rows, cols), None)
+        lefts, rights = operand_blocks("A", m, k, (rows, inner), None), operand_blocks("B", k, n, (inner, cols), None)
+        dests = operand_blocks("C", m, n, (rows, cols), None)
         added = side == "k"  # the second product then adds to what the first has written
         halves = [
             Product(lefts[i % len(lefts)], rights[i % len(rights)], dests[i % len(dests)], plan, added and i == 1)
             for i in range(2)
         ]
-        return Recipe((), tuple(halves))
+        return LevelSteps((), tuple(halves))
 
     @property
     def products(self) -> int:
@@ -77,7 +79,7 @@ class Balanced(PlanLevel):
             pieces *= 2
         return Footprint(pieces, (found["m"], found["k"], found["n"]))
 
-    def does(self, steps: Recipe) -> str:
+    def does(self, steps: LevelSteps) -> str:
         return "halves the longest side" if len(steps.steps) > 1 else "almost square: passed on"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from fmm.kernels.plans.blocks import side
+from fmm.kernels.plans.blocks import block_side
 from fmm.kernels.plans.level import Sides
-from fmm.kernels.plans.level_steps import Recipe, Sum
+from fmm.kernels.plans.level_steps import LevelSteps, Sum
 from fmm.problem import Shape
 
 # Sides of A's, B's and C's blocks by which the count tells them apart: primes that divide no scheme's number of
@@ -32,7 +32,7 @@ class BlockCounts:
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
 
-def block_counts(steps: Callable[[int | None, Shape], Recipe], size: Shape, usual: int | None) -> BlockCounts:
+def block_counts(steps: Callable[[int | None, Shape], LevelSteps], size: Shape, usual: int | None) -> BlockCounts:
     """Counted on whole blocks of marked sides. `steps`: a level's, for a unit and sides; `usual`: its unit."""
     m, k, n = (mark * parts for mark, parts in zip(MARKED, size, strict=True))
     found = steps(usual, (m, k, n))
@@ -59,5 +59,9 @@ def block_sides(size: Shape, fringe: str, unit: int, sides: Sides) -> tuple[Side
     if not fringe.startswith("pad"):
         blocks = m / rows, k / inner, n / cols
         return blocks, fringe == "unequal" or not (m % rows or k % inner or n % cols)
-    blocks = float(side(ceil(m), rows, unit)), float(side(ceil(k), inner, unit)), float(side(ceil(n), cols, unit))
+    blocks = (
+        float(block_side(ceil(m), rows, unit)),
+        float(block_side(ceil(k), inner, unit)),
+        float(block_side(ceil(n), cols, unit)),
+    )
     return blocks, not (m % (rows * unit) or k % (inner * unit) or n % (cols * unit))

@@ -31,20 +31,20 @@ from fmm.kernels.plans.level import (
     Sides,
     register_level,
 )
-from fmm.kernels.plans.level_steps import Recipe, Sum, Updating
+from fmm.kernels.plans.level_steps import LevelSteps, ProductWithSums, Sum
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides
 from fmm.kernels.plans.levels.scheme_options import (
     FRINGES,
     TRAVERSALS,
     UNITS,
     Traversal,
-    choice,
+    check_choice,
     factor_names,
     scheme_name,
     usual_fringe,
     usual_traversal,
 )
-from fmm.kernels.plans.levels.scheme_steps import peeled, sequential, stacked
+from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps
 from fmm.kernels.plans.levels.table_steps import table_steps
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import depends_on_rows
@@ -65,10 +65,10 @@ class Level(PlanLevel):
 
     def __post_init__(self) -> None:
         for option in self.tasks:
-            choice("option", option, TASKS)
+            check_choice("option", option, TASKS)
         object.__setattr__(self, "tasks", tuple(option for option in TASKS if option in self.tasks))
-        choice("fringe", self.fringe, FRINGES + UNITS)
-        choice("traversal", self.traversal, TRAVERSALS)
+        check_choice("fringe", self.fringe, FRINGES + UNITS)
+        check_choice("traversal", self.traversal, TRAVERSALS)
         if self.algorithm not in step_table_names():
             object.__setattr__(self, "algorithm", scheme_name(self.algorithm))
         elif self.traversal != "sequential":
@@ -145,22 +145,22 @@ class Level(PlanLevel):
     def takes_alpha_beta(self) -> bool:
         return self.traversal not in ("sequential", "fused") and self.fringe != "peel"
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> Recipe:
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         if self.fringe == "peel":
             core = replace(plan, levels=(replace(self, fringe="pad"), *plan.levels[1:]))
-            return peeled(core, self.size, (m, k, n))
+            return peeled_steps(core, self.size, (m, k, n))
         return self.steps(plan.rest, self.block_unit, (m, k, n), alpha, beta)
 
     def steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
-    ) -> Recipe:
+    ) -> LevelSteps:
         """With blocks that are multiples of the unit, their products by the plan `inner`."""
         if self.table:
             return table_steps(self.table, unit, inner, sides)
         assert self.scheme is not None
         if self.traversal in ("sequential", "fused"):
-            return sequential(self.scheme, unit, inner, sides)
-        found = stacked(self.scheme, unit, inner, sides, alpha, beta, self.batched)
+            return sequential_steps(self.scheme, unit, inner, sides)
+        found = stacked_steps(self.scheme, unit, inner, sides, alpha, beta, self.batched)
         return replace(found, lanes=self.lanes)
 
     # ---- how its products and sums are run
@@ -203,7 +203,7 @@ class Level(PlanLevel):
 
     @property
     def launches(self) -> int:
-        return fused_order.launches(self.scheme, self.tasks) if self.scheme else self.products
+        return fused_order.launches_needed(self.scheme, self.tasks) if self.scheme else self.products
 
     # ---- what is known and said of it
 
@@ -215,16 +215,16 @@ class Level(PlanLevel):
         moved, held = counts.elements(counts.moved, blocks), counts.elements(counts.held, blocks)
         return Footprint(self.products, blocks, counts.passes, moved, held, counts.in_place[not whole], one_by_one)
 
-    def does(self, steps: Recipe) -> str:
+    def does(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
-        updates = sum(isinstance(step, Updating) and len(step.apart) > 1 for step in steps.steps)
+        updates = sum(isinstance(step, ProductWithSums) and len(step.apart) > 1 for step in steps.steps)
         if self.fringe == "peel" and not sums:
             return self._strips(steps)
         inside = f", {updates} more inside the products" if updates else ""
         done = "sums inside the products" if self.fused else f"{sums} passes of sums{inside}"
         return f"{'x'.join(map(str, self.size))} blocks, {done}"
 
-    def _strips(self, steps: Recipe) -> str:
+    def _strips(self, steps: LevelSteps) -> str:
         count = len(steps.steps)
         if count == 1:
             return "nothing to peel" if next(steps.products).plan.levels else "too small: left out"
@@ -235,9 +235,12 @@ class Level(PlanLevel):
         """Which products a fused level launches, and how; those in turn may be one launch, if the device can."""
         if not self.needs_fusing_leaf or self.scheme is None:
             return ""
-        stages, lanes = fused_order.stages(self.scheme, self.tasks), fused_order.lanes(self.scheme, self.tasks)
+        stages, lanes = (
+            fused_order.launch_stages(self.scheme, self.tasks),
+            fused_order.lanes_needed(self.scheme, self.tasks),
+        )
         how = f"on {lanes} streams in {len(stages)} stages" if len(stages) > 1 else f"on {lanes} streams"
-        kernels = fused_order.listed(fused_order.operands(self.scheme, p) for p in range(self.products))
+        kernels = fused_order.variants_listed(fused_order.blocks_touched(self.scheme, p) for p in range(self.products))
         what = "launches" if self.tasks else "products"
         return f"{self}: {self.launches} {what} {how if lanes > 1 else 'one after the other'} ({kernels})"
 

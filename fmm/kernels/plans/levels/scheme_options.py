@@ -1,4 +1,19 @@
-"""What the text of a scheme's or a step table's level may say, and what it means where it says nothing."""
+"""What the text of a scheme's or a step table's level may say, and what it means where it says nothing.
+
+The algorithm comes first, a scheme (`strassen`), a composition of schemes that is done in one pass (`strassen^2`,
+`strassen*hk223`) or a step table (`li-fig23`), then options after dots.
+
+A scheme is traversed `stacked` (the default: all sums first, then the products, then the join), `overlapped` (the same,
+on a GPU two products at a time, so that the sums of one run beside the other's leaf products), `batched` (the same,
+every operand in a block of its own, the products as one batch), `fused` (on a GPU, one product at a time, its sums
+inside the kernel of the leaf: no temporaries) or `sequential` (one product at a time, three temporaries); a step table
+has its own order. A fused level's products may also run side by side: on two `streams`, as far as they write different
+blocks, or all of them, adding to C by `atomic` updates (whose order, and with it C's last bits, differ from run to
+run); and products of equally many blocks (`variants`) may start as one launch.
+
+Fringes: `unequal` (blocks differ by one row or column, sums are as if padded), `pad` (equal blocks, zeros beyond the
+edge are virtual; `pad16`: sides are multiples of 16) or `peel` (the core that divides, then thin strips).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +21,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, Literal
 
-from fmm.kernels.algorithms.catalogue import canonical, scheme, scheme_names
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names, short_spelling
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.plans.level import unknown_algorithm
 from fmm.kernels.plans.plan_error import PlanError
@@ -18,7 +33,7 @@ FRINGES = ("unequal", "pad", "peel")
 UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 
 
-def choice(what: str, value: object, valid: tuple[str, ...]) -> None:
+def check_choice(what: str, value: object, valid: tuple[str, ...]) -> None:
     """PlanError if the value is none of the valid ones."""
     if value not in valid:
         raise PlanError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
@@ -54,7 +69,7 @@ def scheme_name(name: str) -> str:
     for unknown in (n for n in names if n not in scheme_names()):
         raise unknown_algorithm(unknown)
     scheme(name)
-    return canonical(name)
+    return short_spelling(name)
 
 
 def factor_names(expression: str) -> list[str]:

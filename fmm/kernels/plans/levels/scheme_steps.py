@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.additions import Coefficient, Program
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.blocks import blocks, side
-from fmm.kernels.plans.level_steps import Batch, Place, Product, Recipe, Sum, temporaries, whole
+from fmm.kernels.plans.blocks import block_side, operand_blocks
+from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBatch, Sum, temporary_sizes, whole_matrix
 from fmm.problem import Shape
 
 if TYPE_CHECKING:
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
 def _operand_blocks(scheme: Scheme, unit: int | None, sides: Shape) -> tuple[list[Place], list[Place], list[Place]]:
     """The blocks of A, of B and of C."""
     m, k, n = sides
-    a, b = blocks("A", m, k, (scheme.m, scheme.k), unit), blocks("B", k, n, (scheme.k, scheme.n), unit)
-    return a, b, blocks("C", m, n, (scheme.m, scheme.n), unit)
+    a, b = operand_blocks("A", m, k, (scheme.m, scheme.k), unit), operand_blocks("B", k, n, (scheme.k, scheme.n), unit)
+    return a, b, operand_blocks("C", m, n, (scheme.m, scheme.n), unit)
 
 
 # ---- all sums first, then the products, then the join
 
 
-def stacked(
+def stacked_steps(
     scheme: Scheme, unit: int | None, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient, batched: bool
-) -> Recipe:
+) -> LevelSteps:
     """All left operands in one pass over A, all right ones over B, the products, then C in one pass over them."""
     a, b, c = _operand_blocks(scheme, unit, sides)
     left_shape = right_shape = None
     if unit is not None:
-        m, k, n = (side(length, parts, unit) for length, parts in zip(sides, scheme.size, strict=True))
+        m, k, n = (block_side(length, parts, unit) for length, parts in zip(sides, scheme.size, strict=True))
         left_shape, right_shape = (m, k), (k, n)
     lefts, split_a = _operands("S", scheme.programs.left, scheme.u, a, left_shape, batched)
     rights, split_b = _operands("T", scheme.programs.right, scheme.v, b, right_shape, batched)
     products = _products(lefts, rights, inner, batched)
-    program = programs.updating(scheme.programs.join, alpha, beta)
+    program = programs.updating_program(scheme.programs.join, alpha, beta)
     if not batched and not beta:
         products = _at_home(products, program, c)
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
     splits = [s for s in (split_a, split_b) if s.writes]
-    middle: tuple[Product | Batch, ...] = (Batch(products),) if batched else products
-    return Recipe(temporaries([*splits, *products]), (*splits, *middle, join))
+    middle: tuple[Product | ProductBatch, ...] = (ProductBatch(products),) if batched else products
+    return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join))
 
 
 def _operands(
     letter: str,
-    program: Program,
+    program: AdditionProgram,
     matrix: programs.Matrix,
     blocks: Sequence[Place],
     shape: tuple[int, ...] | None,
@@ -71,9 +71,9 @@ def _operands(
         elif batched:
             places.append(_layer(letter, p, *(shape or size)))
         else:
-            places.append(whole(f"{letter}{p + 1}", *(shape or size)))
+            places.append(whole_matrix(f"{letter}{p + 1}", *(shape or size)))
     written = [i for i, place in enumerate(places) if place.name not in ("A", "B")]
-    kept = Program(program.inputs, program.lines, tuple(program.outputs[i] for i in written))
+    kept = AdditionProgram(program.inputs, program.lines, tuple(program.outputs[i] for i in written))
     return places, Sum(f"split {blocks[0].name}", kept, tuple(blocks), tuple(places[i] for i in written))
 
 
@@ -83,12 +83,12 @@ def _products(lefts: Sequence[Place], rights: Sequence[Place], plan: Plan, batch
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         k = min(left.cols, right.rows)
         size = left.rows, right.cols
-        dest = _layer("M", p, *size) if batched else whole(f"M{p + 1}", *size)
+        dest = _layer("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
         products.append(Product(left.cropped(left.rows, k), right.cropped(k, right.cols), dest, plan))
     return tuple(products)
 
 
-def _at_home(products: Sequence[Product], program: Program, blocks: Sequence[Place]) -> tuple[Product, ...]:
+def _at_home(products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]) -> tuple[Product, ...]:
     """The products, as many as possible computed where a block of C belongs: the join then adds to what stands there.
 
     A block can be lent to a product that no line of the join reads after the block's own line. This saves memory, and
@@ -116,7 +116,7 @@ def _layer(name: str, index: int, rows: int, cols: int) -> Place:
 # ---- one product at a time
 
 
-def sequential(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape) -> Recipe:
+def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
     """For any scheme: form the two operands of a product, multiply, add it where it belongs. Three temporaries.
 
     (A GPU does these steps of a `fused` level in one launch a product, without the temporaries.)
@@ -128,29 +128,29 @@ def sequential(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape) -> R
         left = _operand("S", [row[p] for row in scheme.u], a, steps)
         right = _operand("T", [row[p] for row in scheme.v], b, steps)
         width = min(left.cols, right.rows)
-        dest = whole("M", left.rows, right.cols)
+        dest = whole_matrix("M", left.rows, right.cols)
         steps.append(Product(left.cropped(left.rows, width), right.cropped(width, right.cols), dest, inner))
         steps.append(_scatter([row[p] for row in scheme.w], dest, c, started))
     untouched = [block for i, block in enumerate(c) if i not in started]
     if untouched:
-        program = Program(0, ((),) * len(untouched), tuple(range(len(untouched))))
+        program = AdditionProgram(0, ((),) * len(untouched), tuple(range(len(untouched))))
         steps.append(Sum("clear", program, (), tuple(untouched)))
-    return Recipe(temporaries(steps), tuple(steps))
+    return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
 def _operand(name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]) -> Place:
     parts = [(c, block) for c, block in zip(column, blocks, strict=True) if c]
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]
-    place = whole(name, max(b.rows for _, b in parts), max(b.cols for _, b in parts))
+    place = whole_matrix(name, max(b.rows for _, b in parts), max(b.cols for _, b in parts))
     program = _one_sum(tuple(c for c, _ in parts))
     steps.append(Sum("sum", program, tuple(b for _, b in parts), (place,)))
     return place
 
 
 @lru_cache(maxsize=1024)
-def _one_sum(coefficients: tuple[Coefficient, ...]) -> Program:
-    return programs.plain([coefficients], len(coefficients))
+def _one_sum(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
+    return programs.separate_sums([coefficients], len(coefficients))
 
 
 def _scatter(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
@@ -163,25 +163,27 @@ def _scatter(column: Sequence[Coefficient], product: Place, blocks: Sequence[Pla
 
 
 @lru_cache(maxsize=1024)
-def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> Program:
+def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
     """One output a pair (c, old): c times input 0, plus the next of the other inputs if there is an old value."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
         lines.append(((1, inputs), (c, 0)) if old else ((c, 0),))
         inputs += old
-    return Program(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
+    return AdditionProgram(inputs, tuple(lines), tuple(range(inputs, inputs + len(lines))))
 
 
 # ---- the fringe peeled off
 
 
-def peeled(core: Plan, parts: Shape, sides: Shape) -> Recipe:
+def peeled_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
     """The largest core that divides, then three strips by the leaf, each entry of C's strips computed once."""
     leaf, (m, k, n) = replace(core, levels=()), sides
     mc, kc, nc = (side - side % part for side, part in zip(sides, parts, strict=True))
     if 0 in (mc, kc, nc):
-        return Recipe((), (Product(whole("A", m, k), whole("B", k, n), whole("C", m, n), leaf),))
+        return LevelSteps(
+            (), (Product(whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n), leaf),)
+        )
     steps = [Product(Place("A", 0, 0, mc, kc), Place("B", 0, 0, kc, nc), Place("C", 0, 0, mc, nc), core)]
     if kc < k:
         inner = Place("A", 0, kc, mc, k - kc), Place("B", kc, 0, k - kc, nc)
@@ -190,6 +192,6 @@ def peeled(core: Plan, parts: Shape, sides: Shape) -> Recipe:
         right = Place("A", 0, 0, mc, k), Place("B", 0, nc, k, n - nc)
         steps.append(Product(*right, Place("C", 0, nc, mc, n - nc), leaf))
     if mc < m:
-        below = Place("A", mc, 0, m - mc, k), whole("B", k, n)
+        below = Place("A", mc, 0, m - mc, k), whole_matrix("B", k, n)
         steps.append(Product(*below, Place("C", mc, 0, m - mc, n), leaf))
-    return Recipe((), tuple(steps))
+    return LevelSteps((), tuple(steps))

@@ -6,8 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.step_table import Step, StepTable
-from fmm.kernels.plans.blocks import blocks, side
-from fmm.kernels.plans.level_steps import COPY, Place, Product, Recipe, Sum, Updating, temporaries, whole
+from fmm.kernels.plans.blocks import block_side, operand_blocks
+from fmm.kernels.plans.level_steps import (
+    COPY,
+    LevelSteps,
+    Place,
+    Product,
+    ProductWithSums,
+    Sum,
+    temporary_sizes,
+    whole_matrix,
+)
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.problem import Shape
 
@@ -17,27 +26,27 @@ if TYPE_CHECKING:
 SCRATCH = "P'"  # a product that no place is free for; no step table can name it
 
 
-def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> Recipe:
+def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
     """A paper's table with its places sized. Where blocks are padded, a C that does not divide is computed in a padded
     temporary."""
     parts, (m, k, n) = table.size, sides
     shape, full = (m, n), {}
     if unit is not None:
         # Padded sums of A and of B are whole blocks, so that the next level's shapes are regular too.
-        rows, columns, across = (side(x, part, unit) for x, part in zip(sides, parts, strict=True))
+        rows, columns, across = (block_side(x, part, unit) for x, part in zip(sides, parts, strict=True))
         shape, full = (rows * parts[0], across * parts[2]), {"A": (rows, columns), "B": (columns, across)}
     padded = shape != (m, n)
     named = {
-        **_named(blocks("A", m, k, parts[:2], unit), parts[1]),
-        **_named(blocks("B", k, n, parts[1:], unit), parts[2]),
-        **_named(blocks("C'" if padded else "C", *shape, (parts[0], parts[2]), unit), parts[2]),
+        **_named(operand_blocks("A", m, k, parts[:2], unit), parts[1]),
+        **_named(operand_blocks("B", k, n, parts[1:], unit), parts[2]),
+        **_named(operand_blocks("C'" if padded else "C", *shape, (parts[0], parts[2]), unit), parts[2]),
     }
     steps = _Sizing(table, named, inner, full).run()
     if padded:
-        result = whole("C'", *shape).cropped(m, n)
-        steps.append(Sum("crop", COPY, (result,), (whole("C", m, n),)))
-        return Recipe((("C'", *shape), *(t for t in temporaries(steps) if t[0] != "C'")), tuple(steps))
-    return Recipe(temporaries(steps), tuple(steps))
+        result = whole_matrix("C'", *shape).cropped(m, n)
+        steps.append(Sum("crop", COPY, (result,), (whole_matrix("C", m, n),)))
+        return LevelSteps((("C'", *shape), *(t for t in temporary_sizes(steps) if t[0] != "C'")), tuple(steps))
+    return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
 def _named(blocks: Sequence[Place], columns: int) -> dict[str, Place]:
@@ -55,9 +64,9 @@ class _Sizing:
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
         # Is what a place holds a sum of A, a sum of B, or part of C? Only the last may be cropped to its block.
         self.kind = {name: name[0] for name in self.held}
-        self.steps: list[Sum | Product | Updating] = []
+        self.steps: list[Sum | Product | ProductWithSums] = []
 
-    def run(self) -> list[Sum | Product | Updating]:
+    def run(self) -> list[Sum | Product | ProductWithSums]:
         for step in self.table.steps:
             self._step(step)
         return self.steps
@@ -80,9 +89,9 @@ class _Sizing:
         if product is None:
             self.steps += [tidied] if (tidied := update.tidied).writes else []
         elif _sums_inside(product.plan) and _alike((*update.reads[1:], *update.writes)):
-            self.steps.append(Updating(product, update))
+            self.steps.append(ProductWithSums(product, update))
         else:
-            self.steps += Updating(product, update).apart
+            self.steps += ProductWithSums(product, update).apart
 
     def _product(self, step: Step) -> Product:
         """The product; into a place that the kernel overwrites if there is one, else into scratch."""
@@ -92,12 +101,12 @@ class _Sizing:
         if free:
             dest = self._place(step.bound[free[0]], left.rows, right.cols, "C", step)
         else:
-            dest = whole(SCRATCH, left.rows, right.cols)
+            dest = whole_matrix(SCRATCH, left.rows, right.cols)
         return Product(left.cropped(dest.rows, width), right.cropped(width, dest.cols), dest, self.plan)
 
     def _place(self, name: str, rows: int, cols: int, kind: str, step: Step) -> Place:
         block = self.blocks.get(name)
-        place = whole(name, rows, cols) if block is None else block.cropped(rows, cols)
+        place = whole_matrix(name, rows, cols) if block is None else block.cropped(rows, cols)
         if kind != "C" and (place.rows, place.cols) != (rows, cols):
             raise PlanError(
                 f"{self.table.name} keeps a {rows} x {cols} sum in {name}, which is only {place.rows} x {place.cols}, "

@@ -22,7 +22,7 @@ from fmm.kernels.cuda.sums.sum_kernel import HIGH, THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, Array, SumOp
 from fmm.kernels.cuda.views import Factor, View, operand_views
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.walk import walk
+from fmm.kernels.plans.walk import walk_plan
 from fmm.problem import Layout, Problem
 
 PLANS = tuple(
@@ -241,7 +241,7 @@ def _elements(x: Factor, i: int, shape: tuple[int, int], item: int) -> Any:
 def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan: Plan) -> None:
     """Every access to the workspace lies in one living temporary, and no two of them share a byte."""
     watched = Watched(problem.stored)
-    walk(plan, dict(operand_views(problem)), watched, problem.alpha, problem.beta)
+    walk_plan(plan, dict(operand_views(problem)), watched, problem.alpha, problem.beta)
     assert watched.peak == record_operations(plan, problem).workspace
     for op, alive in watched.seen:
         ordered = sorted(alive, key=lambda t: t.start)

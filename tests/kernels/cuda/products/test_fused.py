@@ -22,12 +22,21 @@ from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
-from fmm.kernels.plans.fused_order import FIGURE_6, LANES, Operands, launches, listed, name, operands, stages
+from fmm.kernels.plans.fused_order import (
+    FIGURE_6,
+    LANES,
+    Operands,
+    blocks_touched,
+    launch_stages,
+    launches_needed,
+    variant_name,
+    variants_listed,
+)
 from fmm.kernels.plans.plan import Level, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
-from fmm.perfmodel.work import counted
+from fmm.perfmodel.work import counted_work
 from fmm.problem import Layout, Problem
 from tests.support.launch_lists import buffer, matrices, play
 
@@ -66,17 +75,17 @@ NAMES: list[tuple[Operands, str]] = [
 
 @pytest.mark.parametrize(("w", "expected"), NAMES)
 def test_variants_have_the_papers_names(w: Operands, expected: str) -> None:
-    assert name(w) == expected
+    assert variant_name(w) == expected
 
 
 def test_explain_names_the_variants_and_how_they_start() -> None:
-    said = explain.table(Plan.parse("strassen-huang.fused.streams > tile"), 64, 64, 64, 4)
+    said = explain.explained_table(Plan.parse("strassen-huang.fused.streams > tile"), 64, 64, 64, 4)
     assert "7 launches on 2 streams in 3 stages (Var#0, 2 Var#3, 2 Var#2, 2 Var#1)" in said
-    said = explain.table(Plan.parse("strassen > strassen.fused.variants > tile"), 64, 64, 64, 4)
+    said = explain.explained_table(Plan.parse("strassen > strassen.fused.variants > tile"), 64, 64, 64, 4)
     assert "strassen.fused.variants: 4 launches one after the other (Var#0, 2 Var#3" in said
-    said = explain.table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
+    said = explain.explained_table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
     assert "strassen^2.fused: 49 products one after the other (Var#0, 4 Var#4" in said
-    assert listed(operands(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
+    assert variants_listed(blocks_touched(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
 
 
 # ---- which products are one launch, and which run side by side
@@ -84,7 +93,7 @@ def test_explain_names_the_variants_and_how_they_start() -> None:
 
 def test_figure_7() -> None:
     """Equation (3)'s products: stages, in each stage two streams."""
-    found = stages(scheme("strassen-huang"), ("streams",))
+    found = launch_stages(scheme("strassen-huang"), ("streams",))
     assert found == (
         (((1,), (5,)), ((4,), (6,))),  # M1, M5 beside M4, M6
         (((2,),), ((3,),)),  # M2 beside M3
@@ -110,8 +119,8 @@ SHAPES = [
 
 @pytest.mark.parametrize(("text", "options", "shape"), SHAPES)
 def test_stages_and_lanes(text: str, options: tuple[str, ...], shape: list[list[int]]) -> None:
-    assert [[len(lane) for lane in stage] for stage in stages(scheme(text), options)] == shape
-    assert launches(scheme(text), options) == sum(map(sum, shape))
+    assert [[len(lane) for lane in stage] for stage in launch_stages(scheme(text), options)] == shape
+    assert launches_needed(scheme(text), options) == sum(map(sum, shape))
 
 
 @pytest.mark.parametrize("text", [*scheme_names(), "strassen^2", "winograd*hk223"])
@@ -124,11 +133,11 @@ def test_what_is_side_by_side_writes_blocks_of_its_own(text: str, options: tuple
         return [i for p in task for i, row in enumerate(found.w) if row[p]]
 
     seen: list[int] = []
-    for stage in stages(found, options):
+    for stage in launch_stages(found, options):
         seen += [p for lane in stage for task in lane for p in task]
         assert len(stage) <= (LANES if "atomic" in options else 2)
         for task in (task for lane in stage for task in lane):
-            assert len({operands(found, p) for p in task}) == 1
+            assert len({blocks_touched(found, p) for p in task}) == 1
             assert "atomic" in options or len(written(task)) == len(set(written(task)))
         blocks = [{i for task in lane for i in written(task)} for lane in stage]
         assert "atomic" in options or len(set().union(*blocks)) == sum(map(len, blocks))
@@ -176,11 +185,11 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
 def test_what_a_prediction_is_made_of(text: str) -> None:
     """Leaf products that start together; passes and traffic of sums, and of scaling C for what is atomic."""
     plan, side = Plan.parse(f"{text} > tile"), 1024
-    work = counted(plan, shapes.Problem(side, side, side, "float32"))
+    work = counted_work(plan, shapes.Problem(side, side, side, "float32"))
     ((*_, count, together),) = work.leaves
     level = plan.levels[-1]
     assert isinstance(level, Level) and level.scheme
-    assert (count, together) == (7**plan.depth, level.products / launches(level.scheme, level.tasks))
+    assert (count, together) == (7**plan.depth, level.products / launches_needed(level.scheme, level.tasks))
     scaled = ("atomic" in level.tasks) * 7 ** (plan.depth - len(level.scheme.factors or "1"))
     assert work.passes == pytest.approx(scaled + 3 * (len(plan.levels) - 1))
     assert (work.traffic > 0) == (work.passes > 0)

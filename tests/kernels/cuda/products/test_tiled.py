@@ -22,7 +22,7 @@ from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.block_time import GEMM, registers, resident
+from fmm.perfmodel.block_time import GEMM, registers_needed, resident_blocks
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
@@ -61,12 +61,12 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
     """
     nvrtc()
     made = kernel(s, *operands)
-    needed, summed, on = registers(s, operands), operands[:2] != (1, 1), limits(architecture)
+    needed, summed, on = registers_needed(s, operands), operands[:2] != (1, 1), limits(architecture)
     r = report(f"{s.name} {architecture}", tiled_source(made, "vector"), architecture, OPTIONS)
     blocks = active_blocks(on, s.threads, r.registers, made.shared)
     assert r.local == 0, r
     assert needed <= r.registers <= needed + MOST_BESIDE, r
-    assert summed or abs(blocks - resident(s, GEMM, on)) <= 1 + blocks // 4, r
+    assert summed or abs(blocks - resident_blocks(s, GEMM, on)) <= 1 + blocks // 4, r
     if architecture in ("sm_90", "sm_100"):  # shared memory of an sm_75 holds fewer
         assert blocks >= s.blocks, r
 

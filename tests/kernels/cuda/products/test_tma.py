@@ -21,7 +21,7 @@ from fmm.kernels.cuda.products.tma_source import TmaKernel, tma_source
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_time import GEMM, seconds
+from fmm.perfmodel.block_time import GEMM, launch_seconds
 from fmm.perfmodel.tile_choice import best_bulk
 from fmm.problem import Problem
 from tests.support.chips import H200
@@ -217,4 +217,4 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     tiled = tiled_product(op, "float32")
     time, s = best_bulk(tiled, H200)
     assert s in TMA_SIZES and tiled.open
-    assert (time < seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster
+    assert (time < launch_seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster

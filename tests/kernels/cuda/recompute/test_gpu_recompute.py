@@ -121,10 +121,12 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
 def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
     from benchmarks.clock import elapsed
     from benchmarks.guard import only_recomputing
-    from fmm.runtime.device_backend import DeviceBackend, recorded
+    from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 
     side, backend = 4096, DeviceBackend()
-    launches = only_recomputing(recorded(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True))
+    launches = only_recomputing(
+        recorded_for_device(Plan.parse(FUSED), Problem(side, side, side, "float32"), flagged=True)
+    )
     a, b, c = (cupy.empty((side, side), np.float32).data.ptr for _ in range(3))
 
     def again() -> None:
@@ -143,8 +145,10 @@ def told(path: Path, **rate: float) -> None:
     """A config by which products are slow and nothing else takes time."""
     numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
     known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
-    versions = dict(devices.cuda(0).identity.versions)
-    tuned.write(path, devices.cuda(0).identity.key, "float32", tuned.section(calibration=known, versions=versions))
+    versions = dict(devices.cuda_device(0).identity.versions)
+    tuned.write(
+        path, devices.cuda_device(0).identity.key, "float32", tuned.section(calibration=known, versions=versions)
+    )
 
 
 @pytest.mark.parametrize("tiled", [0.0, 1.0], ids=["never measured", "as fast as the vendor"])
@@ -154,8 +158,7 @@ def test_without_workspace_our_own_kernel_is_used_where_it_was_measured(
     told(tmp_path / "config.json", tiled=tiled)
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    for cached in (files._now, files._read):
-        cached.cache_clear()
+    files.forget_configs()
     a, b = (library.array(draw((2048, 2048), seed=i), "float32") for i in range(2))
     decision = fmm.explain(a, b, workspace=0)
     assert decision.plan == (Plan.parse(FUSED) if tiled else VENDOR) and decision.workspace == 0
@@ -163,5 +166,4 @@ def test_without_workspace_our_own_kernel_is_used_where_it_was_measured(
     close(library, fmm.matmul(a, b, workspace=0), a, b, "float32")
     a[5, 6] = np.inf
     same_places(library, fmm.matmul(a, b, workspace=0), library.matmul(a, b))
-    for cached in (files._now, files._read):
-        cached.cache_clear()
+    files.forget_configs()
