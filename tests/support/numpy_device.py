@@ -1,0 +1,235 @@
+"""A CUDA device for the kernels' tests that is none: NumPy's arrays and products, and a note of every kernel.
+
+`python -m pytest -p tests.support.numpy_device -m gpu tests/kernels/cuda` runs tests for a device where there is none.
+Launch lists are recorded as for an H200, or for the chip that FMM_CHIP names (a pickle); in the place of playing them
+NumPy multiplies. So a test's own code is tried, and the sources of all kernels that it would launch are known: they
+are written to the folder that FMM_KERNELS names, one file for each, for `benchmarks.compile_ahead`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import pickle
+import sys
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+
+from fmm.kernels.cuda.kernel import STANDARD, Kernel
+from fmm.kernels.cuda.launch_list import LaunchList
+from tests.support import cuda_device
+from tests.support.chips import H200
+
+ALIGNED = 512  # bytes to which CuPy aligns what it allocates
+BACKENDS = ("", ".cuda", ".cuda.api", ".cuda.api.driver", ".cuda.api.runtime")
+LIBRARIES = (".cuda.libs", ".cuda.libs.cublas", ".cuda.libs.nvrtc")
+
+
+# ---- arrays
+
+
+class Array(np.ndarray[Any, Any]):
+    """NumPy's, with what the tests ask of CuPy's."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+    def get(self) -> Any:
+        return np.array(self)
+
+
+def allocated(x: Any) -> Any:
+    """A copy where a device would have it."""
+    if not isinstance(x, np.ndarray):
+        return x
+    memory = np.empty(x.nbytes + ALIGNED, np.uint8)
+    start = -memory.ctypes.data % ALIGNED
+    order: Any = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
+    made = np.ndarray(x.shape, x.dtype, memory[start:], order=order)
+    made[...] = x
+    return made.view(Array)
+
+
+class Generator:
+    def __init__(self, seed: int) -> None:
+        self.made = np.random.default_rng(seed)
+
+    def standard_normal(self, size: Any, dtype: Any = np.float64) -> Any:
+        return allocated(self.made.standard_normal(size, dtype))
+
+
+class Stream:
+    """Everything is done at once."""
+
+    ptr, done = 0, True
+
+    def __init__(self, non_blocking: bool = False) -> None: ...
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Device:
+    compute_capability = "90"
+
+    def __init__(self, device: int = 0) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class RawModule:
+    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
+        note(Kernel(str, (code,), "", 0, options=options))
+
+    def get_function(self, name: str) -> Any:
+        return SimpleNamespace(local_size_bytes=0)
+
+
+def fake_cupy() -> ModuleType:
+    """NumPy under another name: what its functions make is where a device would have it."""
+    made = ModuleType("cupy")
+
+    def found(name: str) -> Any:
+        x = getattr(np, name)
+        if not callable(x) or isinstance(x, type):
+            return x
+        return functools.wraps(x)(lambda *given, **more: allocated(x(*given, **more)))
+
+    made.__dict__.update(
+        __getattr__=found,
+        ndarray=Array,
+        asnumpy=np.array,
+        linalg=np.linalg,
+        random=SimpleNamespace(
+            default_rng=Generator,
+            standard_normal=lambda size, dtype: Generator(0).standard_normal(size, dtype),
+        ),
+        RawModule=RawModule,
+        cuda=SimpleNamespace(
+            Device=Device,
+            Stream=Stream,
+            get_current_stream=Stream,
+            using_allocator=lambda allocator: nullcontext(),
+            runtime=SimpleNamespace(getDevice=lambda: 0),
+            device=SimpleNamespace(get_cublas_handle=lambda: 0),
+        ),
+    )
+    return made
+
+
+# ---- launch lists
+
+
+def note(kernel: Kernel) -> None:
+    """Write down what is to be compiled; each kernel once, whichever process meets it first."""
+    folder = os.environ.get("FMM_KERNELS")
+    if not folder or kernel in noted:
+        return
+    noted.add(kernel)
+    told = {"source": kernel.source, "options": kernel.options, "architecture": kernel.architecture}
+    text = json.dumps(told)
+    path = Path(folder) / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+noted: set[Kernel] = set()
+
+
+class Player:
+    """In the place of fmm.kernels.cuda.launch.player's."""
+
+    def __init__(self, launches: LaunchList, device: int) -> None:
+        self.launches = launches
+
+    def play(self, addresses: Any, stream: int, counters: Any = None, scratch: int = 0) -> None:
+        for launch in self.launches.launches:
+            note(launch.kernel)
+        problem = self.launches.problem
+        shapes = zip(addresses[:3], problem.shapes, problem.layouts, strict=True)
+        a, b, c = (_matrix(address, shape, layout, problem.dtype) for address, shape, layout in shapes)
+        with np.errstate(all="ignore"):
+            found = problem.alpha * (_wide(a) @ _wide(b))
+            found = found + problem.beta * _wide(c) if problem.beta else found
+            _store(c, found)
+        if addresses.flag and not np.isfinite(_wide(c)).all():
+            ctypes.c_int.from_address(addresses.flag).value = 1
+
+
+def _matrix(address: int, shape: tuple[int, int], layout: Any, dtype: str) -> Any:
+    kind = np.dtype({"bfloat16": "uint16", "tf32": "float32"}.get(dtype, dtype))
+    rows, cols = shape
+    if 0 in shape:
+        return np.empty(shape, kind)
+    lines, length = shape if layout.order == "C" else (cols, rows)
+    nbytes = ((lines - 1) * layout.leading + length) * kind.itemsize
+    memory = np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
+    step = layout.leading * kind.itemsize
+    strides = (step, kind.itemsize) if layout.order == "C" else (kind.itemsize, step)
+    return np.ndarray(shape, kind, memory, strides=strides)
+
+
+def _wide(x: Any) -> Any:
+    """Numbers in double precision; 16-bit integers are bfloat16's bits."""
+    if x.dtype == np.uint16:
+        return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _store(dest: Any, found: Any) -> None:
+    if dest.dtype == np.uint16:
+        bits = found.astype(np.float32).view(np.uint32)
+        dest[...] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    else:
+        dest[...] = (found if dest.dtype.kind == "c" else found.real).astype(dest.dtype)
+
+
+# ---- taking a device's place
+
+
+def chip() -> Any:
+    if path := os.environ.get("FMM_CHIP"):
+        return pickle.loads(Path(path).read_bytes())
+    return replace(H200, version=90, shared=H200.limits.shared_per_block)
+
+
+def install() -> None:
+    """Before any test module is imported."""
+    sys.modules["cupy"] = fake_cupy()
+    for name in (*BACKENDS, *LIBRARIES):
+        sys.modules["cupy_backends" + name] = MagicMock()
+    from fmm.kernels.cuda.launch import device_facts
+    from fmm.runtime import device_backend
+
+    found = functools.cache(lambda device: chip())
+    vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
+    vars(device_backend)["player_of"] = Player
+    vars(device_backend)["compile_all"] = lambda device, kernels: [note(kernel) for kernel in kernels]
+    vars(device_backend.DeviceBackend)
+    device_backend.DeviceBackend._capture = _captured  # type: ignore[method-assign]
+    vars(cuda_device)["no_device"] = lambda: None
+
+
+def _captured(self: Any, launches: LaunchList, addresses: Any) -> Any:
+    from fmm.runtime.device_backend import Graph
+
+    player = self.player(launches, addresses)
+    return Graph(SimpleNamespace(launch=lambda stream=None: player.play(addresses, 0)), None)
+
+
+assert STANDARD
+install()
