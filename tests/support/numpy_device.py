@@ -41,7 +41,7 @@ class Array(np.ndarray[Any, Any]):
     """NumPy's, with what the tests ask of CuPy's."""
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         return SimpleNamespace(ptr=self.ctypes.data)
 
     def get(self) -> Any:
@@ -218,7 +218,7 @@ def install() -> None:
     found = functools.cache(lambda device: chip())
     vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
     vars(device_backend)["player_of"] = Player
-    vars(device_backend)["compile_all"] = lambda device, kernels: [note(kernel) for kernel in kernels]
+    vars(device_backend)["compile_all"] = lambda device, kernels: list(map(note, kernels))
     vars(device_backend.DeviceBackend)
     device_backend.DeviceBackend._capture = _captured  # type: ignore[method-assign]
     vars(cuda_device)["no_device"] = lambda: None
