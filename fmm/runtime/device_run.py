@@ -83,25 +83,28 @@ class StreamCall:
         self.told = (flag.address, flag.count_address) if self.flagged else (0, 0)
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
-        self._latest: _Replay | None = None
+        self._latest: Hashable = None  # the key of the last replay: usually all lies where it lay then
         self._players: dict[Alignment, Player] = {}
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
     def run(self, *bases: int) -> None:
         """With A, B, C and the workspace at these addresses."""
-        latest = self._latest
-        if latest is not None and latest.bases == bases and self.replays and latest is self.replays.made(latest.key):
-            runtime.graphLaunch(latest.graph.executable, self.stream)  # all lies where it lay before: the usual case
-            return
-        addresses = Addresses(*bases, *self.told)
         if self.replays is not None:
-            key = self._key(addresses)
-            replay = self.replays.find(key, key, addresses)
-            if replay is not None and (replay.bases == bases or replay.reaches(addresses)):
-                self._latest = replay
+            replay = self.replays.made(self._latest)
+            if type(replay) is not _Replay or replay.bases != bases:
+                replay = self._replay(bases)
+            if replay is not None:
                 runtime.graphLaunch(replay.graph.executable, self.stream)
                 return
-        self._launch(addresses, self.stream)
+        self._launch(Addresses(*bases, *self.told), self.stream)
+
+    def _replay(self, bases: tuple[int, ...]) -> _Replay | None:
+        """The graph for these addresses, if the call came often enough and the graph can have them."""
+        assert self.replays is not None
+        addresses = Addresses(*bases, *self.told)
+        key = self._latest = self._key(addresses)
+        found: _Replay | None = self.replays.find(key, addresses)
+        return found if found is not None and (found.bases == bases or found.reaches(addresses)) else None
 
     def player(self, alignment: Alignment) -> Player:
         """The plan recorded for addresses that are so aligned, made ready."""
@@ -132,7 +135,7 @@ class StreamCall:
         for player, own in self._products(addresses):
             player.play(own, stream)
 
-    def _captured(self, key: Hashable, addresses: Addresses) -> _Replay | None:
+    def _captured(self, addresses: Addresses) -> _Replay | None:
         """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants
         more memory of its own than was asked for."""
         products = list(self._products(addresses))
@@ -153,7 +156,7 @@ class StreamCall:
             return None
         finally:
             set_stream(Lane(cublas_handle(), self.stream, 0))  # the other one goes, and so may that memory
-        return _Replay(self, key, graph, addresses, counters)
+        return _Replay(self, graph, addresses, counters)
 
     def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
         """Our own kernels, which are told where to work at every call, in the order of their launches."""
@@ -165,14 +168,9 @@ class _Replay:
     """A call's graph, and where A, B, C and the workspace are for it now."""
 
     def __init__(
-        self,
-        call: StreamCall,
-        key: Hashable,
-        graph: Any,
-        addresses: Addresses,
-        counters: dict[Player, tuple[int, ...]],
+        self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
     ) -> None:
-        self.call, self.key, self.counters = call, key, counters
+        self.call, self.counters = call, counters
         self.bases: tuple[int, ...] | None = addresses[:4]  # None: some kernels may have one call's, some another's
         self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
