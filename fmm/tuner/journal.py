@@ -112,9 +112,9 @@ def _key(trial: Trial) -> Key:
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """How many rounds: `least`; up to `most` while they have taken less than `seconds`; up to `patient` while a
-    median is not yet known to `steady`, as a share of itself (a machine that is not ours alone), and they have taken
-    less than `dear` seconds."""
+    """How many rounds: `least` at least; up to `most` while they have taken less than `seconds`; and up to `patient`
+    while some median is uncertain by more than the share `steady` (others use the machine too) and the rounds have
+    taken less than `dear` seconds."""
 
     least: int
     most: int = 0
