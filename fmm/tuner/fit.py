@@ -32,7 +32,7 @@ class Observation:
 
     @property
     def kind(self) -> str:
-        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, or `inside` with sums inside."""
+        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, with sums inside `inside`."""
         if self.run.plan.timed_by_tiles:
             return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
