@@ -204,9 +204,9 @@ def _rounded_in_memory(pass_: _Shares, inner: float) -> float:
 
 
 class _Shares(NamedTuple):
-    """The relative error of C, as a variance and on average over its blocks, if every product of a scheme has a relative
-    error of variance 1; and the part of it that comes from products whose left (right) operand is a single block, which
-    is copied and not rounded."""
+    """The relative error of C, as a variance and on average over its blocks, if every product of a scheme has a
+    relative error of variance 1; and the part of it that comes from products whose left (right) operand is a single
+    block, which is copied and not rounded."""
 
     all: float
     plain_left: float
