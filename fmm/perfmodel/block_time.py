@@ -28,9 +28,10 @@ GEMM: Operands = (1, 1, 1)
 ROWS: Alongs = ("inner", "outer")
 ITEM, WIDE = 4, 4  # bytes of a float32; numbers of the widest access
 
-# Counted in machine code for sm_90, not fitted: instructions of a wide copy and its address; of a tile besides;
-# registers beside those of (16).
-COPY, LOOP, BESIDE = 5, 50, 32
+# Counted in machine code for sm_90, not fitted.
+COPY = 5  # instructions of one wide copy, its address included
+LOOP = 50  # other instructions of a thread for each tile
+BESIDE = 32  # registers of a thread that Equation 16 does not count
 
 
 # ---- counts of elements per thread block, equations (8) to (17)
@@ -84,22 +85,23 @@ def shared_tile(s: TileSizes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A or B in one tile: the tile's and the thread's size across, blocks added up, and how lines run.
+    """A or B in one tile: how large it is, how many blocks are added up for it, and how its lines lie.
 
-    Sums are copied to shared memory block by block, read again, added and written once more. Lines along the inner
-    dimension are spaced, so that writing them takes two passes; a thread reads four steps of such a line at once.
+    Blocks of a sum are copied to shared memory one by one, read again, added, and the sum is written there once more.
+    Lines along the inner dimension stand apart in shared memory, so that writing them takes two passes; a thread reads
+    four steps of such a line at once.
     """
 
     tile: int  # elements
     piece: int  # of a thread
     blocks: int
     inner: bool  # do lines run along the inner dimension?
-    turned: bool  # and are their sums turned?
+    turned: bool  # if so, are sums stored transposed, as lines along the outer dimension?
     threads: int
 
     @property
     def copies(self) -> int:
-        """Wide accesses of a thread for a tile of one block."""
+        """Wide accesses with which a thread does its share of copying one block's tile."""
         return -(-self.tile // WIDE // self.threads)
 
     @property
@@ -111,7 +113,7 @@ class Side:
 
     @property
     def stored(self) -> int:
-        """Elements' passes through shared memory until the tile can be used; (8) has each once."""
+        """Elements moved to and from shared memory until the tile can be used; in (8) each is moved once."""
         passes = 2 if self.inner else 1
         return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
 
@@ -139,7 +141,8 @@ def operand_sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side
 
 @lru_cache(maxsize=1024)
 def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
-    """Thread blocks on a multiprocessor, by (16) and what kernels want beside, and (17) for all tiles that are kept."""
+    """Thread blocks on a multiprocessor at a time: by registers, (16) and BESIDE, and by shared memory, (17) for all
+    stages and copies."""
     wanted = min(registers_needed(s, w) + BESIDE, limits.max_registers_per_thread)
     if s.blocks:
         wanted = min(wanted, most_registers(limits, s.threads, s.blocks))
@@ -149,16 +152,18 @@ def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
 
 
 def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
-    """Cycles of a scheduler for one warp's tile: slots, or multiply-adds where lanes are fewer than schedulers feed."""
+    """Cycles of a scheduler for one warp's tile: its instructions, or its multiply-adds where the chip has fewer lanes
+    for them than its schedulers could feed."""
     adds = s.m_r * s.n_r * s.k_s
     slots = adds + LOOP + sum(x.reads(s.k_s) + x.instructions for x in operand_sides(s, w, along))
     return max(slots, adds * chip.schedulers * WARP / chip.limits.fp32_per_clock) / s.rate
 
 
 def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
-    """Cycles that a warp waits at every tile, were it alone; `touched`: bytes of all operands.
+    """Cycles that a warp would wait at every tile if it were alone; `touched`: bytes of all operands.
 
-    Fragments of four steps must all come within a step: what shared memory takes longer, multiply-adds wait for.
+    Where fragments of four steps are read at once, they must all arrive during one step of multiply-adds; what shared
+    memory takes longer than that is waited for.
     """
     step = ceil(s.threads / WARP / chip.schedulers) * s.m_r * s.n_r
     burst = 0.0
@@ -170,15 +175,15 @@ def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
 
 
 def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
-    """Of shared memory, for one thread block's tile: (14), less what is read once for several threads."""
+    """Cycles of shared memory for one thread block's tile: (14), less what is read once for several threads."""
     elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(x.stored for x in operand_sides(s, w, along))
     return ITEM * elements / chip.limits.shared_bytes_per_clock
 
 
 def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
-    """Of a multiprocessor in which so many thread blocks do a tile each: what takes longest, as in the paper.
+    """Cycles in which a multiprocessor does one tile for each of so many thread blocks: the slowest resource's.
 
-    Of v warps of a scheduler, each waiting a share p of its time, one can go on but for p^v of the time.
+    A scheduler has v warps, each of which waits for a share p of its time; all of them wait at once for p^v of it.
     """
     issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
     warps = ceil(blocks * s.threads / WARP / chip.schedulers)
@@ -199,9 +204,9 @@ def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
 
 
 def launch_seconds(s: TileSizes, w: Operands, shape: Shape, chip: Chip, count: int = 1, along: Alongs = ROWS) -> float:
-    """Of `count` products of one shape in one launch, operands in the cache if they fit.
+    """Seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
 
-    The multiprocessor with the most tiles decides. It does as many at a time as fit; what (10) writes comes on top.
+    The multiprocessor with the most tiles decides. It does as many at a time as fit; writing C, (10), comes on top.
     """
     m, k, n = shape
     most = resident_blocks(s, w, chip.limits)
@@ -209,7 +214,8 @@ def launch_seconds(s: TileSizes, w: Operands, shape: Shape, chip: Chip, count: i
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
     touched = operand_bytes(w, shape, count)
     steps, tiles = -(-k // s.k_s), -(-m // s.m_s) * -(-n // s.n_s) * count
-    written = ITEM * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes  # several are read before
+    # Several blocks of C are added to, so that they are read before they are written.
+    written = ITEM * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
 
     def together(blocks: int) -> float:
         return steps * tile_cycles(s, w, along, chip, touched, blocks) + blocks * written

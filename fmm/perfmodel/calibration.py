@@ -15,64 +15,64 @@ from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 class Rate:
     """How fast one element type is multiplied.
 
-    A batch of b products m x k x n by the vendor takes flops / rate * (1 + fill / (b m n) + pipe / k + rows / m +
-    cols / n), its C in whole tiles; fmm.perfmodel.predict has the whole formula.
+    A batch of b products m x k x n by the vendor takes its flops / `flops` * (1 + fill / (b m n) + pipe / k + rows / m
+    + cols / n) seconds, with m and n rounded up to whole tiles; fmm.perfmodel.predict has the whole formula.
     """
 
-    flops: float  # a second, of products without end
-    fill: float  # so many entries of C keep the device half busy
-    pipe: float  # after so many steps of the inner dimension, half of the time was start-up
-    rows: float = 0.0  # what reading B once costs: over m
-    cols: float = 0.0  # what reading A once costs: over n
-    memory: float = 0.0  # bytes a second that thin products move; 0: as many as the sums
-    # Products take so many times as long if rows do not begin at multiples of 16 bytes, or not even at multiples of 4;
-    # and what that adds is so many times as much if A's rows are the only such ones.
-    unaligned: float = 1.0
-    odd: float = 1.0
-    alone: float = 1.0
-    # Products of aligned copies of such rows, against those of rows that are aligned anyway. A device that its power
-    # limits runs faster after the vendor's slow product: 0.9 in bfloat16, 0.94 in float64, 0.99 in float32 on an H200.
+    flops: float  # flop/s of a product so large that starting, filling and reading operands no longer count
+    fill: float  # with so many entries of C the device is half busy
+    pipe: float  # with so many steps along the inner dimension, half of the time is start-up
+    rows: float = 0.0  # with so many rows of C, reading B takes as long as multiplying
+    cols: float = 0.0  # with so many columns of C, reading A does
+    memory: float = 0.0  # bytes/s at which thin products read and write their operands; 0: the rate of the sums
+    # The next four are factors on a product's time, 1 where nothing is lost.
+    unaligned: float = 1.0  # where rows begin at multiples of 4 bytes, but not all at multiples of 16
+    odd: float = 1.0  # where rows do not even all begin at multiples of 4 bytes
+    alone: float = 1.0  # on what those two add, where A's rows are the only ones that are not aligned
+    # Of products whose operands are aligned copies of such rows. (A device that its power limits runs faster after the
+    # vendor's slow product: 0.9 in bfloat16, 0.94 in float64, 0.99 in float32 on an H200.)
     copied: float = 1.0
-    batch: float = 1.0  # products of a batch take so many times as long as others
+    batch: float = 1.0  # a factor on the time of products that start together as a batch
     tile: float = 1.0  # C is computed in whole tiles of so many rows and columns
-    # This package's own tiled kernel takes so many times as long as the vendor's product without end; 0: nobody
-    # measured it, and no plan is chosen for it.
+    # This package's own tiled kernel takes so many times as long as the vendor's product, both very large; 0: nobody
+    # measured it, and no plan is chosen that uses it.
     tiled: float = 0.0
-    waves: float = 0.0  # so many of its tiles keep the device half busy
-    inside: float = 0.0  # a number that is added on its way into a product, or into one more block of C: multiply-adds
+    waves: float = 0.0  # with so many of its tiles the device is half busy
+    # Adding one number on its way into a product, or into one more block of C, takes as long as so many multiply-adds.
+    inside: float = 0.0
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A device: rates for each element type, what sums, launches and threads cost, and what a plan must promise.
+    """A device: rates for each element type, what sums, launches and threads cost, and by how much a plan must win.
 
-    On a CPU with `lanes`, plans run so many products at a time, each on its share of the threads (`Rate.batch` is what
-    that costs a product), and sums beside them; small plans do one step after the other.
+    On a CPU with several `lanes`, plans run so many products at a time, each on its share of the threads, with sums
+    beside them (`Rate.batch` is what that costs a product). Small plans do one step after the other.
     """
 
     name: str
     source: str
     rates: Mapping[str, Rate] = field(hash=False)
     stream: float  # bytes a second that sums move
-    small: float = 0.0  # bytes of traffic at which a pass of sums reaches half that rate
-    launch: float = 0.0  # seconds
+    small: float = 0.0  # bytes of traffic with which one pass of sums reaches half that rate
+    launch: float = 0.0  # seconds that each start of a product or sum takes
     overlap: float = 0.0  # the share of the sums below an overlapped level that is hidden behind products
-    batches: bool = False  # do equal products of a batched level start together?
-    margin: float = 0.01  # a plan must promise so much less than the vendor's time ...
-    tiled_margin: float = 0.08  # ... and so much if its products are the tiled kernel's
-    # Shares of their rate that sums reach: those of sequential levels; those on rows that do not begin on cache lines;
-    # those on rows that do not even begin at multiples of what a kernel moves at a time, which then is one number; and
-    # those of three levels in one pass, whose many values leave registers for few threads.
-    sequential: float = 1.0
-    ragged: float = 1.0
-    scalar: float = 1.0
-    deep: float = 1.0
-    host: float = 0.0  # seconds that starting a product takes the processor at least
-    least: float = 0.0  # leaf products with a shorter side are not chosen: the formula does not hold for them
-    lanes: int = 1
-    idle: float = 0.0  # seconds at a plan's beginning and end in which a thread has nothing to do
-    spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor each after a product
-    apart: float = 1.0  # the share of their rate that the sums of small plans reach
+    batches: bool = False  # do equal products of a batched level start together (as on a GPU)?
+    # A plan is chosen only if its predicted time is less than the vendor's by this share of it; or by the second one if
+    # its products are by the tiled kernel, whose time is known less well.
+    margin: float = 0.01
+    tiled_margin: float = 0.08
+    # The share of the rate `stream` that sums reach where something slows them down.
+    sequential: float = 1.0  # in sequential levels
+    ragged: float = 1.0  # on rows that do not begin on cache lines
+    scalar: float = 1.0  # on rows that a kernel must move one number at a time, so badly are they aligned
+    deep: float = 1.0  # in three levels in one pass: so many values are held that few threads have registers
+    host: float = 0.0  # seconds of the processor, at least, to start one product
+    least: float = 0.0  # plans with leaf products that have a shorter side are not chosen: the formula is wrong there
+    lanes: int = 1  # products that run at a time
+    idle: float = 0.0  # seconds in which a thread has nothing to do, at a plan's beginning and end
+    spin: float = 0.0  # seconds lost to BLAS's own threads: after a product each spins on half of a processor
+    apart: float = 1.0  # the share of their rate that the sums of small plans reach, which run one step at a time
 
     def rate(self, dtype: str) -> Rate:
         if dtype not in self.rates:

@@ -19,14 +19,16 @@ from fmm.problem import Problem
 # The most expected error, as a multiple of the vendor's, unless the caller says otherwise. More on a GPU: three levels
 # of a 16-bit type are expected to have 14 times the error of the vendor, which rounds each result only once.
 CPU_GROWTH, GPU_GROWTH = 10.0, 16.0
-# A plan must promise so much more where C is one tile, of a hundred tiles a hundredth of it: how many tiles are left
-# over for a last wave that does not fill the device, the formula does not know. On an H200, whose processors take 132
-# tiles at a time, speedups that are predicted for fewer than 800 tiles are off by 8 to 15 %, from 1600 on by 4 %; the
-# side of the leaf products, of which a batch has many, makes no difference.
+# DOUBT divided by the number of tiles in C is added to the margin by which a plan must win, so that a hundred tiles ask
+# for a hundredth of what one tile does. The formula does not know how many tiles are left for a last wave that does not
+# fill the device. On an H200, which computes 132 tiles at a time, predicted speedups are off by 8 to 15 % where C has
+# fewer than 800 tiles, and by 4 % from 1600 on; the side of the leaf products, of which a batch has many, makes no
+# difference.
 DOUBT = 45.0
-# A product of aligned copies must promise so much more where a side is one tile, of ten tiles a tenth of it: how slow
-# the vendor is on rows that are not aligned, the formula does not know for thin products. (TF32 on an H200: of 37 such
-# plans, two, with sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less was predicted.)
+# The same for plans that only copy operands to aligned rows: THIN divided by the number of tiles along the shortest
+# side is added. The formula does not know how slow the vendor is on thin products whose rows are not aligned. (TF32 on
+# an H200: of 37 such plans, two, with sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 %
+# less time was predicted.)
 THIN = 0.1
 
 
@@ -124,7 +126,7 @@ def splits(plan: Plan) -> bool:
 
 
 def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """What more a plan must promise if C is of few tiles, or thin: the formula knows of large products alone."""
+    """What is added to a plan's margin where C has few tiles, or is thin: the formula is made for large products."""
     tile, least = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not least or plan == VENDOR:
         return 0.0

@@ -1,4 +1,4 @@
-"""Prediction: seconds from what a plan costs and a calibration. One formula, said in `seconds`."""
+"""Prediction: seconds from what a plan costs and a calibration, by one formula: that of `predicted_seconds`."""
 
 from __future__ import annotations
 
@@ -60,18 +60,23 @@ def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Predictio
 def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
-    products  over leaves: max(flops / rate (1 + fill / (b m n) + pipe / k + rows / m + cols / n), bytes / memory), with
-              m and n in whole tiles; the first of the two takes `unaligned`, `odd`, `copied` or `batch` times as long
-              where it is (of what the first two add, `alone` times as much where only A's rows are so), and by a leaf
-              that is not the vendor's `relative_time` times as long; by the tiled kernel
-              flops / rate * tiled (1 + waves / tiles + pipe / k + inside * numbers added a multiply-add)
-    sums      (bytes, those of sequential, ragged, ... levels over that share, + small * passes) / stream
-    hidden    overlap * min(products, sums below an overlapped level)
-    launches  launch * (starts + passes), and what `host` takes longer for the starts than the device for all its work
-    ends      in lanes: idle + spin, which takes no more than half of each processor but one
+    The names are those of the fields of Rate and Calibration.
 
-    In lanes, a leaf is one of a batch of as many as run at a time; sums and products are the time of all lanes at work,
-    and the check for overflow, which reads A and B, is one of the sums.
+    products  the sum over leaf products of the larger of two times. Computing takes
+              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles,
+              times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
+              times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
+              takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds).
+              Reading and writing the operands takes bytes / memory.
+    sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
+              scalar, deep) are divided by that share
+    hidden    overlap * min(products, sums below an overlapped level)
+    launches  launch * (starts + passes); or, if the processor cannot start products as fast as the device does them,
+              the time by which `host` * starts is longer than all the device's work
+    ends      with several lanes: idle + spin, the latter no more than if half of every processor but one were lost
+
+    With several lanes, a leaf product counts as one of a batch of as many as run at a time, sums and products are the
+    time in which all lanes work, and the check for overflow, which reads A and B, counts as a sum.
     """
     lanes = _lanes(plan, problem, calibration)
     products, starts = _products(plan, problem, work, calibration, lanes)
@@ -123,7 +128,7 @@ def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, la
 
 
 def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float:
-    """How much longer a product of the vendor's takes than an endless one, where its rows are aligned."""
+    """How many times as long as flops / rate a product of the vendor's takes, where its rows are aligned."""
     slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
     if rate.tile > 1:
         slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)

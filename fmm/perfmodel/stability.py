@@ -193,19 +193,20 @@ def _growth(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
 
 
 def _rounded_in_products(pass_: _Shares, inner: float) -> float:
-    """TF32: each product rounds its operands, which are large sums; a result that is stored is as good as exact."""
+    """TF32: each product rounds its operands, which are large sums; results are stored in float32, as good as exact."""
     return pass_.all * inner
 
 
 def _rounded_in_memory(pass_: _Shares, inner: float) -> float:
-    """16 bits: the vendor rounds once, at the end. A pass rounds both operands of a product (where they are sums, once,
-    whatever the number of terms), and, after what its products have rounded, C."""
+    """16 bits: the vendor rounds once, at the end. Each pass rounds the operands of its products (only those that are
+    sums, and once for any number of terms), then its products round, and then C is rounded."""
     return pass_.sums + pass_.all * (inner + 2) - pass_.plain_left - pass_.plain_right
 
 
 class _Shares(NamedTuple):
-    """What a relative rounding error of variance 1 in every product of a scheme makes of C, on average over its blocks,
-    relative to C; and the part of it in products whose left (right) operand is a single block, which is copied."""
+    """The relative error of C, as a variance and on average over its blocks, if every product of a scheme has a
+    relative error of variance 1; and the part of it that comes from products whose left (right) operand is a single
+    block, which is copied and not rounded."""
 
     all: float
     plain_left: float
@@ -215,7 +216,7 @@ class _Shares(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _shares(scheme: Scheme) -> _Shares:
-    """A composition's are products of its factors', since its products and their terms are."""
+    """Those of a composition are its factors' multiplied, since its products and their terms are so too."""
     if scheme.factors:
         parts = [_shares(f) for f in scheme.factors]
         every, left, right, _ = (prod(column) for column in zip(*parts, strict=True))

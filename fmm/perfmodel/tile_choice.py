@@ -1,4 +1,4 @@
-"""Which tile is the fastest for a product by our own kernels: what the block model says of each that fits."""
+"""Which tile sizes are the fastest for a product by our own kernels: the block model's time of each that fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmm.kernels.cuda.products.tma import ALONE, BEGIN, IN_TURN, makespan, parts
 from fmm.kernels.cuda.select import ALIGNED, Alignment, Target
 from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full_rate, launch_seconds, resident_blocks
 
-ENOUGH = 256  # threads that keep a multiprocessor busy in float64
+ENOUGH = 256  # threads that are enough to keep a multiprocessor busy in float64
 
 
 def best_for(
@@ -25,7 +25,7 @@ def best_for(
 
 
 def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int) -> float:
-    """What the multiprocessor with the most tiles has to do, in numbers of C: all that is said of float64 yet.
+    """How many numbers of C the multiprocessor with the most tiles computes; of float64 the model knows no more yet.
 
     Left out: what tiles cost before and after their multiply-adds, and all memory.
     """
@@ -37,7 +37,7 @@ def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int)
 
 
 def best_double(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS) -> TileSizes:
-    """The one of those for float64 by which `count` products end first."""
+    """Of the strategies for float64, the one with which `count` products end first."""
     return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors))
 
 
@@ -48,7 +48,7 @@ BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs], TileSizes]] = {"float32"
 
 
 def time_of(op: TileOp, s: TileSizes, chip: Chip) -> float:
-    """Seconds of one product: its tiles at the strategy's share of the rate that Square has."""
+    """Seconds of one product: its tiles at the rate of Square times the strategy's `rate`."""
     tiles, steps = -(-op.m // s.m_s) * -(-op.n // s.n_s), -(-op.k // s.k_s)
     parts = parts_of(1, tiles, op.count, steps, s.k_s, 1, chip.multiprocessors)
     edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s

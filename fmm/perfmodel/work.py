@@ -22,15 +22,16 @@ from fmm.perfmodel.calibration import Rate
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem
 
-ACCESS, WORD = 16, 4  # bytes: what a vendor's fastest products ask of every row, and what all but its slowest do
+# Bytes at whose multiples every row must begin: for the vendor's fastest products, and for all but its slowest.
+ACCESS, WORD = 16, 4
 DEEP = 7**3  # products of three levels in one pass
-DEEP_ACCESS = 8  # bytes that their sums move at a time, two numbers or one: all others move ACCESS
+DEEP_ACCESS = 8  # bytes that their sums move at a time at most, where all others move ACCESS
 Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many of them start together
 
 
 class Tiles(NamedTuple):
-    """How the tiled kernel makes leaf products: the sides of its tiles; how many blocks of A, B and C each product
-    reads, reads and writes, on average; how many products fill the device together, if they may."""
+    """How the tiled kernel makes leaf products: the sides of its tiles; how many blocks of A and of B each product adds
+    up, and how many of C it writes, on average; how many products may fill the device together."""
 
     height: int
     width: int
@@ -43,9 +44,9 @@ class Tiles(NamedTuple):
         return ceil(m / self.height) * ceil(n / self.width)
 
     def slowdown(self, rate: Rate, m: float, k: float, n: float, together: float) -> float:
-        """Of a product against an endless one of the vendor's; here sums are instructions, not passes over memory.
+        """How many times as long as flops / rate a product takes; its sums are instructions, not passes over memory.
 
-        Each row of tiles adds up B anew, each column A.
+        Every row of tiles forms the sums of B again, every column of tiles those of A.
         """
         tiles = self.number(m, n)
         whole = tiles * self.height * self.width / (m * n)
@@ -61,18 +62,17 @@ class Work:
     leaves: tuple[Leaf, ...]
     traffic: float  # elements
     passes: float
-    # Shares of the traffic.
-    sequential: float = 0.0  # of sequential levels
-    ragged: float = 0.0  # of the first level, on those of A, B and C whose rows do not begin on cache lines
+    # Which share of the traffic is moved ...
+    sequential: float = 0.0  # by sequential levels
+    ragged: float = 0.0  # by the first level, to or from rows of A, B or C that do not begin on cache lines
     overlapped: float = 0.0  # below an overlapped level
-    scalar: float = 0.0  # of the first level, on rows that its kernels must read and write one number at a time
-    deep: float = 0.0  # of three levels in one pass
-    # Shares of the leaf products: those that read or write in place rows that do not begin at multiples of 16 bytes, or
-    # not even at multiples of 4, and those that take aligned copies of such rows instead.
-    unaligned: float = 0.0
-    odd: float = 0.0
-    copied: float = 0.0
-    alone: bool = False  # are A's rows the only such ones?
+    scalar: float = 0.0  # by the first level, to or from rows that it must read and write one number at a time
+    deep: float = 0.0  # by three levels in one pass
+    # Which share of the leaf products reads or writes, in A, B or C themselves, rows that begin ...
+    unaligned: float = 0.0  # at multiples of 4 bytes, but not all at multiples of 16
+    odd: float = 0.0  # not even all at multiples of 4
+    copied: float = 0.0  # ... or takes aligned copies of either kind instead
+    alone: bool = False  # are A's rows the only ones of these kinds?
     tiles: Tiles | None = None  # of leaf products by the tiled kernel
 
     @property
@@ -108,7 +108,7 @@ def _together(plan: Plan) -> float:
 @depends_on_rows
 @lru_cache(maxsize=1024)
 def _tiles(plan: Plan, dtype: str) -> Tiles | None:
-    """None where the vendor multiplies, or our own kernel about as fast."""
+    """None where the vendor multiplies, and for types in which our own kernel takes about the vendor's time."""
     leaf = plan.leaf_use.leaf
     if not plan.timed_by_tiles or dtype in set(leaf.types) - set(leaf.types_inside):
         return None
@@ -184,7 +184,7 @@ def _footprints(plan: Plan, problem: Problem) -> list[Footprint] | None:
 
 
 def _rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
-    """How the rows begin that leaf products read and write, of which a share is in A, B or C themselves.
+    """The fields of Work on how rows begin; `direct` is the share of leaf products that use A, B or C themselves.
 
     A batch reads temporaries alone, whose rows are aligned.
     """
@@ -215,7 +215,7 @@ def _rows(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
 
 
 def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
-    """What is moved of A, B and C where rows do not begin as they should."""
+    """How much is moved to and from those of A, B and C whose rows do not begin as they should."""
     return sum(x for x, begins in zip(moved, begin, strict=True) if not begins)
 
 

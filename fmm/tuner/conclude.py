@@ -22,14 +22,14 @@ from fmm.tuner.shapes import Size
 from fmm.tuner.thresholds import thresholds
 from fmm.tuner.trials import Trial
 
-# The stages whose trials the fit sees: never those held out, nor those of the search, whose plans are what Optuna makes
-# of all that a plan may be, on few shapes, and unlike those between which the model is to choose. The first is of rough
-# products, to know what can be measured at all.
+# The stages whose trials the fit sees. Never the held-out ones; nor those of the search, which are on few shapes and of
+# plans that Optuna made up, unlike those between which the model is to choose. The first stage is one of rough
+# products, which show what can be measured at all.
 SCALE = "scale"
 FITTED = (SCALE, "rates", "probe", "tiles")
-RELEVANT = 0.01  # of the longest twin's time: shorter products say nothing of the noise of those that are tuned
-# The margin by which a plan must be predicted to win is the model's error on held-out shapes (the most that its median
-# may be), within these ends, and the last where too few were measured to know it.
+RELEVANT = 0.01  # twins shorter than this share of the longest are not asked: such short products are not tuned
+# The margin by which a plan must be predicted to win is the model's error on held-out shapes (`Error.upper`), but at
+# least MARGIN and at most MOST; UNKNOWN where fewer than ENOUGH were measured.
 MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.08
 
 
@@ -146,7 +146,7 @@ def _promising(trials: Sequence[Trial]) -> bool:
 
 
 def promised_margin(error: fitting.Error) -> float:
-    """What a plan must promise, where predictions are off like this."""
+    """The margin by which a plan must be predicted to win, where predictions are off by this much."""
     return min(max(MARGIN, error.upper if error.count >= ENOUGH else UNKNOWN), MOST)
 
 

@@ -32,7 +32,7 @@ class Observation:
 
     @property
     def kind(self) -> str:
-        """What it informs: vendor, products, sums or plan; tile or inside, if our own kernel multiplies."""
+        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, with sums inside `inside`."""
         if self.run.plan.timed_by_tiles:
             return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
@@ -62,7 +62,7 @@ def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calib
     found = predicted_seconds(run.plan, problem, counts, calibration)
     if run.part == "whole":
         return found.seconds
-    if calibration.lanes > 1:  # what the workers themselves take
+    if calibration.lanes > 1:  # the workers are timed, without what starts them
         return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)
     if run.part == "sums":
@@ -75,7 +75,7 @@ def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calib
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number of a calibration that is fitted: where it stands, its bounds, what informs it."""
+    """A number of a calibration that is fitted: its field, its bounds, and which kinds of observations depend on it."""
 
     name: str  # of a field of Calibration, or "rate." and one of Rate
     low: float
@@ -126,7 +126,8 @@ PARAMETERS = (
     Parameter("small", 1.0, 1e10, SUMS),
     Parameter("sequential", 0.1, 10.0, SUMS),
     Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
-    Parameter("scalar", 0.1, 1.0, frozenset({"plan"})),  # narrower accesses gain nothing: few plans tell it from ragged
+    # At most 1: narrow accesses gain nothing, and few plans show them apart from `ragged`.
+    Parameter("scalar", 0.1, 1.0, frozenset({"plan"})),
     Parameter("deep", 0.1, 10.0, SUMS),
     Parameter("launch", 1e-8, 1e-2, SUMS),
     Parameter("host", 1e-8, 1e-2, frozenset({"products", "plan"})),
@@ -134,7 +135,7 @@ PARAMETERS = (
     Parameter("idle", 1e-5, 1.0, frozenset({"plan"})),
     Parameter("spin", 1e-5, 1.0, frozenset({"plan"})),
     Parameter("apart", 0.1, 10.0, SUMS),
-    # Of our own kernel, after all others: what it takes says nothing of the vendor's.
+    # Those of our own kernel are fitted after all others: its times say nothing about the vendor's.
     Parameter("rate.tiled", 0.5, 10.0, frozenset({"tile", "inside"})),
     Parameter("rate.waves", 0.1, 1e4, frozenset({"tile", "inside"})),
     Parameter("rate.inside", 0.01, 1e3, frozenset({"inside"})),
@@ -143,18 +144,19 @@ TILED_START = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
 
 
 TILE = Parameter("rate.tile", 1.0, 1024.0, frozenset())
-BESIDE = frozenset({"host", "scalar", "rate.copied"})  # where a processor launches what another device does
-LANES = frozenset({"idle", "spin", "apart"})  # where it multiplies itself, several products at a time
+BESIDE = frozenset({"host", "scalar", "rate.copied"})  # fitted only where the processor launches work of another device
+LANES = frozenset({"idle", "spin", "apart"})  # fitted only where a CPU runs several products at a time
 
 
 # ---- fitting
 
-ROBUST = 0.03  # a residual, in logarithms, from which on it counts less than its square
-WEIGHTS = {"sums": 0.1, "products": 0.1}  # alone they find other caches and clocks than within a plan, where they count
-# Where a CPU runs plans in lanes, sums are timed in them. There, a plan that takes more than this many times as long as
-# the vendor's product is nobody's choice, and what it says counts less.
+ROBUST = 0.03  # larger residuals (of logarithms) count less than by their square: outliers pull less
+# Timed alone, sums and products find other caches and clocks than within a plan, which is what is to be predicted.
+WEIGHTS = {"sums": 0.1, "products": 0.1}
+# On a CPU with several lanes, sums are timed within plans and have full weight. A plan that takes more than this many
+# times as long as the vendor's product is nobody's choice there, and counts less.
 WORTH_FITTING = 1.5
-PRIOR = 0.002  # how much a step away from the start weighs, for what the measurements leave open
+PRIOR = 0.002  # the weight of staying near the start, which decides only what the measurements leave open
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ SCREENED = 8  # steps after which their fits are compared
 
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """The best of the fits with each size of tile: a step has no slope that least squares could follow."""
+    """The best of the fits with each size of tile. (Whole tiles make steps, which have no slope for least squares.)"""
     tiled = [o for o in observed if o.run.plan.timed_by_tiles]
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
@@ -182,7 +184,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
 
 
 def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """What our own kernel takes, beside what is known of the rest; nothing where no sums were inside."""
+    """The fit with our own kernel's parameters too, fitted last; without them if no plan had sums inside products."""
     if not any(o.kind == "inside" for o in observed):
         return found
     start = found.calibration
@@ -231,7 +233,7 @@ def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]
 
 
 def _exists_on(parameter: Parameter, start: Calibration) -> bool:
-    """Is there such a thing on this kind of device?"""
+    """Does the parameter mean anything on this kind of device?"""
     return (start.batches or parameter.name not in BESIDE) and (start.lanes > 1 or parameter.name not in LANES)
 
 
@@ -252,14 +254,14 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
     )
     found = flops.put(start, dtype, max(rates)) if rates else start
     found = stream.put(found, dtype, median(streams)) if streams else found
-    if start.batches:  # where the bound does not bind at the start, no step would find it
+    if start.batches:  # so that `host` decides some products' time at the start: else least squares sees no slope
         found = replace(found, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
     return memory.put(found, dtype, 4 * stream.get(found, dtype))
 
 
 def _intervals(free: Sequence[Parameter], solved: Any, weights: Any) -> dict[str, tuple[float, float]]:
-    """From the curvature at the solution, as if the residuals were normal: wide where little is known. Observations
-    that weigh little count as few."""
+    """95 % intervals from the curvature at the solution, as if the residuals were normal: wide where little is known.
+    An observation counts as much as its weight."""
     from scipy.stats import t
 
     more = max(float(np.sum(weights**2)) - len(free), 1.0)
@@ -279,8 +281,8 @@ def _intervals(free: Sequence[Parameter], solved: Any, weights: Any) -> dict[str
 
 @dataclass(frozen=True)
 class Error:
-    """Of predictions: shares of the measured value. `bias` is the median signed one, `upper` the most that the median
-    may be, to 95 %, of all that could have been measured: few measurements know it badly."""
+    """How far predictions are off, as shares of the measured values. `bias` is the median with its sign. `upper` is the
+    upper end of a 95 % interval of the median: far above it if there are few measurements."""
 
     count: int
     median: float
@@ -293,7 +295,8 @@ class Error:
         if not relative:
             return Error(0, 0.0, 0.0, 0.0, 0.0)
         count, sizes = len(relative), np.abs(relative)
-        place = min(0.5 + 0.98 / count**0.5, 1.0)  # two standard deviations of how many of so many lie below the median
+        # Two standard deviations of the number of samples that lie below the true median.
+        place = min(0.5 + 0.98 / count**0.5, 1.0)
         middle, far, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, place)))
         return Error(count, middle, far, float(np.median(relative)), upper)
 

@@ -77,7 +77,7 @@ class Journal:
         return bool(self._past.get(key))
 
     def recall(self, key: Key) -> Trial | None:
-        """What is recorded of this, once."""
+        """The next trial that is recorded under this key and was not asked for yet; None if there is none."""
         queue = self._past.get(key)
         if not queue:
             return None
@@ -87,7 +87,7 @@ class Journal:
         return queue.popleft()
 
     def begin(self) -> None:
-        """From here on the device is asked."""
+        """Says that the records end and the device is measured from here on; a replay has none, and raises."""
         if not self.live:
             raise ReplayedError("the recorded tuning ends here")
         if self._began is None:
@@ -112,9 +112,9 @@ def _key(trial: Trial) -> Key:
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """How many rounds: `least`; up to `most` while they have taken less than `seconds`; up to `patient` while a
-    median is not yet known to `steady`, as a share of itself (a machine that is not ours alone), and they have taken
-    less than `dear` seconds."""
+    """How many rounds: `least` at least; up to `most` while they have taken less than `seconds`; and up to `patient`
+    while some median is uncertain by more than the share `steady` (others use the machine too) and the rounds have
+    taken less than `dear` seconds."""
 
     least: int
     most: int = 0
@@ -162,7 +162,7 @@ class TimedProblem:
         return self.stage, self.problem, self.seed, run
 
     def _measured(self, run: Run, timed: bool = True) -> Trial | None:
-        """A sample's trial, or of what keeps the run from having one; None if the run was only made ready."""
+        """The trial of a new sample, or of why there can be none; None if the run was only to be made ready."""
         self.journal.begin()
         if self.journal.elapsed >= self.journal.limit:
             raise TimeUpError
@@ -180,7 +180,7 @@ class TimedProblem:
             return self.journal.note(key, None, "out of memory")
 
     def _able(self, runs: Iterable[Run]) -> list[Run]:
-        """Those that can race. All are made ready before any is timed: a device that waits in between cools down."""
+        """The runs that work. All are made ready before any is timed, for a device that waits in between cools down."""
         return [
             run
             for run in runs
@@ -188,7 +188,7 @@ class TimedProblem:
         ]
 
     def _wait(self, run: Run) -> None:
-        """For what is made ready beside the measurements, and what the vendor's product does not need."""
+        """Until the plan's kernels are compiled, which happens beside the measurements; the vendor's has none."""
         left = self.journal.limit - self.journal.elapsed
         if run.plan.levels and not self.journal.device.wait(self.problem.dtype, run.plan, left):
             raise TimeUpError

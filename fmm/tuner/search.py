@@ -70,7 +70,7 @@ def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
 
 
 def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
-    """Is the plan for this type, does it keep the usual limit of error, and operands and workspace the memory?"""
+    """Is the plan for this type, its error within the usual limit, and is there memory for operands and workspace?"""
     if not plan.considered_for(problem.dtype):
         return False
     m, k, n = problem.size
@@ -108,7 +108,7 @@ class Race:
         return found
 
     def _losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
-        """Both stop once even the plan's best round is below what the leader's worst was."""
+        """Both runs, once even the plan's best round is below the leader's 95 % interval; else none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])

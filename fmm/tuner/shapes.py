@@ -15,7 +15,7 @@ from fmm.tuner.effort import Effort
 Size = tuple[int, int, int]
 
 
-# So many vendor products of the largest side take the planned seconds: it is measured in a few dozen runs, some rounds.
+# The largest side is such that LARGEST of the vendor's products, times the effort's rounds, take the planned seconds.
 LARGEST = 22
 STEP = 128  # sides of the ladder and the probe are multiples of this
 LADDER = [*range(1024, 4096, 512), *range(4096, 8192, 1024), *range(8192, 16384, 2048), *range(16384, 65537, 8192)]
@@ -32,8 +32,8 @@ def largest_side(problem: Problem, seconds: float, device: Device, effort: Effor
 # Shares of the largest side: squares of all sizes, then products that are thin in one way or another.
 SQUARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONGS = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-# Added to their sides: few products are of round numbers. Rows of 16-bit types then begin at multiples of 2 or 4 bytes,
-# in one product those of A alone, in another those of B and C.
+# Added to the sides of OBLONGS, since few products in practice have round sides. Rows of 16-bit types then begin at
+# multiples of 2 or 4 bytes: in one product those of A alone, in another those of B and C.
 BEYOND = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 

@@ -29,12 +29,12 @@ from fmm.tuner.trials import Run
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
-# Probed in lanes: plans that are predicted to take at most so many times as long as the best. Those of many small steps
-# take ten times as long as what matters.
+# On a CPU with several lanes, only plans are probed that are predicted to take at most so many times as long as the
+# best one: plans of many small steps take ten times as long as those that matter.
 WORTH_PROBING = 1.5
-OWN = 2  # one of so many random shapes, those of round sides, has a plan of our own kernel too
-PATIENCE = 0.4  # until so much of the planned seconds is spent, unsure medians are measured on ...
-DEAR = 0.03  # ... but a shape whose rounds have taken so much of them has had its share
+OWN = 2  # on one of so many random shapes (those with round sides) a plan with our own kernel is measured too
+PATIENCE = 0.4  # until this share of the planned seconds is spent, medians that scatter get more rounds ...
+DEAR = 0.03  # ... but not on a shape whose rounds have taken this share of them
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def find_scale(journal: Journal, dtype: str, effort: Effort) -> int:
 def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
 
-    The vendor's products alone come first, the largest at the head: they need nothing that must be compiled, and mind
-    least that the processor is compiling. On a GPU the sums are measured up to half the largest side: they reach their
-    rate long before, and operands and workspace of large ones take longer to fill than to add; what needs no kernels
-    that take long to compile goes first. In lanes the parts are timed in whole plans, which on the largest square would
-    take more time than it tells.
+    The vendor's products come first, the largest ahead: they need no kernels of ours, and suffer least while the
+    processor compiles those. On a GPU sums are measured up to half of the largest side, since they reach their rate
+    long before that, and since filling large operands takes longer than adding them; what needs no kernel that takes
+    long to compile goes first. On a CPU with several lanes sums and products are timed inside whole plans, and the
+    largest square is left out: it would take more time than it tells.
     """
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
@@ -126,7 +126,7 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
 
 
 def own_plans(device: Device, problem: Problem) -> list[Plan]:
-    """Candidates whose products are our own kernel's, where it could be chosen: if it is as fast as can be."""
+    """Candidates with our own kernel that could be chosen for the problem if the kernel proved as fast as possible."""
     plans = [p for p in device.candidates() if p.timed_by_tiles and within_limits(device, p, problem)]
     plans = [p for p in plans if rows_aligned(problem, p.leaf_use.leaf.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]
@@ -155,14 +155,14 @@ def probe_scattered(
             known = [c for c in ranked_candidates(problem, untuned, device.candidates()) if c.plan != VENDOR]
             near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
             plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
-            others = plans[1:] or plans  # of a small product a GPU has but one plan
+            others = plans[1:] or plans  # for a small product a GPU may have a single plan
             beside = own_plans(device, problem)[:1] if i % OWN == 0 else []
             found = plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
             yield stage, problem, [*found, *beside]
 
 
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
-    """At least the effort's rounds, more where they cost next to nothing or, while there is time, differ much."""
+    """The effort's rounds at least; more where they cost next to nothing, or where times scatter and there is time."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
     return RoundLimits(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)

@@ -21,9 +21,11 @@ from contextlib import contextmanager, suppress
 from fmm.kernels.plans.plan import Plan
 
 MOST = 16  # processes
-# One of each kind: sides that every level divides, sides that are aligned to vectors but must be padded, odd sides.
+# A size of each kind that has kernels of its own: sides that every level divides, sides of which rows are aligned but
+# blocks must be padded, and odd sides.
 SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
-HEAVY = 7**3  # products of a level whose kernels are jobs of their own, by their labels, the longest first
+# The kernels of a level with so many products are a job each, named by their labels, the one that takes longest first.
+HEAVY = 7**3
 LABELS = ("join", "split A", "split B")
 WORKER = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
@@ -32,7 +34,7 @@ Place = tuple[str, bool]  # a level, and whether it is the last of its plan
 
 
 def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
-    """What makes all kernels of the plans, type by type, the quickest first: with them measuring can begin."""
+    """The jobs that compile all kernels of the plans, type by type; quick ones first, so that measuring can begin."""
     covering = _covering(plans)
     for dtype in dtypes:
         for plan in covering:
@@ -42,7 +44,7 @@ def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
 
 
 def _covering(plans: Iterable[Plan]) -> list[Plan]:
-    """Plans enough for every level of all, the light ones first."""
+    """A few plans that have all levels of all plans between them, those that compile quickly first."""
     found: list[Plan] = []
     seen: set[Place] = set()
     for plan in sorted((p for p in plans if p.levels), key=compile_weight):
@@ -53,12 +55,12 @@ def _covering(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def level_places(plan: Plan) -> frozenset[Place]:
-    """A plan's levels as their kernels tell them apart: with leaf products, or above others."""
+    """A plan's levels, and of each whether leaf products are below it, which makes other kernels."""
     return frozenset((str(step), step is plan.levels[-1]) for step in plan.levels)
 
 
 def compile_weight(plan: Plan) -> int:
-    """As the compiler's time: the statements of the largest kernel."""
+    """A number that grows with the compiler's time: the products of the largest level."""
     return max(step.products for step in plan.levels)
 
 
@@ -67,12 +69,12 @@ def _makes(job: Job) -> list[tuple[str, Place]]:
 
 
 def stored_type(dtype: str) -> str:
-    """The type whose sums a type's plans have."""
+    """The type in whose numbers a type's sums are done."""
     return "float32" if dtype == "tf32" else dtype
 
 
 class Ahead:
-    """Workers that do jobs in their order, and who waits for which plan's."""
+    """Workers that do jobs in order; whoever needs a plan's kernels waits here for its jobs."""
 
     def __init__(self, device: int, wanted: Sequence[Job], workers: int, worker: Sequence[str] = WORKER) -> None:
         self._queue, self._left = deque(wanted), Counter(made for job in wanted for made in _makes(job))

@@ -33,8 +33,8 @@ from fmm.tuner.space import search_space
 from fmm.tuner.trials import Run
 
 LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
-# A device that was idle runs faster, for a while, than its power allows for long: before a sample after so many seconds
-# of idleness it is kept busy for so many milliseconds. (On an H200 the first products are 5 to 10 % faster.)
+# A device that was idle runs for a while faster than its power limit allows for long (on an H200 the first products by
+# 5 to 10 %). After so many idle seconds it is therefore kept busy for so many milliseconds before a sample.
 IDLE, HEAT = 0.004, 40.0
 ROWS = 16  # rows of a result that are checked
 PARTS: Mapping[str, Work] = {"sums": "sums", "products": "product"}
@@ -177,7 +177,7 @@ class CudaSession:
     def _check(self, plan: Plan) -> None:
         error, _ = self.operands.errors()
         kind = self.problem.type
-        # Numbers that are rounded once to few bits, at the end or at the start, do not add up what they round.
+        # Where numbers are rounded to few bits only once, at the start or at the end, rounding errors do not add up.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)
         allowed = 20 * expected_growth(plan, kind.name) * added_up
@@ -186,7 +186,7 @@ class CudaSession:
 
 
 def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
-    """Of one of so many calls, each told its number, by events on the current stream."""
+    """Milliseconds of one call, the mean of `repeats` (each is told its number), by events on the current stream."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
     for i in range(repeats):

@@ -24,12 +24,12 @@ class Blocks(NamedTuple):
 
 
 class FusedLaunches:
-    """A fused level at work. `begun`: the blocks of C that the launches made so far have written."""
+    """Makes the launches of a fused level. `begun`: the blocks of C that the launches made so far write."""
 
     def __init__(
         self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: Blocks, alpha: float, beta: float
     ) -> None:
-        """Without a strategy, or with one that wants the copy engine, one launch is to do all, if the device can."""
+        """Without a strategy, or with one for the copy engine, one launch does all products if the device can."""
         self.together = strategy is None or engine_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or SUMMING[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta

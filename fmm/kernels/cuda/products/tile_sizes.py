@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """Sizes of one kernel: thread block (m_S, n_S, k_S), thread (m_R, n_R), and the threads of a warp.
-
-    `stages` tiles of each operand are in shared memory at a time; the compiler is to leave registers for `blocks`
-    thread blocks on a multiprocessor (0: as it likes). `rate`: the part of the model's rate that is left by what the
-    model leaves out, measured on an H200 in float32. `turned`: are sums of lines along the inner dimension turned?
-    (Compiled both ways, the better is taken: which leaves the compiler fewer conflicts between banks of registers.)
-    `types`: whose numbers fit in the registers. In float64 a warp's numbers are multiplied together: `deep` steps of
-    the inner dimension are one instruction.
+    """Sizes of one kernel. A thread block computes m_s x n_s numbers of C, k_s steps of the inner dimension at a time;
+    each of its threads computes m_r x n_r of them; a warp is warp_m x warp_n threads.
     """
 
     name: str
@@ -29,12 +23,14 @@ class TileSizes:
     n_r: int
     warp_m: int
     warp_n: int
-    stages: int = 2
-    blocks: int = 0
-    rate: float = 1.0
+    stages: int = 2  # tiles of each operand in shared memory at a time
+    blocks: int = 0  # thread blocks on a multiprocessor for which the compiler must leave registers; 0: as it likes
+    rate: float = 1.0  # measured rate over the block model's (float32, H200): what that leaves out
+    # Are sums stored transposed where lines run along the inner dimension? Both were compiled, and the one is taken
+    # that has fewer conflicts between banks of registers.
     turned: bool = True
-    types: tuple[str, ...] = ("float32", "float64")
-    deep: int = 8
+    types: tuple[str, ...] = ("float32", "float64")  # for which a thread has registers enough
+    deep: int = 8  # in float64, where a warp multiplies together: steps of the inner dimension in one instruction
 
     @property
     def threads_m(self) -> int:
@@ -69,8 +65,9 @@ TUNED = tuple(
         TileSizes("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
     )
 )
-# Where the copy engine brings the operands. Sums want several stages of few steps; lone blocks, few stages of many.
-# Their `rate` is in units of what the model says of Square, 5 % less than was measured for large products.
+# Where the copy engine brings the operands. Products with sums inside are fastest with many stages of few steps, others
+# with few stages of many steps. Their `rate` is relative to what the model says of Square, and 5 % less than what was
+# measured for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -78,13 +75,13 @@ TMA_SIZES = tuple(
         TileSizes("Deep", m_s=128, n_s=256, k_s=16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=4, blocks=1, rate=1.11),
     )
 )
-# GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, of which each makes a column of 16 x 128 numbers. Their
-# A comes 64 columns at a time; here 32, because B goes through shared memory too and both must fit on every chip: what
-# is read of device memory, and in which pieces, is the same.
+# GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, each of which computes one column of a tile of 16 x 128
+# numbers. They read 64 columns of A at a time; here it is 32, because B goes through shared memory too and both must
+# fit on every chip. What is read from device memory, and in which pieces, is the same.
 GPU8 = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
-# In float64, by the tensor cores: a warp has eight times four lanes, so 64 x 32 or 48 x 32 numbers. What a thread block
-# reads must not be more than the second-level cache gives, so its tile is no smaller than it has to be. (The rates, in
-# units of the best one's, are what that says, not measured yet.)
+# In float64, by the tensor cores: the lanes of a warp stand as 8 x 4, so that a warp computes 64 x 32 or 48 x 32
+# numbers. The smaller a tile is, the more is read for each number of C; a thread block must not read more than the
+# second-level cache can give. (The rates, relative to the best one's, follow from that, and are not measured yet.)
 DOUBLE = tuple(
     replace(s, types=("float64",))
     for s in (

@@ -32,7 +32,7 @@ from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.leaf import LeafUse
 
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
-GROUP = 8  # rows of tiles that are done together
+GROUP = 8  # rows of tiles that are done together: what they read stays in the second-level cache
 WIDE = 16  # bytes of an access of `vector`
 
 
@@ -50,8 +50,10 @@ class TileOp:
     n: int
     k: int
     count: int = 1
-    follows: bool = False  # what the launch before this one writes is only added to: they may overlap until then
-    open: bool = False  # any strategy will do
+    follows: bool = (
+        False  # it only adds to what the launch before it writes, so that it may begin before that has ended
+    )
+    open: bool = False  # the strategy may be replaced by a faster one
 
     def __hash__(self) -> int:
         return id(self)
@@ -116,8 +118,8 @@ class TileOp:
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Products in one launch, if the kernel can. `order`: no two write the same block (`free`), they do so one after
-    the other (`turns`), or number by number in any order (`atomic`)."""
+    """Products in one launch, if the kernel can. `order` says how they write blocks of C: no two the same one (`free`),
+    one after the other (`turns`), or by atomic additions in any order (`atomic`)."""
 
     ops: tuple[TileOp, ...]
     order: Literal["free", "turns", "atomic"] = "free"
@@ -177,8 +179,8 @@ def pointer_words(op: TileOp | TileGroup) -> range:
 
 
 def fitted_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
-    """With another strategy where its own does not do on a chip: shared memory is too small, or float64 is multiplied
-    by threads alone, which have registers for small tiles only."""
+    """With another strategy where its own cannot run well on a chip: shared memory is too small, or the chip has no
+    float64 instruction for a whole warp, and a single thread has registers for small tiles only."""
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fitted_to_chip(y, chip), TileOp)))
     names = ("Medium",) if op.kernel.deep and not chip.has_warp_float64 else ("", "Huge", "Medium")
@@ -189,7 +191,9 @@ def fitted_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
 
 # ---- the launch on a chip
 
-FULL = 1.9  # thread blocks a multiprocessor: with fewer, launches that overlap were seen to slow each other down
+# Launches overlap only if they have so many thread blocks for each multiprocessor: smaller ones were seen to slow each
+# other down.
+FULL = 1.9
 
 
 def tile_launches(

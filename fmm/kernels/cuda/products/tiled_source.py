@@ -26,11 +26,12 @@ Update = Literal["keep", "atomic"]
 Flag = Literal["", "raises", "obeys"]
 ASYNC: tuple[Path, Path] = ("async", "async")
 ENTRY = "fmm_tile"
-# The assembler's better optimization moves multiply-adds about, and with them goes the order in which a multiprocessor
-# can read their operands without waiting: a third of a cycle is lost for each of them.
+# -O1, because ptxas's higher levels reorder the multiply-adds, and lose the order in which their operands can be read
+# without conflicts between register banks: a third of a cycle is lost for each multiply-add.
 OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
 WIDE = 16  # bytes of the widest access
-ROWS, COLS, STEPS = 16, 8, 4  # of an instruction of a warp: 4 steps, or 8 or 16
+# Of a warp's float64 instruction: rows and columns of C, and the fewest steps of the inner dimension (4, 8 or 16).
+ROWS, COLS, STEPS = 16, 8, 4
 
 
 class Scalar(NamedTuple):
@@ -102,10 +103,11 @@ def shortened_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
 
 @dataclass(frozen=True)
 class TileKernel:
-    """`products` at a time of (sum of `left` blocks of A)(sum of `right` blocks of B), and what the epilogue does.
+    """A kernel of `products` in one launch, each (sum of `left` blocks of A)(sum of `right` blocks of B), and what the
+    epilogue does with it.
 
-    With a flag comes its address too: a kernel that `raises` it does so where what it stores is inf or NaN; one that
-    `obeys` does nothing if it is down, and comes with the address of the host's count (recompute_tiled.cuh).
+    A kernel with a flag is told the flag's address: one that `raises` it does so where it stores an inf or NaN; one
+    that `obeys` it does nothing while the flag is down, and is told where the host's count is (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -129,7 +131,8 @@ class TileKernel:
         s = self.strategy
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % ROWS or s.n_r * s.warp_n % COLS:
             return 0
-        return min(s.deep, STEPS) if self.sums or self.paths != ASYNC else s.deep  # these want registers too
+        # Sums, and tiles that come through registers, want registers too: then the instruction with the fewest steps.
+        return min(s.deep, STEPS) if self.sums or self.paths != ASYNC else s.deep
 
     @property
     def sums(self) -> bool:
@@ -148,7 +151,8 @@ class TileKernel:
         numbers = 0
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
-            spaced = 2 * wide if self.deep else wide if along == "inner" else 0  # so lines are in other banks
+            # Lines stand apart, so that equal places of neighbouring lines are in different banks.
+            spaced = 2 * wide if self.deep else wide if along == "inner" else 0
             copied = lines * (length + spaced)
             turned = along == "inner" and s.turned and not self.deep
             summed = (out + wide) * s.k_s if turned else copied

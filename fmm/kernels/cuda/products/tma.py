@@ -1,7 +1,7 @@
 """Launches of the tiled product whose operands the copy engine brings: several products, whole or in parts.
 
 Where the last round of thread blocks would leave multiprocessors idle, the last tiles are split along the inner
-dimension: parts are tasks like others, in turns with those that write the same tiles.
+dimension. Each part is then a task of its own, and takes turns with the other tasks that write the same tiles.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from fmm.kernels.cuda.views import Lines, Piece
 
 ENGINE = 90  # the first compute capability whose copy engine brings tiles
 SHARED = 227 << 10  # bytes of shared memory that a thread block may have there
-LEAST = 16  # steps of a part: shorter ones cost more than they fill
-ROOMS = (1, 8, 24)  # tasks for which kernels are compiled: a launch has as many as it wants of them
+LEAST = 16  # steps of the shortest part: a shorter one costs more than the idle time that it fills
+ROOMS = (1, 8, 24)  # the numbers of tasks for which kernels are compiled; a launch takes the smallest that is enough
 MOST = 16  # parts of a tile
-# The inner dimension's numbers in whose time a thread block begins, and writes a tile of C alone or in turns. (On an
-# H200, where all write at about the same time, a turn was seen to take 45; with 30 the best of the cuts that were tried
-# are found, for parts write at other times than whole tiles.)
+# How long a thread block takes to begin, to write a tile of C alone, and to write it in turns: in units of the time
+# that one step of the inner dimension takes it. (On an H200 a turn took 45 where all blocks write at about the same
+# time. With 30 the model finds the best of the cuts that were tried: parts write at other times than whole tiles.)
 BEGIN, ALONE, IN_TURN = 30, 18, 30
 
 
 class Part(NamedTuple):
-    """A product's `tiles` from number `first` on, of the inner dimension's tiles `steps` from number `start` on."""
+    """Part of a product: `tiles` of its tiles of C, from number `first` on, over `steps` of the tiles along the inner
+    dimension, from number `start` on."""
 
     product: int
     first: int
@@ -48,13 +49,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class TmaOp:
-    """One launch. `turns`: counts that it needs, each of four bytes, zero before and after."""
+    """One launch: parts of products, all described in its parameters."""
 
     kernel: TmaKernel
     maps: tuple[TensorMap, ...]
     dest: tuple[Piece, ...]
     parts: tuple[Part, ...]
-    described: bytes  # struct Task of every one of them
+    described: bytes  # struct Task of gemm_tma.cuh for every part
     lines: Lines
     tiles: tuple[int, int]
     count: int
@@ -68,16 +69,17 @@ class TmaOp:
 
     @property
     def blocks(self) -> int:
-        """Of threads, for one layer."""
+        """Thread blocks for one layer of the batch."""
         return sum(part.tiles for part in self.parts)
 
     @property
     def turns(self) -> int:
+        """Counters that the launch needs, of four bytes each, zero before and after."""
         return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
 
     @property
     def parameters(self) -> bytes:
-        """Where C's base is aligned."""
+        """Those of a launch whose C is aligned."""
         return self.packed(True)
 
     def packed(self, aligned_result: bool) -> bytes:
@@ -117,7 +119,8 @@ class TmaOp:
 
 @lru_cache(maxsize=4096)
 def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp | None:
-    """The launch of these products, whose operands are aligned; None where the kernel has no room or no way."""
+    """The launch of these products, whose operands are aligned; None where the kernel cannot do it, or its
+    parameters or shared memory are not enough."""
     ops, largest = op.ops, op.largest
     if not _can_do(ops):
         return None
@@ -153,8 +156,8 @@ def rows_are_aligned(op: TileOp | TileGroup) -> bool:
 
 
 def _can_do(ops: Sequence[TileOp]) -> bool:
-    """The kernel has float32 numbers, and of each operand sums of one length, beside lone blocks; it adds to blocks
-    that lie alike, and brings all tiles itself."""
+    """Can the kernel do these products? It wants float32 numbers, destinations that lie alike and are only added to,
+    and for each operand sums of one length (single blocks may be among them)."""
     lying = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(lying) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
     plain = all(o.kernel == replace(o.kernel, epilogue=adding_epilogue(len(o.dest)), paths=ASYNC) for o in ops)
@@ -189,7 +192,7 @@ def _task_words(
     ops: Sequence[TileOp], parts: Sequence[Part], kernel: TmaKernel, blocks: tuple[Sequence[Piece], ...]
 ) -> Iterator[bytes]:
     """struct Task of gemm_tma.cuh, one for each part."""
-    # Tiles behind those where the first part begins are written by other tasks than those before.
+    # Where a product is cut, its tiles before the cut and those behind it are written by different tasks.
     cut = max(part.first for part in parts)
     written = [
         (_block_place(x), behind)
@@ -289,7 +292,7 @@ def _part_lengths(steps: int, each: int, later: int) -> list[int]:
 
 
 def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
-    """When all jobs are done, of each group so many of a length, if each goes to the machine that is free first."""
+    """When all jobs are done if each goes to the machine that is free first; a group is so many jobs of one length."""
     loads = [(0.0, machines)]
     for jobs, length in groups:
         while jobs > 0:

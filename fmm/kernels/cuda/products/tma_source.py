@@ -15,9 +15,9 @@ Counts = tuple[int, int, int]  # of A, B, C
 
 @dataclass(frozen=True)
 class TmaKernel:
-    """Up to `tasks` products of the `blocks`, each of at most so many `terms`.
+    """Up to `tasks` products, of at most so many `terms` each, over so many `blocks` of A, B and C.
 
-    `shapes`: whether A's operand is a sum, and whether B's is, of all that occur.
+    `shapes`: the pairs (is A's operand a sum, is B's) that occur among the products.
     """
 
     strategy: TileSizes

@@ -18,7 +18,7 @@ from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, Lines, Piece
 
 SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
-EDGE = 24  # columns in whose time a tile begins and ends
+EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class WgmmaOp:
 
     @cached_property
     def parameters(self) -> bytes:
-        """struct Product of gemm_wgmma.cuh, its maps zero."""
+        """struct Product of gemm_wgmma.cuh, its tensor maps still zero."""
         numbers = struct.pack("<6if", self.steps, *self.tiles, GROUP, self.units, self.adds, self.factor)
         whole = bytes(MAP_BYTES * len(self.maps)) + numbers
         return whole + bytes(-len(whole) % 64)
@@ -59,9 +59,10 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
     element, (m, n, k) = DTYPES[dtype], (op.n, op.m, op.k)
     left, right, along = kernel_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    turned = element.itemsize > 2 and along != ("inner", "inner")  # the instructions do not turn such operands
+    # Operands that are contiguous along the outer dimension the instructions read in 16-bit types only.
+    turned = element.itemsize > 2 and along != ("inner", "inner")
     aligned = all(_is_aligned(x, element.itemsize) for x in op.pieces)
-    # What the engine writes it writes 16 bytes at a time: zeros behind a row of C that ends in the middle of them.
+    # The copy engine writes 16 bytes at a time: a row of C that ends in the middle of them would be followed by zeros.
     cut = n * element.itemsize % WIDE != 0
     if turned or cut or not aligned or alpha.imag or beta not in (0, 1):
         return None
@@ -69,7 +70,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
     line = LINE // element.itemsize
 
     def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> TensorMap:
-        """In lines of the block: its rows, if `inner`, else its columns. A copy has no more than `most` of them."""
+        """The operand as lines: its rows, if `inner`, else its columns. One copy brings at most `most` of them."""
         length, lines = (cols, rows) if inner else (rows, cols)
         lying = Lines(x.leading, x.stride)
         return TensorMap(
@@ -96,7 +97,7 @@ def tiles_of(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> WgmmaSizes:
-    """Those with which the last cluster is done first."""
+    """The sizes with which the last cluster is done earliest."""
 
     def end(s: WgmmaSizes) -> int:
         down, across = tiles_of(m, n, s)

@@ -9,14 +9,14 @@ from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 
-LINE = 128  # bytes of a line of a tile, which is as long as a tile is deep
+LINE = 128  # bytes of a tile's line along the inner dimension
 INSTRUCTION = 32  # bytes of a row of A that one instruction multiplies
-GATE = 8  # bytes
+GATE = 8  # bytes of a barrier in shared memory
 
 
 @dataclass(frozen=True)
 class WgmmaSizes:
-    """Of a thread block's tile of C, and how many thread blocks below each other share what they read of B."""
+    """Sizes of a thread block's tile of C; `cluster` thread blocks below each other share what they read of B."""
 
     m_s: int
     n_s: int
@@ -25,7 +25,7 @@ class WgmmaSizes:
 
     @property
     def groups(self) -> int:
-        """Warpgroups that multiply; one more brings and sends."""
+        """Warpgroups that multiply; one more copies tiles in and out."""
         return self.m_s // 64
 
     @property
@@ -41,7 +41,7 @@ class WgmmaKernel:
 
     @property
     def passes(self) -> int:
-        """In which the numbers of a tile of C are staged: as many bytes at a time for all types."""
+        """In so many passes a tile of C leaves through shared memory: as many bytes a pass for all types."""
         return max(DTYPES[self.element].itemsize // 2, 1)
 
     @property
