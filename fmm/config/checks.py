@@ -47,6 +47,17 @@ def whole_number(low: int, high: int) -> Check:
     return check
 
 
+def one_of(*valid: str) -> Check:
+    """One of these words."""
+
+    def check(value: Raw, where: str) -> str:
+        if value not in valid or not isinstance(value, str):
+            raise wrong_value(where, " or ".join(valid), value)
+        return value
+
+    return check
+
+
 def plain_text(value: Raw, where: str) -> str:
     """A short text without control characters."""
     if not isinstance(value, str) or len(value) > 400 or not value.isprintable():

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
 from types import MappingProxyType
+from typing import Any
 
 from fmm.config.checks import (
     Check,
@@ -33,6 +34,7 @@ from fmm.config.checks import (
     bounded_number,
     checked_fields,
     object_of_texts,
+    one_of,
     plain_text,
     short_text,
     true_or_false,
@@ -45,6 +47,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.problem import OPERATIONS
 
 __all__ = [
     "ANY",
@@ -64,9 +67,11 @@ __all__ = [
 ]
 
 SCHEMA = 1  # the version that is read and written
+PRODUCT = "product"  # the operation of most entries
+ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
 ANY = "any"  # the layout of entries that hold for rows and columns alike
 Size = tuple[int, int, int]  # (m, k, n)
-Key = tuple[Size, str, bool]
+Key = tuple[str, Size, str, bool]
 
 
 # ---- what is read
@@ -89,11 +94,17 @@ class Entry:
     verified: bool = True
     origin: str = "certified"
     lean: bool = False  # the best of the plans without workspace, beside the entry of one with workspace
+    op: str = PRODUCT  # written down only where it is another
 
     @property
     def key(self) -> Key:
         """What entries of a section differ in."""
-        return self.size, self.layout, self.lean
+        return self.op, self.size, self.layout, self.lean
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As it stands in a section."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("op", PRODUCT)}
 
     @property
     def text(self) -> str:
@@ -113,9 +124,9 @@ class Tuned:
     entries: Mapping[Key, Entry]
     changed: tuple[str, ...] = ()  # versions that differ from those of the tuning: entries are not trusted
 
-    def entry(self, size: Size, layout: str = ANY, lean: bool = False) -> tuple[Entry, Plan] | None:
+    def entry(self, size: Size, layout: str = ANY, lean: bool = False, op: str = PRODUCT) -> tuple[Entry, Plan] | None:
         """The certified entry of exactly this shape, with its plan; None where there is none to be trusted."""
-        found = self.entries.get((size, layout, lean)) or self.entries.get((size, ANY, lean))
+        found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY, lean))
         if found is None or not found.verified or self.changed:
             return None
         try:
@@ -156,8 +167,9 @@ ENTRY: Mapping[str, Check] = {
     "noise": bounded_number(0, 10),
     "layout": plain_text,
     "verified": true_or_false,
-    "origin": plain_text,
+    "origin": one_of(*ORIGINS),
     "lean": true_or_false,
+    "op": one_of(*OPERATIONS),
 }
 SECTION: Mapping[str, Check] = {
     "versions": object_of_texts,
@@ -196,7 +208,7 @@ def _numbers(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], fr
 
 def checked_entry(raw: Raw, where: str) -> Entry:
     """An entry; a plan must be certified."""
-    found = Entry(**checked_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean"})))
+    found = Entry(**checked_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean", "op"})))
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
         raise ConfigError(
             f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"

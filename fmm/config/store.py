@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fmm.config.files import read_config
@@ -31,7 +31,7 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
         types = _devices_in(path).get(identity.key, {})
         old = types.get(dtype)
     new = old if isinstance(old, dict) else empty_section(identity.versions)
-    merge_section(path, identity.key, dtype, {**new, "entries": [asdict(found)]})
+    merge_section(path, identity.key, dtype, {**new, "entries": [found.fields]})
 
 
 def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
@@ -43,7 +43,7 @@ def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
     known = {e.key for e in fresh}
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
     kept = [replace(e, verified=e.verified and same) for e in kept if e.key not in known]
-    return {**new, "entries": [asdict(e) for e in sorted([*kept, *fresh], key=lambda e: e.key)]}
+    return {**new, "entries": [e.fields for e in sorted([*kept, *fresh], key=lambda e: e.key)]}
 
 
 def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:

@@ -58,7 +58,7 @@ def time_of(op: TileOp, s: TileSizes, chip: Chip) -> float:
     return chip.fitted.launch + adds / rate / chip.clock
 
 
-def best_bulk(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
+def best_by_engine(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
     return min(((time_of(op, s, chip), s) for s in TMA_SIZES), key=lambda pair: pair[0])
 
 
@@ -73,7 +73,7 @@ class BlockModel:
         return BEST[op.kernel.element]((op.m, op.k, op.n), chip, op.count, op.kernel.along)
 
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
-        time, s = best_bulk(op, chip)
+        time, s = best_by_engine(op, chip)
         tiled = launch_seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), chip, op.count, op.kernel.along)
         return s if time < tiled else None
 

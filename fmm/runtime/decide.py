@@ -98,8 +98,8 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision 
 
     A shape may have two: the second one is the best of the plans that need no workspace, for calls that allow none.
     """
-    lean = None if limits.workspace else tuned.entry(problem.size, lean=True)
-    found = lean or tuned.entry(problem.size)
+    lean = None if limits.workspace else tuned.entry(problem.size, lean=True, op=problem.op)
+    found = lean or tuned.entry(problem.size, op=problem.op)
     if found is None:
         return None
     entry, plan = found

@@ -1,7 +1,7 @@
 """A call made ready: what is decided, which matrices it multiplies, and on a device the list of launches that does it.
 
-`prepared` asks the library and keeps what it made for the next call like it; `answer` is a pure function of what the
-library said: it touches no array and no device.
+`prepared` asks the library and keeps what it made for the next call like it; `answer_question` is a pure function of
+what the library said: it touches no array and no device.
 """
 
 from __future__ import annotations

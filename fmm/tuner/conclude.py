@@ -175,5 +175,5 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "error": {name: asdict(e) for name, e in (error | ({"tiled": own} if own.count else {})).items()},
         "thresholds": thresholds(calibration, dtype, one_level(trials)),
         "noise": noise,
-        "entries": [asdict(e) for e in searched_entries(trials, noise)],
+        "entries": [e.fields for e in searched_entries(trials, noise)],
     }

@@ -10,7 +10,7 @@ import re
 
 DEFAULT = ("nested", "one pass")
 SEARCHED = "searched"  # by the tuner alone, where it looks beyond what the model compares
-FORMS = (*DEFAULT, "outer", "in place", "copied", "inside", SEARCHED)
+FORM_NAMES = (*DEFAULT, "outer", "in place", "copied", "inside", SEARCHED)
 _LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
@@ -22,6 +22,6 @@ def considered_forms(text: str) -> tuple[str, ...]:
     named = tuple(form.strip() for form in line[1].split(","))
     if named == ("nothing",):
         return ()
-    if unknown := [form for form in named if form not in FORMS]:
-        raise ValueError(f"cannot consider it {unknown[0]!r}; valid: nothing, or some of {', '.join(FORMS)}")
+    if unknown := [form for form in named if form not in FORM_NAMES]:
+        raise ValueError(f"cannot consider it {unknown[0]!r}; valid: nothing, or some of {', '.join(FORM_NAMES)}")
     return named

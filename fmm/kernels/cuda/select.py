@@ -69,9 +69,9 @@ def select_launches(
 def _select_product(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By the leaf: the vendor's call, tiles, or tiles of the tensor cores where they can be."""
     name = op.use.leaf.name
-    if name not in PRODUCTS:
+    if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
-    return PRODUCTS[name](op, dtype, target)
+    return SELECTORS[name](op, dtype, target)
 
 
 def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
@@ -94,8 +94,8 @@ def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Ven
 
 
 # By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
-Product = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
-PRODUCTS: dict[str, Product] = {"vendor": _by_vendor, "lt": _by_candidate, "tile": _by_own_kernel}
+Selector = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
+SELECTORS: dict[str, Selector] = {"vendor": _by_vendor, "lt": _by_candidate, "tile": _by_own_kernel}
 
 
 def _batch_label(name: str, op: GemmOp) -> str:

@@ -41,7 +41,7 @@ class CandidateForm:
 
 
 # From the fastest down to those that need the least workspace.
-FORMS: Final = (
+CANDIDATE_FORMS: Final = (
     CandidateForm(
         "nested",
         "cpu",
@@ -96,7 +96,7 @@ FORMS: Final = (
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """What is compared on such a device (`cpu` or `cuda`): the vendor's product first, other leaves alone last."""
     found, leaves = [VENDOR], leaves_on(device)
-    for form in FORMS:
+    for form in CANDIDATE_FORMS:
         if form.device == device:
             names = [name for leaf in leaves if form.name in leaf.forms for name in leaf.tried_names]
             found += [plan for name in names for level in considered_levels() for plan in form.plans(level, name)]
@@ -124,7 +124,7 @@ def considered_levels() -> tuple[CandidateLevel, ...]:
 
 def searched_levels(device: str) -> tuple[CandidateLevel, ...]:
     """What a search looks at on such a device: of schemes and of tables, what is compared anyway comes first."""
-    forms = [form.name for form in FORMS if form.device == device] + ([SEARCHED] if device == "cpu" else [])
+    forms = [form.name for form in CANDIDATE_FORMS if form.device == device] + ([SEARCHED] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.kernels.algorithms.consider import FORMS as NAMED
+from fmm.kernels.algorithms.consider import FORM_NAMES as NAMED
 from fmm.kernels.algorithms.consider import SEARCHED, considered_forms
-from fmm.kernels.plans.candidates import FORMS, candidate_plans, considered_levels, peer_plans
+from fmm.kernels.plans.candidates import CANDIDATE_FORMS, candidate_plans, considered_levels, peer_plans
 from fmm.perfmodel.choose import candidates as compared
 from fmm.tuner.space import search_space
 
@@ -73,7 +73,7 @@ def test_what_is_searched() -> None:
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:
-    assert {*(form.name for form in FORMS), SEARCHED} == set(NAMED)
+    assert {*(form.name for form in CANDIDATE_FORMS), SEARCHED} == set(NAMED)
     assert all(set(level.forms) <= set(NAMED) for level in considered_levels())
 
 
