@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fmm.kernels.plans.plan import Plan
+
 Row = dict[str, Any]
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")  # in the order of the tables
@@ -142,9 +144,15 @@ def gpu(results: Path) -> Iterator[str]:
             yield from _random(load(folder / "random.json")[1])
 
 
+def _is_candidate(text: str) -> bool:
+    """Is it one of several ways in which the vendor does a whole product: without levels, by a numbered leaf?"""
+    plan = Plan.parse(text)
+    return not plan.levels and plan.leaf_use.number is not None
+
+
 def _gpu_row(case: list[Row]) -> Sequence[object]:
     """One line of the table; without candidates of cuBLASLt, that column is cuBLAS's again."""
-    lt = [r["candidate"] for r in case if r["plan"].startswith("lt") and not r["graph"]]
+    lt = [r["candidate"] for r in case if _is_candidate(r["plan"]) and not r["graph"]]
     best = best_of(case)
     theirs, ours = best["vendor"], best["candidate"]
     ratios = f"**{paired(theirs, ours):.2f}**", f"{paired(min(lt, key=median, default=theirs), ours):.2f}"

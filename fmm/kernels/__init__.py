@@ -1,4 +1,4 @@
-"""Schemes, step tables, plans and what runs them."""
+"""Algorithms (schemes and step tables), plans made of them, and what runs plans on CPUs and CUDA devices."""
 
 from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan is made)
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names

@@ -1,6 +1,6 @@
 """The space that a search walks: choices by name, of which a plan is made, of the levels and leaves that there are.
 
-Not all choices go together; what does not is said where `built` refuses it.
+Not all choices go together; `built_plan` refuses those that do not, and says why.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from tests.support import configs as tuned
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """The command tunes this device, with little effort."""
     device = FakeDevice()
-    monkeypatch.setattr(commands_tune, "chosen", lambda name: [device])
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
     for name in EFFORTS:
         monkeypatch.setitem(EFFORTS, name, tuned.SMALL)
     return device
@@ -93,7 +93,7 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
         "        time.sleep(60)\n"
         "    time.sleep(seconds)\n"
         "fake.time = SimpleNamespace(sleep=sleep)\n"
-        "tune.chosen = lambda name: [fake.FakeDevice(real_time=0.001)]\n"
+        "tune.chosen_devices = lambda name: [fake.FakeDevice(real_time=0.001)]\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -487,7 +487,7 @@ def test_a_package_that_is_missing_is_named_before_anything_is_measured(
 def test_a_canary_that_has_nothing_to_measure_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(measure, "chosen", lambda name: [FakeDevice()])
+    monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])
     path = tmp_path / "config.json"
     assert main(["canary", "--output", str(path)]) == 1
     assert "there is no config" in capsys.readouterr().err
@@ -517,8 +517,8 @@ def test_a_canary_restores_trust_or_takes_it(
 ) -> None:
     """After an update of the library, by measuring one entry again."""
     device = FakeDevice()
-    monkeypatch.setattr(commands_tune, "chosen", lambda name: [device])
-    monkeypatch.setattr(measure, "chosen", lambda name: [device])
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(measure, "chosen_devices", lambda name: [device])
     monkeypatch.setitem(EFFORTS, "quick", tuned.SMALL)
     (tmp_path / "shapes").write_text("6000 6000 6000\n")
     path = tmp_path / "config.json"

@@ -1,1 +1,1 @@
-"""fmm/kernels/cpu."""
+"""Plans on the host: sums in NumPy on several threads, products by BLAS, two of them side by side."""

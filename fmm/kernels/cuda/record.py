@@ -28,9 +28,11 @@ from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Problem
 
 
+@depends_on_rows
 @lru_cache(maxsize=1024)
 def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     """The launch list of a plan on a chip; PlanError where a sum cannot be told to a GPU kernel, or the leaf is not for
@@ -61,10 +63,11 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
     return not all(isinstance(step, Launch) and any(slot.base == FLAG for slot in step.slots) for step in steps)
 
 
+@depends_on_rows
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
-    if problem.dtype not in plan.types:
+    if plan.leaf_type(problem.dtype) not in plan.types:
         raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
     recorder = Recorder(problem.stored)
     walk_plan(plan, dict(operand_views(problem)), recorder, problem.alpha, problem.beta)

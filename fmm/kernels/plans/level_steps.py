@@ -2,8 +2,8 @@
 
 A walk does them on arrays or notes them for a GPU, `workspace` and the counters read them, and the symbolic proof does
 them on symbols. Sizes are exact: a place is the rectangle that holds numbers, so a block at the fringe is simply
-smaller, and a sum of unequal blocks is as if the smaller were padded with zeros. `lower` finds the steps of a plan's
-first level.
+smaller, and a sum of unequal blocks is as if the smaller were padded with zeros. `lower_level` in lower.py finds the
+steps of a plan's first level.
 """
 
 from __future__ import annotations

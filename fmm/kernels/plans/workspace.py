@@ -1,4 +1,4 @@
-"""Needs: what a plan takes to run, read off its steps: workspace, leaf products, flops."""
+"""What a plan needs to run, read off its steps: workspace, leaf products, flops."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The papers' own counts, bounds, tables and figures, from the descriptions of the algorithms that fmm runs."""
+"""The papers' tables and figures, computed from the schemes and step tables that fmm runs, beside what is printed."""

@@ -1,4 +1,5 @@
-"""A worker of `ahead`: reads jobs from its input, compiles their kernels, says so. Ends with its input."""
+"""A worker process of compile_ahead.py: reads jobs from its input and compiles their kernels, one answer a job, until
+that input ends."""
 
 from __future__ import annotations
 

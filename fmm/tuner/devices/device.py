@@ -61,7 +61,7 @@ class Device(Protocol):
         """What else the vendor has for a product: a plan must beat these too."""
 
     def space(self) -> Mapping[str, Sequence[str]]:
-        """The texts from which a search may build plans: name of a choice -> its values; see search.built."""
+        """The texts from which a search may build plans: name of a choice -> its values; see fmm.tuner.space."""
 
     def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]: ...
 

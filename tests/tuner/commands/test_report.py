@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "shapes").write_text("6000 6000 6000\n6000 3000 6000\n")
     arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "chosen", lambda name: [FakeDevice()])
+        patch.setattr(tune, "chosen_devices", lambda name: [FakeDevice()])
         patch.setitem(EFFORTS, "quick", tuned.SMALL)
         assert main([*arguments, "--output", str(found)]) == 0
     return found

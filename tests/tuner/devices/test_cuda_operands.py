@@ -40,7 +40,7 @@ def multiplied(module: Any, dtype: str, rows: int = 5) -> Any:
     """Operands whose first C holds their product, rounded to its type."""
     operands = module.Operands(SIZE, dtype, rows)
     a, b, c = operands.sets[0]
-    exact = module.wide(a, operands.kind) @ module.wide(b, operands.kind)
+    exact = module.double_precision(a, operands.kind) @ module.double_precision(b, operands.kind)
     bits = dtype == "bfloat16"
     c[...] = module._bfloat16_bits(exact.astype(np.float32)) if bits else exact.astype(c.dtype)
     return operands
@@ -72,9 +72,9 @@ def test_a_wrong_row_is_seen(module: Any, dtype: str, row: int) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_all_numbers_are_drawn_and_normal(module: Any, dtype: str) -> None:
     kind = "float32" if dtype == "tf32" else dtype
-    x = module.normal((300, 400), kind)
-    assert x.dtype == module.stored(kind) and x.shape == (300, 400)
-    numbers = module.wide(x, kind)
+    x = module.random_normal((300, 400), kind)
+    assert x.dtype == module.stored_type(kind) and x.shape == (300, 400)
+    numbers = module.double_precision(x, kind)
     numbers = np.concatenate([numbers.real, numbers.imag]) if kind.startswith("complex") else numbers
     np.testing.assert_allclose([numbers.mean(), numbers.std()], [0, 1], atol=0.02)
     assert len(np.unique(numbers[:, 0])) > 100 and len(np.unique(numbers[0])) > 100

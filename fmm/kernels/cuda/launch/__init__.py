@@ -1,1 +1,1 @@
-"""fmm/kernels/cuda/launch."""
+"""What needs a device: compiling kernels, encoding tensor maps, calling cuBLAS, playing launch lists, graphs."""

@@ -219,7 +219,7 @@ def _cublaslt() -> tuple[Any, ctypes.c_void_p]:
 
 class _CandidateCall:
     """One candidate of cuBLASLt's heuristic. Its scratch is part of the workspace, so that calls on many streams are
-    safe; its descriptions are small and live as long as the process, as tapes do.
+    safe; its descriptions are small, and are kept until the process ends.
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:

@@ -47,10 +47,14 @@ class GraphCache:
 class Replays:
     """What one call, on one stream and in one thread, has made of the keys that recurred: of what it depends on."""
 
-    def __init__(self, make: Callable[..., Any], shelf: GraphCache) -> None:
+    def __init__(self, make: Callable[..., Any], cache: GraphCache) -> None:
         """`make` returns None where it cannot, and is not asked again."""
-        self.make, self.shelf = make, shelf
+        self.make, self.cache = make, cache
         self.known: dict[Hashable, Any] = {}  # keys -> how often they came, or what was made of them
+
+    def made(self, key: Hashable) -> Any:
+        """What was made for this key, if it is still kept."""
+        return self.known.get(key)
 
     def find(self, key: Hashable, *arguments: Any) -> Any:
         """What was made for this key, of these arguments; None if the call must be made as any other."""
@@ -58,7 +62,7 @@ class Replays:
         return known if type(known) is not int else self._counted(key, known + 1, arguments)
 
     def _counted(self, key: Hashable, count: int, arguments: tuple[Any, ...]) -> Any:
-        if count < self.shelf.repeats:
+        if count < self.cache.repeats:
             if len(self.known) >= COUNTED and key not in self.known:
                 for old in [k for k, v in list(self.known.items()) if type(v) is int]:
                     self.known.pop(old, None)
@@ -68,5 +72,5 @@ class Replays:
         if made is None:
             self.known[key] = None
         else:
-            self.shelf.add(self, key, made)
+            self.cache.add(self, key, made)
         return made

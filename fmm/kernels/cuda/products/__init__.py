@@ -1,1 +1,1 @@
-"""fmm/kernels/cuda/products."""
+"""Product kernels, the host's half: their tile sizes, their sources, and what each launch is told."""

@@ -1,7 +1,7 @@
-"""Strategies: the sizes of a tiled product's kernel. Huang, Yu and van de Geijn's six, and what today's chips want.
+"""Strategies: named tile sizes of the tiled product's kernel. Huang, Yu and van de Geijn's six, and today's chips' own.
 
-The one description of them: blocktime.py reasons about it and chooses, gemm_simt.cuh is compiled with it and, for
-float64, gemm_mma_f64.cuh.
+This is their one description: fmm.perfmodel.tile_choice chooses among them by the time that fmm.perfmodel.block_time
+predicts, and gemm_simt.cuh, gemm_tma.cuh and (for float64) gemm_mma_f64.cuh are compiled with them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def named_strategy(name: str) -> TileSizes:
 
 
 def engine_strategy(name: str) -> TileSizes | None:
-    """One of BULK by name."""
+    """One of TMA_SIZES by name."""
     return next((s for s in TMA_SIZES if s.name == name), None)
 
 

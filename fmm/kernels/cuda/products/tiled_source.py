@@ -84,9 +84,11 @@ KEPT = adding_epilogue(1)
 
 @lru_cache(maxsize=256)
 def shortened_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
-    """An epilogue in which each destination is on its own, as `added` with (factor, keep) of each; others as they are.
+    """The same epilogue as `adding_epilogue` and a pair (factor, keep) for each destination, where that says it all: no
+    destination's new value depends on another's old one. Other epilogues come back as they are.
 
-    So most kernels of the step tables are one: mulIncInc and mulStoreDec are told apart by what comes with the launch.
+    So most kernels of the step tables are one compiled kernel: mulIncInc and mulStoreDec differ only in the numbers
+    that come with the launch.
     """
     every = range(e.destinations)
     rows = dict(zip(e.writes, e.program.matrix(), strict=True))

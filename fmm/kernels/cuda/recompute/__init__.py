@@ -1,1 +1,1 @@
-"""fmm/kernels/cuda/recompute."""
+"""What inf and NaN ask for: a flag that kernels raise, and the product computed again in the classical order."""

@@ -1,1 +1,1 @@
-"""fmm/kernels/cuda/sums."""
+"""The sum kernel, the host's half: the order of its additions, its source, and what each launch is told."""
