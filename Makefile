@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TUNE_ARGS ?=
 GPU_ARGS ?=
+GPU_CACHE ?= .cupy-cache
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -35,6 +36,8 @@ bench: $(READY_TUNE)
 	$(BIN)/python -m benchmarks.cpu
 
 # Runs in the active Python, which holds CuPy, and fails where no device answers: a check that checks nothing is no pass.
+# GPU_CACHE: a folder for compiled kernels, which can be taken along to the next machine with such a device.
+gpu-check: export CUPY_CACHE_DIR ?= $(abspath $(GPU_CACHE))
 gpu-check:
 	@$(PYTHON) -c 'import sys; from tests.support.cuda_device import no_device; sys.exit(no_device())'
 	$(PYTHON) -m benchmarks.gpu_check $(GPU_ARGS)

@@ -1,8 +1,9 @@
 """The checks that need a device: `python -m benchmarks.gpu_check [arguments of benchmarks.gpu]`.
 
-Every test marked gpu, a few launches under compute-sanitizer where it is on PATH, then the benchmark. What was run, and
-how it ended, is written to results/<device>/checks.json beside the environment and the commit (the environment variable
-FMM_COMMIT names it in a copy of the tree).
+The kernels of the tests are compiled ahead, each once, into a cache that can be taken along (benchmarks.compile_ahead).
+Then every test marked gpu, a few launches under compute-sanitizer where it is on PATH, and the benchmark. What was run,
+and how it ended, is written to results/<device>/checks.json beside the environment and the commit (the environment
+variable FMM_COMMIT names it in a copy of the tree).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any, NamedTuple
+
+from benchmarks.compile_ahead import processes, with_cache
 
 PYTEST = (sys.executable, "-m", "pytest", "-v", "-m", "gpu")  # names as they end: a test that hangs hides none
 # Tests that measure: they have the device to themselves.
@@ -36,16 +38,13 @@ class Step(NamedTuple):
     missing: str = ""  # what it needs and is not there
 
 
-def side_by_side(installed: Callable[[str], object] = find_spec, cores: int = os.cpu_count() or 1) -> tuple[str, ...]:
-    """pytest's options for many processes, if pytest-xdist is there: most of the time goes to compiling kernels."""
-    if not installed("xdist"):
-        return ()
-    # Beside xdist, pytest-benchmark warns that it is off, and warnings are errors.
-    quiet = ("-p", "no:benchmark") if installed("pytest_benchmark") else ()
-    return ("-n", str(max(min(cores - 2, WORKERS), 1)), *quiet)
+def side_by_side() -> tuple[str, ...]:
+    """pytest's options for many processes, if pytest-xdist is there."""
+    return processes(cores=max(min((os.cpu_count() or 1) - 2, WORKERS), 1))
 
 
 def steps(arguments: list[str], sanitizer: str | None, together: tuple[str, ...] = ()) -> Iterator[Step]:
+    yield Step("kernels", (sys.executable, "-m", "benchmarks.compile_ahead"))
     yield Step("tests", (*PYTEST, *together, f"--ignore={TIMED}", "tests"))
     yield Step("timed tests", (*PYTEST, TIMED))
     missing = "" if sanitizer else f"{SANITIZER} is not on PATH"
@@ -70,6 +69,7 @@ def outcome(step: Step, run: Callable[[tuple[str, ...]], int]) -> dict[str, Any]
 def main(arguments: list[str]) -> int:
     from benchmarks.gpu import environment, results_folder
 
+    os.environ.update(with_cache(os.environ))
     wanted = steps(arguments, shutil.which(SANITIZER), side_by_side())
     found = [outcome(step, subprocess.call) for step in wanted]
     folder = results_folder()

@@ -1,6 +1,7 @@
 """What tests share: the skip without a CUDA device, the Hypothesis profile, a random generator, an eager device."""
 
 import os
+import re
 from types import MappingProxyType
 
 import hypothesis
@@ -10,10 +11,13 @@ import pytest
 from fmm.arrays.numpy_library import NUMPY
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE, Calibration, Rate
 from fmm.runtime import devices, left_to_vendor
+from tests.support import ROOT
 from tests.support.cuda_device import no_device
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
 os.environ["FMM_TUNING_MODE"] = "off"
+# Compiled kernels are kept where all processes and later runs find them.
+os.environ.setdefault("CUPY_CACHE_DIR", str(ROOT / ".cupy-cache"))
 
 # No deadline: the first multiplication of a size allocates and starts threads; that time is not the code's.
 hypothesis.settings.register_profile("local", deadline=None, max_examples=40)
@@ -37,12 +41,23 @@ LONGEST = (
     "tma",
     "tma_races",
     "report",
+    "gpu_kernels",
+    "gpu_tiled",
+    "gpu_tma",
+    "gpu_wgmma",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    items.sort(key=lambda item: (place.get(item.path.stem, len(place)), -levels_at_once(item)))
+
+
+def levels_at_once(item: pytest.Item) -> int:
+    """Of a test for a device, the most levels in one pass that its name tells of: their kernels take the longest to
+    compile."""
+    told = re.findall(r"\^(\d)", item.name) if item.get_closest_marker("gpu") else []
+    return max(map(int, told), default=1)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

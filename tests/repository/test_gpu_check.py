@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from benchmarks.compile_ahead import processes, with_cache
 from benchmarks.gpu_check import FEW, GATED, TIMED, Step, outcome, side_by_side, steps
 
 
 def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> None:
     found = list(steps(["--quick"], "/opt/compute-sanitizer"))
-    assert [step.name for step in found] == ["tests", "timed tests", "memcheck", "racecheck", "benchmark"]
-    assert found[2].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW, *GATED)
-    assert found[3].command[-len(FEW) :] == FEW
-    assert found[4].command[1:] == ("-m", "benchmarks.gpu", "--quick")
+    assert [step.name for step in found] == ["kernels", "tests", "timed tests", "memcheck", "racecheck", "benchmark"]
+    assert found[3].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW, *GATED)
+    assert found[4].command[-len(FEW) :] == FEW
+    assert found[5].command[1:] == ("-m", "benchmarks.gpu", "--quick")
     assert not any(step.missing for step in found)
 
 
@@ -23,26 +24,37 @@ def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> 
     ("packages", "cores", "options"),
     [
         ((), 16, ()),
-        (("xdist",), 16, ("-n", "14")),
-        (("xdist",), 1, ("-n", "1")),
-        (("xdist", "pytest_benchmark"), 64, ("-n", "14", "-p", "no:benchmark")),
+        (("xdist",), 16, ("-n", "16", "--dist", "worksteal")),
+        (("xdist", "pytest_benchmark"), 1, ("-n", "1", "--dist", "worksteal", "-p", "no:benchmark")),
     ],
 )
 def test_tests_run_side_by_side_but_for_those_that_measure(
     packages: tuple[str, ...], cores: int, options: tuple[str, ...]
 ) -> None:
-    together = side_by_side(lambda name: name in packages, cores)
+    together = processes(lambda name: name in packages, cores)
     assert together == options
-    many, alone, *_ = steps([], None, together)
+    _, many, alone, *_ = steps([], None, together)
     assert many.command[-len(options) - 2 :] == (*options, f"--ignore={TIMED}", "tests")
     assert alone.command[-1] == TIMED and "-n" not in alone.command
+
+
+def test_a_few_processors_are_left_to_the_device_and_its_driver() -> None:
+    options = side_by_side()
+    assert not options or 1 <= int(options[1]) <= 14
+
+
+def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:
+    first = next(steps([], None))
+    assert first.command[1:] == ("-m", "benchmarks.compile_ahead")
+    assert with_cache({})["CUPY_CACHE_DIR"].endswith(".cupy-cache")
+    assert with_cache({"CUPY_CACHE_DIR": "elsewhere"}) == {"CUPY_CACHE_DIR": "elsewhere"}
 
 
 def test_a_sanitizer_that_is_absent_is_named_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     def run(command: tuple[str, ...]) -> int:
         raise AssertionError(command)
 
-    step = list(steps([], None))[3]
+    step = list(steps([], None))[4]
     assert outcome(step, run) == {"step": "racecheck", "outcome": "left out: compute-sanitizer is not on PATH"}
     assert "racecheck: left out: compute-sanitizer is not on PATH" in capsys.readouterr().out
 

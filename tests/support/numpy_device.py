@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import json
 import os
 import pickle
 import sys
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,7 +23,8 @@ from unittest.mock import MagicMock
 
 import numpy as np
 
-from fmm.kernels.cuda.kernel import STANDARD, Kernel
+from benchmarks.compile_ahead import write_kernel
+from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import LaunchList
 from tests.support import cuda_device
 from tests.support.chips import H200
@@ -140,11 +140,12 @@ def note(kernel: Kernel) -> None:
     if not folder or kernel in noted:
         return
     noted.add(kernel)
-    told = {"source": kernel.source, "options": kernel.options, "architecture": kernel.architecture}
-    text = json.dumps(told)
-    path = Path(folder) / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-        file.write(text)
+    write_kernel(kernel, Path(folder))
+
+
+def note_all(device: int, kernels: Iterable[Kernel]) -> None:
+    for kernel in kernels:
+        note(kernel)
 
 
 noted: set[Kernel] = set()
@@ -218,8 +219,7 @@ def install() -> None:
     found = functools.cache(lambda device: chip())
     vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
     vars(device_backend)["player_of"] = Player
-    vars(device_backend)["compile_all"] = lambda device, kernels: list(map(note, kernels))
-    vars(device_backend.DeviceBackend)
+    vars(device_backend)["compile_all"] = note_all
     device_backend.DeviceBackend._capture = _captured  # type: ignore[method-assign]
     vars(cuda_device)["no_device"] = lambda: None
 
@@ -231,5 +231,4 @@ def _captured(self: Any, launches: LaunchList, addresses: Any) -> Any:
     return Graph(SimpleNamespace(launch=lambda stream=None: player.play(addresses, 0)), None)
 
 
-assert STANDARD
 install()

@@ -12,6 +12,7 @@ from cupy_backends.cuda.api import driver
 from cupy_backends.cuda.libs import nvrtc
 
 from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch.code_cache import cached_code
 
 THREADS = 8  # that compile at a time
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -37,17 +38,26 @@ def compiled_kernel(device: int, kernel: Kernel) -> LoadedKernel:
 
 
 def _for_architecture(kernel: Kernel) -> LoadedKernel:
-    """CuPy compiles for what all devices of a compute capability have; for one architecture NVRTC is asked here."""
-    program = nvrtc.createProgram(kernel.source, f"{kernel.entry}.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, (f"--gpu-architecture={kernel.architecture}", *kernel.options))
-        module = cupy.cuda.function.Module()
-        module.load(nvrtc.getCUBIN(program))
-    finally:
-        nvrtc.destroyProgram(program)
+    module = cupy.cuda.function.Module()
+    module.load(code_for_architecture(kernel.source, kernel.architecture, kernel.options))
     function = module.get_function(kernel.entry)
     driver.funcSetAttribute(function.ptr, MOST_SHARED, kernel.shared)
     return LoadedKernel(function.ptr, (module, function))
+
+
+def code_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
+    """CuPy compiles for what all devices of a compute capability have; for one architecture NVRTC is asked here."""
+
+    def compile_code() -> bytes:
+        program = nvrtc.createProgram(source, "kernel.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", *options))
+            return bytes(nvrtc.getCUBIN(program))
+        finally:
+            nvrtc.destroyProgram(program)
+
+    version = ".".join(map(str, nvrtc.getVersion()))
+    return cached_code((version, architecture, *options, source), compile_code)
 
 
 def compile_all(device: int, kernels: Collection[Kernel]) -> None:

@@ -1,0 +1,187 @@
+"""Compile what the device's tests launch, before they start: `python -m benchmarks.compile_ahead [--chip H200]`.
+
+Each kernel once, by all processors, into CuPy's cache on disk: CUPY_CACHE_DIR, or .cupy-cache/ in the working folder.
+Which kernels these are is found by running the tests on NumPy in the place of a device. So nothing here needs a device:
+with `--chip`, a name of the datasheets, the cache can be filled on any machine with the same CuPy and NVRTC, and taken
+along to the device. Tests compile what is missing, when they need it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fmm.dtypes import STORED
+from fmm.hardware.chip import Chip
+from fmm.hardware.datasheets import device
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan_error import PlanError
+from fmm.perfmodel.papers.huang_blocks import datasheet_chip
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Problem
+
+FOLDER = Path(".cupy-cache")
+# These tests run on NumPy in the place of a device.
+TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
+ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")
+
+# What fmm.matmul launches in tests/runtime/test_gpu_matmul.py and tests/kernels/cuda/recompute/: what writes C raises a
+# flag. On rows that are aligned, on those that are not, and with the outer level's blocks of several sizes.
+FLAGGED = {
+    "strassen.batched.pad16 > vendor": (*STORED, "tf32"),
+    "winograd.pad16 > strassen.batched.pad16 > vendor": tuple(STORED),
+    "li-fig3.peel > vendor": tuple(STORED),
+    "strassen.fused.pad4 > tile": ("float32",),
+    "strassen.pad4 > strassen.fused.pad4 > tile": ("float32",),
+    "strassen.batched.pad16 > tile.half": ("float32",),
+    "winograd.fused > tile.medium": ("float32",),
+}
+FLAGGED_SIZES = ((130, 257, 191), (128, 128, 96), (300, 264, 280))
+
+
+def with_cache(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment, in which CuPy's cache is a folder that can be taken along, unless the user named one."""
+    return {"CUPY_CACHE_DIR": str(FOLDER.resolve()), **environment}
+
+
+def processes(installed: Callable[[str], object] = find_spec, cores: int = os.cpu_count() or 1) -> tuple[str, ...]:
+    """pytest's options for one process on each processor, if pytest-xdist is there."""
+    if not installed("xdist"):
+        return ()
+    # Beside xdist, pytest-benchmark warns that it is off, and warnings are errors.
+    quiet = ("-p", "no:benchmark") if installed("pytest_benchmark") else ()
+    return ("-n", str(cores), "--dist", "worksteal", *quiet)
+
+
+def named_chip(name: str) -> Chip:
+    """As a driver would describe it: for code, all that counts is its compute capability and its room."""
+    sheet = device(name)
+    made = datasheet_chip(sheet)
+    return replace(made, version=int(sheet.capability.replace(".", "")), shared=made.limits.shared_per_block)
+
+
+def write_kernel(kernel: Kernel, folder: Path) -> None:
+    """A file with all that the compiler is told of a kernel, if no process has written it yet."""
+    told = {"source": kernel.source, "options": kernel.options, "architecture": kernel.architecture}
+    text = json.dumps(told)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def flagged_kernels(of: Chip) -> Iterator[Kernel]:
+    """Of the plans in FLAGGED."""
+    target = target_on(of, flagged=True)
+    for text, dtypes in FLAGGED.items():
+        for dtype, size in product(dtypes, FLAGGED_SIZES):
+            with suppress(PlanError):  # a type that the leaf does not multiply
+                launches = record_launches(Plan.parse(text), Problem(*size, dtype), target).launches
+                yield from dict.fromkeys(launch.kernel for launch in launches)
+
+
+def noted_kernels(of: Chip, folder: Path) -> list[Path]:
+    """A file for each kernel of the tests on such a chip.
+
+    What tests say of NumPy in the place of a device is of no interest here: another test runs them so, and looks.
+    """
+    kernels = folder / "kernels"
+    kernels.mkdir()
+    for kernel in flagged_kernels(of):
+        write_kernel(kernel, kernels)
+    (folder / "chip").write_bytes(pickle.dumps(of))
+    told = {"FMM_CHIP": str(folder / "chip"), "FMM_KERNELS": str(kernels), "OPENBLAS_NUM_THREADS": "1"}
+    subprocess.run(
+        [*ON_NUMPY, *processes(), *TESTS], env={**os.environ, **told}, stdout=subprocess.DEVNULL, check=False
+    )
+    return sorted(kernels.iterdir(), key=lambda path: -path.stat().st_size)  # the longest first
+
+
+class _OnDiskError(Exception):
+    """CuPy has saved the code."""
+
+
+class _Unloaded:
+    """In the place of a loaded module: the code is on disk by then, and there may be no device to load it to."""
+
+    def load(self, code: bytes) -> None:
+        raise _OnDiskError
+
+    def _set_mapping(self, mapping: Any) -> None: ...
+
+
+def compile_kernel(path: Path, capability: int) -> str:
+    """Into the cache, under the name under which it is looked for; why not, if it is not."""
+    from cupy._core import core
+    from cupy.cuda import compiler
+
+    from fmm.kernels.cuda.launch.compile import code_for_architecture
+
+    told = json.loads(path.read_text(encoding="utf-8"))
+    source, options, architecture = told["source"], tuple(told["options"]), told["architecture"]
+    # What CuPy remembers for each device it asks the driver for, which need not be there.
+    options_for = compiler._get_arch_for_options_for_nvrtc
+    compiler._get_arch_for_options_for_nvrtc = getattr(options_for, "__wrapped__", options_for)
+    compiler.function = type("Functions", (), {"Module": _Unloaded})
+    try:
+        if architecture:
+            code_for_architecture(source, architecture, options)
+        else:
+            arch = min(str(capability), compiler._get_max_compute_capability(), key=int)
+            with suppress(_OnDiskError):  # RawModule's own call, but for the device
+                core.compile_with_cache(source, options, arch=arch, prepend_cupy_headers=False)
+    except Exception as error:  # a test will say it, where it needs the kernel
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def compile_all(paths: Iterable[Path], capability: int) -> list[str]:
+    """Why some were not compiled."""
+    # Not forked: a process that has spoken with a driver must not be.
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        jobs = [pool.submit(compile_kernel, path, capability) for path in paths]
+        return [said for job in jobs if (said := job.result())]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="compile_ahead", description=__doc__.partition("\n")[0])
+    parser.add_argument("--chip", help="a device of the datasheets, such as H200; else device 0 is asked")
+    options = parser.parse_args(arguments)
+    os.environ.update(with_cache(os.environ))
+    if options.chip:
+        of = named_chip(options.chip)
+    else:
+        from fmm.kernels.cuda.launch.device_facts import chip_of
+
+        of = chip_of(0)
+    began = time.perf_counter()
+    with TemporaryDirectory() as folder:
+        kernels = noted_kernels(of, Path(folder))
+        noted = time.perf_counter() - began
+        failed = compile_all(kernels, of.compute_capability)
+    seconds = time.perf_counter() - began
+    print(f"{len(kernels)} kernels noted in {noted:.0f} s, in {os.environ['CUPY_CACHE_DIR']} after {seconds:.0f} s")
+    for said in sorted(set(failed)):
+        print(f"not compiled: {said}")
+    return 0 if kernels and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

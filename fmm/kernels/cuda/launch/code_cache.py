@@ -1,0 +1,36 @@
+"""Machine code that NVRTC was asked for past CuPy: kept on disk, in the folder where CuPy keeps what it compiles."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+DIGEST = hashlib.sha256().digest_size
+
+
+def cache_folder() -> Path:
+    """CuPy's, wherever the user told it to be."""
+    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+
+
+def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
+    """What `compile_code` makes; `inputs` are all that it depends on.
+
+    A damaged file is as good as none, and a folder that cannot be written to is no error: then it is compiled anew.
+    """
+    path = cache_folder() / f"fmm-{hashlib.sha256(chr(0).join(inputs).encode()).hexdigest()}.cubin"
+    with suppress(OSError):
+        kept = path.read_bytes()
+        if hashlib.sha256(kept[DIGEST:]).digest() == kept[:DIGEST]:
+            return kept[DIGEST:]
+    code = compile_code()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, prefix="fmm-", delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        Path(file.name).replace(path)  # at once: another process finds a whole file, or none
+    return code
