@@ -14,7 +14,7 @@ DIGEST = hashlib.sha256().digest_size
 
 def cache_folder() -> Path:
     """CuPy's, wherever the user told it to be."""
-    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+    return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache"))
 
 
 def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
