@@ -144,19 +144,19 @@ class Row:
 
 
 class Candidate:
-    """A tape that can be run on every set of operands, by plain launches or as graphs."""
+    """A launch list that can be run on every set of operands, by plain launches or as graphs."""
 
     def __init__(self, case: Case, plan: Plan, operands: Operands, graph: bool, workspace: Any) -> None:
         self.backend = DeviceBackend()
-        self.tape: LaunchList = recorded_for_device(plan, Problem(*case.size, case.dtype))
+        self.launches: LaunchList = recorded_for_device(plan, Problem(*case.size, case.dtype))
         self.pointers = [(a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr) for a, b, c in operands.sets]
-        self.graphs = [self.backend.graph(self.tape, *p) for p in self.pointers] if graph else None
+        self.graphs = [self.backend.graph(self.launches, *p) for p in self.pointers] if graph else None
 
     def run(self, i: int) -> None:
         if self.graphs:
             self.graphs[i % len(self.graphs)].launch()
         else:
-            self.backend.run(self.tape, *self.pointers[i % len(self.pointers)])
+            self.backend.run(self.launches, *self.pointers[i % len(self.pointers)])
 
     def milliseconds(self, repeats: int) -> float:
         return event_milliseconds(self.run, repeats)
@@ -174,7 +174,7 @@ def measure(case: Case, rounds: int, seconds: float) -> list[Row]:
         row = Row(case.dtype, case.size, str(plan), graph, 0)
         try:
             candidate = Candidate(case, plan, operands, graph, workspace)
-            row.workspace = candidate.tape.workspace
+            row.workspace = candidate.launches.workspace
             check(case, candidate, operands, workspace, row)
             ready.append((row, candidate))
         except (PlanError, RuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
@@ -232,13 +232,13 @@ def overhead() -> dict[str, float]:
     for plan in ("vendor", one(S1), one(S2), "strassen.pad16 > " + one(S1)):
         a = random_normal((512, 512), "float32")
         out, backend = cupy.empty_like(a), DeviceBackend()
-        tape = recorded_for_device(Plan.parse(plan), Problem(512, 512, 512, "float32"))
-        workspace = cupy.empty(max(tape.workspace, 1), cupy.uint8)
+        launches = recorded_for_device(Plan.parse(plan), Problem(512, 512, 512, "float32"))
+        workspace = cupy.empty(max(launches.workspace, 1), cupy.uint8)
         samples = []
         for _ in range(60):
             cupy.cuda.get_current_stream().synchronize()
             start = time.perf_counter()
-            backend.run(tape, a.data.ptr, a.data.ptr, out.data.ptr, workspace.data.ptr)
+            backend.run(launches, a.data.ptr, a.data.ptr, out.data.ptr, workspace.data.ptr)
             samples.append(1e6 * (time.perf_counter() - start))
         found[plan] = median(samples)
     return found
@@ -354,7 +354,7 @@ def measured(
     """Every case, as long as there is time, and kept at once; kernels are compiled together, before."""
     began = time.perf_counter()
     content: dict[str, Any] = {"environment": environment(), "skipped": [], "rows": []}
-    compile_for(tape for case in cases for tape in tapes(case))
+    compile_for(launches for case in cases for launches in launch_lists(case))
     print(f"kernels: {time.perf_counter() - began:.1f} s", flush=True)
     content["environment"]["overhead_microseconds"] = overhead()
     for case in cases:
@@ -381,7 +381,7 @@ def attempt(case: Case, rounds: int, seconds: float) -> list[Row]:
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-def tapes(case: Case) -> Iterator[LaunchList]:
+def launch_lists(case: Case) -> Iterator[LaunchList]:
     for text in case.plans:
         try:
             yield recorded_for_device(Plan.parse(text), Problem(*case.size, case.dtype))

@@ -281,9 +281,9 @@ def off(a: Any, b: Any, c: Any) -> float:
 
 def replayed(plan: str, case: Case, bases: dict[str, int], dtype: str) -> Callable[[], None]:
     """A plan as a CUDA graph, so that launches cost what the device takes."""
-    tape = recorded_for_device(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
-    workspace = cupy.empty(tape.workspace, cupy.uint8)
-    graph = DeviceBackend().graph(tape, bases["A"], bases["B"], bases["C"], workspace.data.ptr)
+    launches = recorded_for_device(Plan.parse(plan), Problem(case.m, case.k, case.n, dtype))
+    workspace = cupy.empty(launches.workspace, cupy.uint8)
+    graph = DeviceBackend().graph(launches, bases["A"], bases["B"], bases["C"], workspace.data.ptr)
 
     def launch(kept: Any = (graph, workspace)) -> None:
         graph.launch(cupy.cuda.get_current_stream())
@@ -297,8 +297,8 @@ def scheme_kernels(dtype: str) -> list[TileKernel]:
     Left out: the kernel that does products in turns, which depends on the device and the size.
     """
     case = SCHEME_CASES[0]
-    tapes = (record_operations(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
-    ops = (op for tape in tapes for op in tape.ops if isinstance(op, TileOp | TileGroup))
+    launch_lists = (record_operations(Plan.parse(x), Problem(case.m, case.k, case.n, dtype)) for x in SCHEMES)
+    ops = (op for launches in launch_lists for op in launches.ops if isinstance(op, TileOp | TileGroup))
     launched = (x for op in ops for x in (op.ops if isinstance(op, TileGroup) and not op.at_once else (op,)))
     return list({op.kernel: 0 for op in launched})
 
