@@ -9,5 +9,6 @@ import pytest
 
 
 def quick_and_slow(quick: Iterable[Any], slow: Iterable[Any]) -> list[Any]:
-    """Parameters: those of the quick run, then those of the slow one."""
-    return [*quick, *(pytest.param(x, marks=pytest.mark.slow) for x in slow)]
+    """Parameters, of which each is one or a tuple of several: those of the quick run, then those of the slow one."""
+    slow_tuples = (x if isinstance(x, tuple) else (x,) for x in slow)
+    return [*quick, *(pytest.param(*x, marks=pytest.mark.slow) for x in slow_tuples)]

@@ -210,7 +210,7 @@ PLANS_WITH_FACTORS = [
 ]
 
 
-@pytest.mark.parametrize("text", PLANS_WITH_FACTORS)
+@pytest.mark.parametrize("text", quick_and_slow(PLANS_WITH_FACTORS[::2], PLANS_WITH_FACTORS[1::2]))
 def test_alpha_and_beta(text: str, rng: np.random.Generator) -> None:
     plan = Plan.parse(text)
     for size in [(0, 3, 2), (3, 0, 2), (1, 1, 1), (2, 3, 4), (9, 8, 7), (20, 13, 33), (6, 40, 9)]:
@@ -260,7 +260,7 @@ MIX_SIZES = [
 ]
 
 
-@pytest.mark.parametrize("text", MIXES)
+@pytest.mark.parametrize("text", quick_and_slow(MIXES[::2], MIXES[1::2]))
 def test_mixes_of_levels(text: str, rng: np.random.Generator) -> None:
     plan = Plan.parse(text)
     for i, size in enumerate(MIX_SIZES):

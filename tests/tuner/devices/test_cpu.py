@@ -102,6 +102,7 @@ def test_one_run_tells_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runs) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_a_real_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -20,6 +20,7 @@ from fmm.kernels.cuda.sums.sum_source import ENTRY, sum_source
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.marks import quick_and_slow
 
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int across, int down, int deep) {{
@@ -98,18 +99,30 @@ def wide(x: Any) -> Any:
 SHAPES = ((64, 96, 128), (33, 18, 75), (67, 130, 5))
 
 
+BATCHED, IN_TURN = "strassen.batched.pad4", "winograd"
+TURNED = f"{BATCHED} > vendor.inner", f"{IN_TURN} > vendor.outer"
+
+
 @pytest.mark.parametrize(
     ("text", "dtype"),
-    [
-        *product(("strassen.batched.pad4", "winograd"), ("float32", "bfloat16")),
-        ("strassen.batched.pad4", "float64"),
-        ("winograd", "complex64"),
-        pytest.param("strassen^2.batched.pad16", "float32", marks=pytest.mark.slow),
-        ("winograd^2.pad16", "float32"),  # lanes one after the other
-        *product(
-            ("strassen.batched.pad4 > vendor.inner", "winograd > vendor.outer"), ("float32", "float64", "bfloat16")
-        ),
-    ],
+    quick_and_slow(
+        [
+            (BATCHED, "float32"),
+            (BATCHED, "float64"),
+            (IN_TURN, "bfloat16"),
+            (IN_TURN, "complex64"),
+            (TURNED[0], "float32"),
+            (TURNED[1], "float64"),
+        ],
+        [
+            (BATCHED, "bfloat16"),
+            (IN_TURN, "float32"),
+            ("strassen^2.batched.pad16", "float32"),
+            ("winograd^2.pad16", "float32"),  # lanes one after the other
+            *product(TURNED[:1], ("float64", "bfloat16")),
+            *product(TURNED[1:], ("float32", "bfloat16")),
+        ],
+    ),
 )
 def test_splits_and_joins_on_the_host(text: str, dtype: str, host: Any) -> None:
     """Every block with its edges, aligned or not, rows or columns contiguous; beyond a block nothing is touched."""
