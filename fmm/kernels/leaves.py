@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.numpy_backend import numpy_product
+from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
@@ -43,7 +44,7 @@ LT = Leaf(
     ("cuda",),
     ALL,
     call="one BLAS call",
-    scratch=LT_SCRATCH,
+    scratch=lambda m, k, n, count: LT_SCRATCH,
     numbers=32,
     forms=("peer",),
 )
@@ -62,5 +63,15 @@ TILE = Leaf(
     time_formula="tiles",
 )
 
-for _row in (VENDOR, LT, TILE):
+F16X3 = Leaf(
+    "f16x3",
+    "float32 by three float16 products of the tensor cores, added up in float32",
+    ("cuda",),
+    ("float32",),
+    call="two launches",
+    scratch=f16x3_scratch,
+    forms=("alone", "one pass", "outer", "copied"),
+)
+
+for _row in (VENDOR, LT, TILE, F16X3):
     register_leaf(_row)

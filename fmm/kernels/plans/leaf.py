@@ -19,6 +19,7 @@ from fmm.kernels.registry import Registry, depends_on_rows
 ORDERS = ("inner", "outer")  # in which a leaf may want the sums that it multiplies to lie
 Order = Literal["", "inner", "outer"]
 Multiply = Callable[[Any, Any, Any], object]  # left, right, and where their product goes
+Scratch = Callable[[int, int, int, int], int]  # bytes for a batch of products m x k x n, so many
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Leaf:
     types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
     considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
     call: str = "one launch"  # what one product is, in a table of explain
-    scratch: int = 0  # bytes of workspace that a product may use
+    scratch: Scratch = lambda m, k, n, count: 0  # noqa: E731 (bytes of workspace that a batch of products may use)
     alignment: int = 1  # it is compared unasked only where every row begins at a multiple of so many bytes
     orders: tuple[str, ...] = ORDERS  # that may stand behind its name
     numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
