@@ -63,7 +63,7 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
         return False
     if isinstance(op, TileOp | TileGroup) and op.kernel.epilogue.atomic:
         return True
-    last = [step for step in steps if step.does == "product"] or steps
+    last = [x for x in steps if not isinstance(x, Turn) and x.does == "product"] or steps
     return not all(isinstance(step, Launch) and any(slot.base == FLAG for slot in step.slots) for step in last)
 
 
