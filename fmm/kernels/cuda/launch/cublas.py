@@ -223,7 +223,8 @@ class _CandidateCall:
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
-        self.types, self.scratch, self.room = types, op.scratch, op.use.leaf.scratch
+        self.types, self.scratch = types, op.scratch
+        self.room = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _cublaslt()
         self.scalars = _scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
