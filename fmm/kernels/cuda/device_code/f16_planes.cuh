@@ -123,7 +123,7 @@ __device__ __forceinline__ void by_line(const Operand& p, int block) {
     __shared__ float shared[THREADS / 32];
     const int group = threadIdx.x / GROUP, mine = threadIdx.x % GROUP * 4, number = block * GROUPS + group;
     const int layer = number / p.lines, line = number % p.lines;
-    if (GROUP == 32 && layer >= p.layers) return;
+    if (layer >= p.layers) return;
     const float* const from = p.source + layer * p.layer + line * p.leading;
     unsigned short* const to = p.planes + 2 * number * p.room;
     Four kept[KEPT];
