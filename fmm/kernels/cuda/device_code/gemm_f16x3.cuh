@@ -37,11 +37,11 @@ struct Sizes3 {
     static constexpr int STAGE = 2 * DEPTH * (HEIGHT + WIDTH), NUMBERS = STAGES * STAGE;
 };
 
-// The plane's part of a line: lines along the inner dimension have hi and lo in turns, so have those along the outer one.
+// Of every line of a plane 64 numbers at a time, which stand at twice their place in the line, lo behind hi.
 template <class S, class Left, class Right>
 __device__ __forceinline__ void bring_planes(const Product3& p, half* memory, const Gates& gates) {
-    constexpr int PART = S::WIDTH / S::CLUSTER;
-    const int mine = cluster_rank() * PART;
+    static_assert(S::CLUSTER <= 2, "there are two planes");
+    const int rank = cluster_rank();
     Round<S::STAGES> round;
     every_tile<S>(p, [&](const Place& place) {
 #pragma unroll 1
@@ -56,11 +56,12 @@ __device__ __forceinline__ void bring_planes(const Product3& p, half* memory, co
                 Left::template copied<S::HEIGHT>(
                     to + plane * Left::SIZE, 0, place.row, t * S::DEPTH,
                     [&](half* there, int x, int y) { bring(there, &p.left, 2 * x + beside, y, place.layer, full); });
-                Right::template copied<PART>(
-                    to + 2 * Left::SIZE + plane * Right::SIZE, mine, place.col + mine, t * S::DEPTH,
-                    [&](half* there, int x, int y) {
-                        bring_to_all<S::CLUSTER>(there, &p.right, 2 * x + beside, y, place.layer, full);
-                    });
+                if (plane % S::CLUSTER == rank)  // of B, a thread block of a cluster brings hi for both, the other one lo
+                    Right::template copied<S::WIDTH>(
+                        to + 2 * Left::SIZE + plane * Right::SIZE, 0, place.col, t * S::DEPTH,
+                        [&](half* there, int x, int y) {
+                            bring_to_all<S::CLUSTER>(there, &p.right, 2 * x + beside, y, place.layer, full);
+                        });
             }
         }
     });

@@ -117,7 +117,7 @@ class F16x3Op:
     @cached_property
     def maps(self) -> tuple[TensorMap, TensorMap]:
         s = self.kernel.sizes
-        return self.left.tensor_map(s.m_s), self.right.tensor_map(s.n_s // s.cluster)
+        return self.left.tensor_map(s.m_s), self.right.tensor_map(s.n_s)
 
     @property
     def tiles(self) -> tuple[int, int]:
