@@ -12,6 +12,7 @@ import numpy as np
 from fmm.arrays.kinds import type_name
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
+from fmm.config.environment import emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -142,7 +143,8 @@ def plan(
     if room is None:
         room = memory_share(NUMPY if on_cpu else cupy_library(), number)
     growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
-    return call.planned(Problem(int(m), int(k), int(n), kind), Limits(room, growth), found)
+    limits = Limits(room, growth, emulation_allowed())
+    return call.planned(Problem(int(m), int(k), int(n), kind), limits, found)
 
 
 _NUMPYS = [t.name for t in BLAS_TYPES]

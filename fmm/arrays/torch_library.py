@@ -120,7 +120,8 @@ class TorchLibrary(_TorchTensors):
             return Setting(device, common, "tf32", _no_kernels())
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
-        return Setting(device, common, refusal=_no_kernels())
+        # (Where nobody asks for a precision, newer versions say "none", and older ones cannot tell.)
+        return Setting(device, common, refusal=_no_kernels(), emulation=_getter is None or precision == "none")
 
     def device_number(self, x: Any) -> int:
         return int(x.get_device())

@@ -19,6 +19,7 @@ from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
+F16X3_RATE = "f16x3"  # in a calibration
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
@@ -70,7 +71,10 @@ F16X3 = Leaf(
     ("float32",),
     call="two launches",
     scratch=f16x3_scratch,
-    forms=("alone", "one pass", "outer", "copied"),
+    forms=("alone", "one pass", "outer", "in place"),
+    norm_wise=True,
+    emulates=True,
+    rate=F16X3_RATE,
 )
 
 for _row in (VENDOR, LT, TILE, F16X3):

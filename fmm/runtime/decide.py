@@ -103,7 +103,8 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision 
     if found is None:
         return None
     entry, plan = found
-    if expected_growth(plan, problem.dtype) > limits.error_growth or _workspace(plan, problem) > limits.workspace:
+    allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
+    if not allowed or _workspace(plan, problem) > limits.workspace:
         return None
     return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
 
@@ -163,5 +164,5 @@ def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -
         return
     considered = choose(without_layouts(problem), known, limits).considered
     used = _workspace(than, problem)
-    fitting = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
+    fitting = [c for c in considered if c.time < 1 and limits.allow(c.plan, c.error_growth) and c.workspace < used]
     yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)

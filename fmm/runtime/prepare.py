@@ -13,6 +13,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
+from fmm.config.environment import emulation_allowed
 from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
@@ -163,7 +164,8 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
         result = library.result_operand(a, b, shape, setting.dtype)
     target = None if out is None else library.operand(out)
-    return Question(left, right, target, setting, device, Limits(free, growth), wishes.plan, result)
+    limits = Limits(free, growth, setting.emulation and emulation_allowed())
+    return Question(left, right, target, setting, device, limits, wishes.plan, result)
 
 
 def answer_question(asked: Question) -> Call:

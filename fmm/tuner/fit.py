@@ -33,6 +33,8 @@ class Observation:
     @property
     def kind(self) -> str:
         """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, with sums inside `inside`."""
+        if self.run.plan.leaf_use.leaf.rate:
+            return "own rate"
         if self.run.plan.timed_by_tiles:
             return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
@@ -109,13 +111,14 @@ def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -
 
 
 PRODUCTS, SUMS = frozenset({"vendor", "products", "plan"}), frozenset({"sums", "plan"})
+OWN_RATE = PRODUCTS | {"own rate"}  # of a leaf that has a rate of its own too, which is fitted by itself
 # A new term of the formula is a new row here.
 PARAMETERS = (
-    Parameter("rate.flops", 1e6, 1e17, PRODUCTS),
-    Parameter("rate.fill", 1.0, 1e8, PRODUCTS),
-    Parameter("rate.pipe", 0.1, 1e4, PRODUCTS),
-    Parameter("rate.rows", 0.1, 1e4, PRODUCTS),
-    Parameter("rate.cols", 0.1, 1e4, PRODUCTS),
+    Parameter("rate.flops", 1e6, 1e17, OWN_RATE),
+    Parameter("rate.fill", 1.0, 1e8, OWN_RATE),
+    Parameter("rate.pipe", 0.1, 1e4, OWN_RATE),
+    Parameter("rate.rows", 0.1, 1e4, OWN_RATE),
+    Parameter("rate.cols", 0.1, 1e4, OWN_RATE),
     Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
     Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
     Parameter("rate.odd", 0.5, 20.0, PRODUCTS),
@@ -180,7 +183,20 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     if start.batches:
         starts = [TILE.put(start, dtype, tile) for tile in TILES]
         start = min(starts, key=lambda s: _fitted(s, dtype, others, SCREENED)[0])
-    return _with_tiled(_fitted(start, dtype, others)[1], dtype, tiled)
+    found = _with_tiled(_fitted(start, dtype, others)[1], dtype, tiled)
+    for name in start.rates.keys() - {dtype}:
+        found = _with_rate(found, name, [o for o in observed if o.run.plan.leaf_use.leaf.rate == name])
+    return found
+
+
+def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
+    """The fit with the rate of a leaf that has one of its own; without that rate if nobody measured it."""
+    if not observed:
+        rates = {x: rate for x, rate in found.calibration.rates.items() if x != name}
+        return replace(found, calibration=replace(found.calibration, rates=MappingProxyType(rates)))
+    own = _fitted(found.calibration, name, observed)[1]
+    intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
+    return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
 
 
 def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:

@@ -10,7 +10,7 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked_candidates, usual_growth
+from fmm.perfmodel.choose import Limits, ranked_candidates, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device
@@ -80,7 +80,9 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     except PlanError:
         return False
     allowed = usual_growth(device.untuned().batches)
-    return expected_growth(plan, problem.dtype) <= allowed and operands + needed <= device.memory
+    return (
+        Limits(needed, allowed).allow(plan, expected_growth(plan, problem.dtype)) and operands + needed <= device.memory
+    )
 
 
 class Race:
