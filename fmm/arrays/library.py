@@ -41,9 +41,7 @@ class Setting(NamedTuple):
     vendor_better: str = ""  # why its own product of these very arrays beats any plan; a plan that is given runs
     casts_result: bool = False  # `out` may have another type, to which the result is then cast
     folds_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
-    emulation: bool = (
-        True  # may it be made of products in another type? Not where the library was told which one to use
-    )
+    emulation: bool = True  # may products in another type make it? Not where the library was told which one to use
 
 
 class CopiedOperands(Protocol):

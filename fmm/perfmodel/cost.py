@@ -125,7 +125,7 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
     start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     inner = [(_tally(p, size, 1, int(acc), inside), times) for (p, size, acc), times in level.calls.items()]
     total = _total(start, inner, level.lanes)
-    if plan.levels[0].batched:
+    if plan.levels and plan.levels[0].batched:
         scratch = max((batch_scratch(p, *size, times) for (p, size, _), times in level.calls.items()), default=0)
         total = total._replace(workspace=max(total.workspace, own + scratch))
     return total

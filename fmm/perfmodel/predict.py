@@ -94,7 +94,8 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
 def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> tuple[float, float]:
     """Seconds of the leaf products, and how many starts they are."""
     dtype = DTYPES[plan.leaf_type(problem.dtype)]
-    rate, tiles = calibration.rate(plan.rate_name(problem.dtype)), work.tiles
+    rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
+    tiles = work.tiles
     aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     aside += 1 + work.copied * (rate.copied - 1)
     own = aside * plan.leaf_use.leaf.relative_time

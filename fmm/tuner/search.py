@@ -79,10 +79,8 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
         needed = workspace(plan, m, k, n, problem.itemsize)
     except PlanError:
         return False
-    allowed = usual_growth(device.untuned().batches)
-    return (
-        Limits(needed, allowed).allow(plan, expected_growth(plan, problem.dtype)) and operands + needed <= device.memory
-    )
+    allowed = Limits(needed, usual_growth(device.untuned().batches))
+    return allowed.allow(plan, expected_growth(plan, problem.dtype)) and operands + needed <= device.memory
 
 
 class Race:

@@ -99,9 +99,8 @@ def _by_three_products(op: GemmOp, dtype: str, target: Target) -> tuple[Launch |
     made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     if made is not None:
         return split_launch(made, dict(target.divides)), f16x3_launch(made, target.flagged)
-    why = (
-        "alpha or beta is complex" if target.chip.has_warpgroups else "only compute capability 9.0 has its instructions"
-    )
+    lacks = not target.chip.has_warpgroups
+    why = "only compute capability 9.0 has its instructions" if lacks else "alpha or beta is complex"
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
 
 
