@@ -70,9 +70,9 @@ F16X3 = Leaf(
     ("cuda",),
     ("float32",),
     call="two launches",
+    starts=2,
     scratch=f16x3_scratch,
     forms=("alone", "one pass", "outer", "in place"),
-    norm_wise=True,
     emulates=True,
     rate=F16X3_RATE,
 )

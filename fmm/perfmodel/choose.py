@@ -48,9 +48,9 @@ class Limits:
     def allow(self, plan: Plan, growth: float) -> bool:
         """May the plan, with this expected growth of the error, be chosen? Who wants no more than the vendor's error
         wants it beside each entry of the product."""
-        if growth > self.error_growth or (plan.norm_wise and self.error_growth <= 1):
-            return False
-        return self.emulation or not plan.leaf_use.leaf.emulates
+        leaf = plan.leaf_use.leaf
+        strict = not self.emulation or self.error_growth <= 1
+        return growth <= self.error_growth and not (strict and leaf.emulates)
 
 
 @dataclass(frozen=True)

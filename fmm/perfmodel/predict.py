@@ -98,7 +98,8 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
     tiles = work.tiles
     aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     aside += 1 + work.copied * (rate.copied - 1)
-    own = aside * plan.leaf_use.leaf.relative_time
+    leaf = plan.leaf_use.leaf
+    own = aside * leaf.relative_time
     seconds = starts = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
@@ -108,7 +109,7 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved)
-            starts += count / batch
+            starts += count / batch * leaf.starts
     return seconds, starts
 
 

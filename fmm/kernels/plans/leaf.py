@@ -42,6 +42,7 @@ class Leaf:
     types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
     considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
     call: str = "one launch"  # what one product is, in a table of explain
+    starts: int = 1  # launches or calls of a product
     scratch: Scratch = lambda m, k, n, count: 0
     alignment: int = 1  # it is compared unasked only where every row begins at a multiple of so many bytes
     orders: tuple[str, ...] = ORDERS  # that may stand behind its name
@@ -53,10 +54,9 @@ class Leaf:
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     tried: int = 4  # of a numbered leaf: so many numbers are considered
     relative_error: float = 1.0  # its error as a multiple of the vendor's
-    # Is its error small beside the largest numbers of a row and a column only, as a fast algorithm's is, and not beside
-    # each entry of the product?
-    norm_wise: bool = False
-    emulates: bool = False  # does it multiply in another type than it is asked for? FMM_EMULATION=0 forbids that
+    # Does it multiply in another type than it is asked for? Its error is then small beside the largest numbers of a row
+    # and a column, as a fast algorithm's is, and not beside each entry of the product. FMM_EMULATION=0 forbids it.
+    emulates: bool = False
     rate: str = ""  # under which name a calibration has its rate, if not under that of the type
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.

@@ -72,11 +72,6 @@ class Plan:
         """Under which name a calibration has the rate of its leaf's products."""
         return self.leaf_use.leaf.rate or self.leaf_type(dtype)
 
-    @property
-    def norm_wise(self) -> bool:
-        """Is its error small only beside the largest numbers, not beside each entry of the product?"""
-        return self.leaf_use.leaf.norm_wise or any(level.saves_products for level in self.levels)
-
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
