@@ -1,4 +1,4 @@
-"""float32 by three float16 products on a device: the error that is promised, for every kind of data and memory order."""
+"""float32 by three float16 products on a device: the promised error, for every kind of data and memory order."""
 
 from __future__ import annotations
 
