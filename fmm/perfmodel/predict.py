@@ -63,7 +63,8 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     The names are those of the fields of Rate and Calibration.
 
     products  the sum over leaf products of the larger of two times. Computing takes
-              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles,
+              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles
+              (and fewer tiles than `slots` to so many),
               times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
               takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds).
@@ -133,7 +134,8 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
     """How many times as long as flops / rate a product of the vendor's takes, where its rows are aligned."""
     slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
     if rate.tile > 1:
-        slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
+        tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
+        slowdown *= tiles * rate.tile**2 / (m * n) * max(rate.slots / (tiles * together), 1)
     return slowdown * (rate.batch if together > 1 else 1.0)
 
 

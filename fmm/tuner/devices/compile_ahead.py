@@ -61,7 +61,7 @@ def level_places(plan: Plan) -> frozenset[Place]:
 
 def compile_weight(plan: Plan) -> int:
     """A number that grows with the compiler's time: the products of the largest level."""
-    return max(step.products for step in plan.levels)
+    return max((step.products for step in plan.levels), default=0)
 
 
 def _makes(job: Job) -> list[tuple[str, Place]]:
