@@ -6,6 +6,7 @@ Nothing of it computes on a device: plans cannot run, and the library's own prod
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 # What is loaded anew when the module `cupy` is another one.
-ADAPTERS = ("fmm.arrays.cupy_gemm", "fmm.arrays.cupy_library")
+ADAPTERS = ("fmm.arrays.cupy_gemm", "fmm.arrays.cupy_library", "fmm.kernels.cuda.recompute.flags")
 
 
 class CUDARuntimeError(RuntimeError):
@@ -22,6 +23,25 @@ class CUDARuntimeError(RuntimeError):
 
 def _no_device() -> int:
     raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+
+def _addresses() -> Callable[[int], int]:
+    """Of blocks of device memory, one after the other."""
+    ends = [1 << 20]
+
+    def malloc(nbytes: int) -> int:
+        ends.append(ends[-1] + nbytes)
+        return ends[-2]
+
+    return malloc
+
+
+class PinnedMemory(bytearray):
+    """Host memory with an address of its own."""
+
+    @property
+    def ptr(self) -> int:
+        return id(self)
 
 
 def fake_modules() -> dict[str, ModuleType]:
@@ -57,6 +77,9 @@ def fake_modules() -> dict[str, ModuleType]:
         getDevice=lambda: 0,
         getDeviceCount=_no_device,
         memGetInfo=lambda: (1 << 36, 1 << 37),
+        malloc=_addresses(),
+        memsetAsync=lambda address, value, nbytes, stream: None,
+        deviceSynchronize=lambda: None,
         CUDARuntimeError=CUDARuntimeError,
     )
     pool = SimpleNamespace(free_bytes=lambda: 0, get_limit=lambda: 0, used_bytes=lambda: 0)
@@ -67,6 +90,7 @@ def fake_modules() -> dict[str, ModuleType]:
         get_default_memory_pool=lambda: pool,
         cuda=SimpleNamespace(
             alloc=None,
+            alloc_pinned_memory=PinnedMemory,
             get_current_stream=lambda: SimpleNamespace(ptr=0),
             device=SimpleNamespace(get_cublas_handle=lambda: 0),
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
