@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 # What is loaded anew when the module `cupy` is another one.
-ADAPTERS = ("fmm.arrays.cupy_gemm", "fmm.arrays.cupy_library", "fmm.kernels.cuda.recompute.flags")
+ADAPTERS = ("fmm.arrays.cupy_gemm", "fmm.arrays.cupy_library")
 
 
 class CUDARuntimeError(RuntimeError):
@@ -23,6 +23,13 @@ class CUDARuntimeError(RuntimeError):
 
 def _no_device() -> int:
     raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+
+class Handle:
+    """A stream or an event: a number."""
+
+    def __init__(self, **options: bool) -> None:
+        self.ptr = id(self)
 
 
 def _addresses() -> Callable[[int], int]:
@@ -95,6 +102,8 @@ def fake_modules() -> dict[str, ModuleType]:
             device=SimpleNamespace(get_cublas_handle=lambda: 0),
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
             Device=lambda number: nullcontext(),
+            Stream=Handle,
+            Event=Handle,
             runtime=runtime,
         ),
     )
