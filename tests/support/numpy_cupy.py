@@ -6,12 +6,14 @@ Nothing of it computes on a device: plans cannot run, and the library's own prod
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 # What is loaded anew when the module `cupy` is another one.
 ADAPTERS = ("fmm.arrays.cupy_gemm", "fmm.arrays.cupy_library")
@@ -112,6 +114,22 @@ def fake_modules() -> dict[str, ModuleType]:
     vars(made["cupy_backends.cuda.api"])["runtime"] = runtime
     vars(made["cupy_backends.cuda.libs"])["cublas"] = SimpleNamespace(gemmEx=None)
     return made
+
+
+@contextmanager
+def in_place(*modules: str) -> Iterator[Any]:
+    """The fake in CuPy's place, and these modules of fmm loaded anew with it, both for as long as the context lasts."""
+    homes = [(import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in modules]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in fake_modules().items():
+            patch.setitem(sys.modules, name, module)
+        for name, (package, short) in zip(modules, homes, strict=True):
+            patch.delitem(sys.modules, name, raising=False)
+            patch.delattr(package, short, raising=False)
+        yield sys.modules["cupy"]
+        for name, (package, short) in zip(modules, homes, strict=True):
+            sys.modules.pop(name, None)
+            vars(package).pop(short, None)
 
 
 def install() -> Any:

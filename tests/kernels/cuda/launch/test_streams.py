@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from importlib import import_module
@@ -19,16 +18,11 @@ STREAMS, CUBLAS = "fmm.kernels.cuda.launch.streams", "fmm.kernels.cuda.launch.cu
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, loaded anew; its handles of cuBLAS are counted."""
-    for name, module in numpy_cupy.fake_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    for name in (STREAMS, CUBLAS):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    found = import_module(STREAMS)
     made: list[int] = []
-    monkeypatch.setattr(found, "new_handle", lambda: made.append(1) or len(made))  # type: ignore[func-returns-value]
-    yield found, made
-    for name in (STREAMS, CUBLAS):
-        sys.modules.pop(name)
+    with numpy_cupy.in_place(STREAMS, CUBLAS):
+        found = import_module(STREAMS)
+        monkeypatch.setattr(found, "new_handle", lambda: made.append(1) or len(made))  # type: ignore[func-returns-value]
+        yield found, made
 
 
 def launches(lanes: int, vendor: int) -> Any:

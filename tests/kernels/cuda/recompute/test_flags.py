@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -16,13 +15,10 @@ FLAGS = "fmm.kernels.cuda.recompute.flags"
 
 
 @pytest.fixture
-def flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def flags() -> Iterator[Any]:
     """The module, loaded anew: nobody has a flag yet."""
-    for name, module in numpy_cupy.fake_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, FLAGS, raising=False)
-    yield import_module(FLAGS)
-    sys.modules.pop(FLAGS)
+    with numpy_cupy.in_place(FLAGS):
+        yield import_module(FLAGS)
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
