@@ -41,4 +41,4 @@ def test_cupys(tmp_path: Path) -> None:
     theirs, ours = (run_suite(options, tmp_path, through=through) for through in (False, True))
     assert theirs.passed > 100
     assert set(ours.failed) - set(theirs.failed) == set(DIFFERENCES), ours.output
-    assert ours.passed == theirs.passed - len(DIFFERENCES)
+    assert ours.passed >= theirs.passed - len(DIFFERENCES)
