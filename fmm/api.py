@@ -69,6 +69,8 @@ def matmul(
             library = NUMPY if usual else NUMPY.with_options(_options(casting, order, dtype, more))
             return call.product(library, a, b, out, NO_WISHES)
         if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
+            if known.watched():
+                return known.quick_vendor(a, b)
             try:
                 small = a.nbytes * b.nbytes < SMALL_BYTES
             except RuntimeError:  # sparse tensors have no such numbers
@@ -85,6 +87,8 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     """The product of any arrays with any options."""
     out = _single(out)
     library = library_of(a, b, out).with_options(options)
+    if library.watched() and wishes.plan in (None, VENDOR):
+        return library.vendor(a, b, out)
     if wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(a, b):
         return library.vendor(a, b, out)
     if library.differentiable:

@@ -51,6 +51,9 @@ class NumpyLibrary:
     def quick_vendor(self, a: Any, b: Any) -> Any:
         return matmul(a, b)
 
+    def watched(self) -> bool:
+        return False
+
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return matmul(a, b, out=out, **self.options)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays import pick
-from fmm.arrays.kinds import array_in_words, kind_of, two_devices, type_name
+from fmm.arrays.kinds import array_in_words, kind_of, on_device, two_devices, type_name
 from fmm.arrays.library import Library, Operand, Setting, contiguous
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
@@ -124,6 +124,20 @@ def test_two_devices_are_an_error_that_names_both() -> None:
 @pytest.mark.parametrize("pair", [(MATRIX, [[1.0]]), (ON_HOST, MATRIX), (HOST_TENSOR, MATRIX), (MATRIX, HOST_TENSOR)])
 def test_what_is_on_the_host_is_numpys(pair: tuple[Any, Any]) -> None:
     assert library_of(*pair) is NUMPY
+
+
+def test_what_stands_for_a_tensor_is_torchs_once_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have any attribute: torch.fx's proxies answer to all names, those of CUDA's arrays among them."""
+    proxy = foreign(
+        "Proxy", "torch.fx.proxy", __torch_function__=None, __cuda_array_interface__={}, device="proxy.device"
+    )
+    alone = foreign("Duck", "ducks", __torch_function__=None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert (kind_of(proxy), kind_of(alone)) == ("other", "host")
+    monkeypatch.setitem(sys.modules, "torch", foreign("module", "torch"))
+    assert (kind_of(proxy), kind_of(alone)) == ("torch", "torch")
+    assert not on_device(proxy) and not on_device(alone) and on_device(TENSOR)
+    assert array_in_words(alone) == "a ducks Duck"
 
 
 def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -844,7 +858,13 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     taken: list[str] = []
 
     class Library:
-        differentiable, processor, calls = False, "cuda", {}  # type: ignore[var-annotated]
+        differentiable, processor, calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
+
+        def watched(self) -> bool:
+            return self.is_watched
+
+        def vendor(self, a: Any, b: Any, out: Any = None) -> None:
+            taken.append("vendor")
 
         def quick_vendor(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
@@ -891,6 +911,27 @@ def test_options_reach_the_library_on_its_shortest_way_too(ways: list[str]) -> N
             ways.clear()
             fmm.matmul(small, small, **option)
             assert ways == [", ".join(option), "product"]
+
+
+def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
+    ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Untouched(Exact):
+        def __getattribute__(self, name: str) -> Any:
+            assert name == "__class__"
+            return type(self)
+
+    library = pick.PLAIN_TYPES[Exact]
+    monkeypatch.setattr(library, "is_watched", True)
+    for known in (pick.PLAIN_TYPES, pick._known):
+        monkeypatch.setitem(known, Untouched, library)
+    x = Untouched(2000, 2000)
+    fmm.matmul(x, x)
+    fmm.matmul(x, x, x)
+    fmm.matmul(x, x, plan=VENDOR, max_error_growth=2.0)
+    assert ways == ["quick vendor", "vendor", "vendor"]
+    fmm.matmul(x, x, plan=LEVEL)
+    assert ways[-1] == "product"  # which says why no plan runs
 
 
 def test_what_is_quickly_known_to_be_the_vendors_is_known_by_both_types() -> None:
