@@ -130,6 +130,17 @@ def test_a_call_of_two_types_decides_nothing_for_the_next(cupy: Any, planned: li
     assert len(set(kinds)) == 4
 
 
+def test_a_call_on_another_device_decides_nothing_for_the_next(
+    cupy: Any, planned: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = cupy.ndarray(np.ones((110, 110), np.float32), device=1)
+    fmm.matmul(a, a)  # CuPy's own, since its current device is another
+    assert planned == [] and "not on the current device" in fmm.explain(a, a).reason
+    monkeypatch.setattr("fmm.arrays.cupy_library.current_device", lambda: 1)
+    fmm.matmul(a, a)
+    assert planned == [PLAN]
+
+
 @pytest.mark.parametrize("device", [5, "cuda:7"])  # that no machine has, whose answer would be kept
 def test_a_driver_without_devices_is_an_error_that_says_so(device: Any) -> None:
     said = r"there is no device cuda:[57]: cudaErrorNoDevice: no CUDA-capable"
