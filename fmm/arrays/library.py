@@ -111,6 +111,11 @@ class Library(Protocol):
         """Its own product of two plain arrays, on its shortest way."""
         ...
 
+    @property
+    def watched(self) -> Callable[[], bool]:
+        """Does somebody see the calls of its functions now, who is to see its own product and nothing else?"""
+        ...
+
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         """Its own product: the specification, and the answer wherever fmm has nothing better."""
         ...

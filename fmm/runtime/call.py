@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Processor
-from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import host_run
@@ -19,7 +19,7 @@ from fmm.runtime.decide import Decision, decide, leaner_plans
 from fmm.runtime.devices import Device
 from fmm.runtime.left_to_vendor import remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.prepare import Call, launches_on, prepare, prepared
+from fmm.runtime.prepare import Call, decided_by_caller, launches_on, prepare, prepared
 
 
 def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
@@ -109,12 +109,15 @@ def explained(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Dec
     return replace(call.decision, kernels=_kernel_lines(library, call))
 
 
-def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """What would be done with arrays that lie row by row."""
-    decision = decide(problem, limits, device)
+def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> Decision:
+    """What would be done with arrays that lie row by row: by the plan that was given, if one was."""
+    if given is None or 0 in problem.size:
+        decision = decide(problem, limits, device)
+        launches = launches_on(decision.plan, problem, device, False)
+    else:
+        decision, launches = decided_by_caller(given, problem, device)
     if device.threads:
         return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))
-    launches = launches_on(decision.plan, problem, device, False)
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 

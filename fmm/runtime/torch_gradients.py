@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fmm.arrays.library import Library
-from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, plain_call, without_marks
+from fmm.arrays.torch_calls import plain_call, refused_out, without_marks
+from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import call
 from fmm.runtime.decide import Decision
@@ -25,7 +26,8 @@ def product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """The product of two tensors, which gradients may be asked of."""
     if not plain_call(a, b, out):
         if wishes.plan not in (None, VENDOR):
-            TORCH.vendor(a, b)  # torch's own exception, if it rejects the call
+            refused = out is not None and refused_out(out)
+            TORCH.vendor(a, b, out if refused else None)  # torch's own exception, if it rejects the call
             raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
         return TORCH.vendor(a, b, out)
     a, b = without_marks(a, b)

@@ -20,6 +20,7 @@ from fmm.config.identity import Identity
 from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.side_by_side import threads_per_product
 from fmm.kernels.cpu.step_timer import StepTimes, time_steps
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
@@ -171,7 +172,7 @@ class CpuSession:
         if run.part != "whole":
             return partial(self._part, run)
         if run.plan == VENDOR:
-            return partial(np.matmul, self.a, self.b, out=self.c)
+            return partial(matmul, self.a, self.b, out=self.c)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
     def _part(self, run: Run) -> float:
@@ -196,7 +197,7 @@ class CpuSession:
 def _awake() -> None:
     """All of BLAS's threads have just worked, as in a program that multiplies: OpenBLAS's then spin for a tenth of a
     second on processors that a plan would use. Without this, a plan's time hangs on what was measured before it."""
-    np.matmul(SMALL, SMALL)
+    matmul(SMALL, SMALL)
 
 
 SMALL = np.ones((256, 256))
