@@ -159,6 +159,7 @@ class NumpyLibrary:
 
     def accepts(self, a: Any, b: Any) -> bool:
         """Asked of the operands without a's rows and b's columns: NumPy takes or rejects them alike."""
+        a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
         b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b
         try:

@@ -15,8 +15,8 @@ from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.explain import explained_table
-from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose
 from fmm.perfmodel.stability import expected_growth
@@ -104,7 +104,13 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision 
         return None
     entry, plan = found
     allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
-    if not allowed or _workspace(plan, problem) > limits.workspace:
+    try:
+        check_runnable(plan, problem, tuned.identity.key.startswith("cpu"))
+        needed = _workspace(plan, problem)
+    except PlanError as error:
+        environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
+        return None
+    if not allowed or needed > limits.workspace:
         return None
     return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
 
@@ -151,18 +157,44 @@ def _workspace(plan: Plan, problem: Problem) -> int:
     return workspace(plan, *problem.size, problem.itemsize)
 
 
-def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try when memory ran out: fast plans that still win with ever less workspace; none at last.
+def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
+    """PlanError for a plan that a CPU cannot run, or that is too deep for the product."""
+    use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
+    if on_cpu and "cpu" not in use.leaf.devices:
+        raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+    check_products(plan, *problem.size)
+
+
+# ---- instead of a plan that could not run
+
+
+def other_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """What to try where a plan cannot run on these arrays after all: what else wins within the limits, fastest first.
 
     By the model, whoever chose the plan: an entry of a config names no others.
     """
-    tuned = (
-        None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    )
+    for c in _considered(problem, limits, device):
+        allowed = c.wins and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace)
+        if allowed and c.plan not in (than, VENDOR):
+            yield c.plan
+
+
+def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """What to try when memory ran out: fast plans that still win with ever less workspace; none at last."""
+    used = _workspace(than, problem)
+    fitting = [
+        c
+        for c in _considered(problem, limits, device)
+        if c.time < 1 and limits.allow(c.plan, c.error_growth) and c.workspace < used
+    ]
+    yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)
+
+
+def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
+    """What the model considers, the fastest first."""
+    mode = environment.tuning_mode()
+    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
-        return
-    considered = choose(without_layouts(problem), known, limits).considered
-    used = _workspace(than, problem)
-    fitting = [c for c in considered if c.time < 1 and limits.allow(c.plan, c.error_growth) and c.workspace < used]
-    yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)
+        return ()
+    return choose(without_layouts(problem), known, limits).considered

@@ -26,7 +26,7 @@ from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
 from fmm.runtime.prepare import Call, cublas_scratch
 
@@ -38,7 +38,10 @@ also_released(GRAPHS.clear)
 
 def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
     """C by the call's plan, on the library's current stream; `given`: the caller named the plan,
-    which then runs even after products that had to be computed again."""
+    which then runs even after products that had to be computed again.
+
+    PlanError, before anything is launched, where the plan cannot run on operands that lie like these.
+    """
     device = call.setting.device
     stream, context = library.current_stream(device)
     if context is None:
@@ -50,6 +53,8 @@ def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given
 def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, device: int, stream: int) -> Any:
     """Everything that may run out of memory is allocated before the first launch."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+        if given:
+            raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         return library.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
     if not (given or flag.trusted()):
@@ -84,7 +89,7 @@ class StreamCall:
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
         self._latest: Hashable = None  # the key of the last replay: usually all lies where it lay then
-        self._players: dict[Alignment, Player] = {}
+        self._players: dict[Alignment, Player | str] = {}  # or why there is none
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
     def run(self, *bases: int) -> None:
@@ -110,10 +115,18 @@ class StreamCall:
         """The plan recorded for addresses that are so aligned, made ready."""
         found = self._players.get(alignment)
         if found is None:
-            target = target_on(chip_of(self.device), alignment, self.flagged)
-            made = record_launches(self.launches.plan, self.launches.problem, target)
-            found = self._players[alignment] = player_of(made, self.device)
+            found = self._players[alignment] = self._made_player(alignment)
+        if isinstance(found, str):
+            raise PlanError(found)
         return found
+
+    def _made_player(self, alignment: Alignment) -> Player | str:
+        """The player, or why there is none: a candidate of cuBLASLt, say, may want lines that are better aligned."""
+        target = target_on(chip_of(self.device), alignment, self.flagged)
+        try:
+            return player_of(record_launches(self.launches.plan, self.launches.problem, target), self.device)
+        except PlanError as error:
+            return f"the plan {self.launches.plan} cannot run here: {error}"
 
     def _products(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
         """Each product of the call: who plays it, and its addresses."""
@@ -132,7 +145,7 @@ class StreamCall:
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch(self, addresses: Addresses, stream: int) -> None:
-        for player, own in self._products(addresses):
+        for player, own in list(self._products(addresses)):  # all are there before the first one plays
             player.play(own, stream)
 
     def _captured(self, addresses: Addresses) -> _Replay | None:

@@ -525,13 +525,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     class Runner:
         fail: int = 0
+        error: type[Exception] = SpentError
 
         @staticmethod
         def run_call(arrays: Any, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
             calls.append((call, out, whatever))
             if Runner.fail:
                 Runner.fail -= 1
-                raise SpentError
+                raise Runner.error("for the test")
             return np.matmul(a, b, out=out)
 
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
@@ -638,6 +639,76 @@ def test_when_memory_runs_out_leaner_plans_are_tried_and_the_vendor_last(runs: l
     needs = [call.decision.workspace for call, *_ in runs[1:]]
     assert library.vendors == (failures == 1000)
     assert len(needs) >= min(failures + 1, 3) and needs == sorted(needs, reverse=True)
+
+
+@pytest.mark.parametrize("failures", [1, 2, 1000])
+def test_where_a_plan_cannot_run_the_next_one_is_taken_and_the_vendor_last(runs: list[Any], failures: int) -> None:
+    """A certified candidate of cuBLASLt, say, that is not there for lines that begin like these."""
+    runs[0].fail, runs[0].error = failures, PlanError
+    library, a = Large(), draw((8, 8))
+    for out in (None, np.empty((8, 8))):
+        np.testing.assert_array_equal(multiply(library, a, a, out), a @ a)
+    tried = [call.decision.plan for call, *_ in runs[1:]]
+    assert library.vendors == 2 * (failures == 1000)
+    assert tried[0] != tried[1] and len(set(tried)) >= min(failures + 1, 3)
+
+
+@pytest.mark.parametrize("error", [PlanError, SpentError])
+def test_a_given_plan_is_not_replaced(runs: list[Any], error: type[Exception]) -> None:
+    runs[0].fail, runs[0].error = 1, error
+    library, a, out = Large(), draw((8, 8)), np.full((8, 8), 7.0)
+    with pytest.raises(error, match="for the test"):
+        multiply(library, a, a, out, Wishes(LEVEL))
+    assert library.vendors == 0 and len(runs) == 2 and (out == 7).all()
+
+
+def test_a_plan_of_fmms_own_that_cannot_run_is_the_vendors(runs: list[Any]) -> None:
+    """Nobody asked for it, so nobody is told."""
+    library, a = HostArrays(), draw((8, 8))
+    deep = Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"]))
+    np.testing.assert_array_equal(multiply(library, a, a, None, Wishes(deep, replaceable=True)), a @ a)
+    assert library.vendors == 1 and len(runs) == 1
+
+
+class Apart(Large):
+    """Says that its rows are so many numbers apart."""
+
+    leading = 8192
+
+    def operand(self, x: Any) -> Operand:
+        return Operand((8192, 8192), (self.leading, 1), "float32")
+
+
+@pytest.mark.parametrize("leading", [8192, 8193])
+def test_an_entry_that_does_not_fit_a_view_gives_way(
+    leading: int, runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own kernel reads whole 16 bytes where every row begins at a multiple of them, and is slow elsewhere."""
+    section = tuned.section(tuned.entry((8192, 8192, 8192), "strassen.fused.pad4 > tile"), calibration=None)
+    path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    files.forget_configs()
+    library: Any = Apart()
+    library.leading = leading
+    found = product_call.explained(library, draw((8, 8)), draw((8, 8)), None, NO_WISHES)
+    files.forget_configs()
+    assert (found.step, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
+    assert found.plan != VENDOR and found.kernels[0] != "test.matmul"
+    assert ("cannot run on these arrays" in found.reason) == (leading == 8193)
+
+
+def test_what_runs_is_told_for_the_addresses_of_the_arrays(runs: list[Any]) -> None:
+    """Of 16-bit numbers our own kernel reads whole 16 bytes; the vendor answers for it where they do not begin so."""
+    library: Any = HostArrays()
+    memory = np.zeros(2 * 64 * 72, np.float16)
+    start = -memory.__array_interface__["data"][0] % 256 // 2
+    texts = []
+    for shift in (0, 1):
+        a = memory[start + shift : start + shift + 64 * 64].reshape(64, 64)
+        texts.append(" ".join(product_call.explained(library, a, a, None, Wishes(Plan.parse("tile"))).kernels))
+    assert "cuBLAS" not in texts[0]
+    assert "cuBLAS, not tile, because an operand does not begin at a multiple of 16 bytes" in texts[1]
 
 
 def test_a_decision_says_what_runs(runs: list[Any]) -> None:

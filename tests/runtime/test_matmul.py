@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,17 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays.library import Setting
+from fmm.arrays.numpy_library import NUMPY
+from fmm.config import files
 from fmm.kernels import VENDOR, PlanError
 from fmm.kernels.cpu.side_by_side import threads_per_product
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.problem import Problem
 from fmm.runtime import call as calls
-from fmm.runtime import left_to_vendor
+from fmm.runtime import devices, left_to_vendor
 from fmm.runtime.limits import Wishes
 from fmm.runtime.prepare import Call as Prepared
+from tests.support import configs as tuned
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Build = Callable[[], Call]  # makes the same call anew, so that both functions get arrays of their own
@@ -887,12 +891,53 @@ def test_explain_a_given_plan() -> None:
     found = fmm.explain(a, b, plan="winograd > li-fig23 > vendor", workspace=1)
     assert (str(found.plan), found.problem and found.problem.size) == ("winograd > li-fig23 > vendor", (64, 48, 80))
     assert found.workspace > 0 and found.error_growth > 1
-    assert "this plan was given" in str(found) and "li-fig23" in str(found)
+    assert "this plan was given; where numbers may overflow" in str(found) and "li-fig23" in str(found)
     assert fmm.explain(a, b, plan=found).plan == found.plan
     assert fmm.explain(a, b, plan="vendor").plan == VENDOR
     for x, plan in ((a.astype("g"), "winograd > vendor"), (a, "lt0"), (a, "no-such > vendor")):
         with pytest.raises(PlanError):
             fmm.explain(x, b, plan=plan)
+
+
+TABLES = ("li-fig2", "li-fig12", "li-fig16")
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_a_table_is_refused_before_anything_is_computed(
+    table: str, kind: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of A in C's blocks: not where k is longer than n."""
+    monkeypatch.setattr(NUMPY, "vendor", lambda *operands: pytest.fail("NumPy multiplied"))
+    for m, k, n in ((7, 9, 5), (301, 305, 201), (9, 41, 40)):
+        for stack in ((), (2,)):
+            a, b = draw((*stack, m, k)).astype(kind), draw((*stack, k, n)).astype(kind)
+            for out in (None, np.full((*stack, m, n), 7.0)):
+                for plan in (f"{table} > vendor", f"winograd > {table} > vendor", f"{table}.peel > {table} > vendor"):
+                    try:
+                        fmm.matmul(a, b, out=out, plan=plan)
+                    except PlanError as error:
+                        assert f"{table} keeps a" in str(error)
+                        assert out is None or (out == 7).all()
+                    else:
+                        assert ".peel" in plan
+                        out = out if out is None else np.full_like(out, 7.0)
+
+
+@pytest.mark.parametrize("plan", ["li-fig2 > vendor", "strassen > tile", "no-such > vendor"])
+def test_an_entry_whose_plan_cannot_run_is_passed_over(
+    plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = devices.cpu_device(blas_threads())
+    section = tuned.section(tuned.entry((300, 400, 200), plan), versions=dict(device.identity.versions))
+    path = tuned.write(tmp_path / "config.json", device.identity.key, "float64", section)
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    files.forget_configs()
+    a, b = draw((300, 400)), draw((400, 200))
+    assert fmm.explain(a, b).step == "calibrated model"
+    np.testing.assert_allclose(fmm.matmul(a, b), a @ b, atol=1e-9)
+    files.forget_configs()
 
 
 # ---- everything at random

@@ -27,6 +27,15 @@ Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses
 ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate
 
 
+def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
+    """The powers of two that divide these addresses; beyond ALIGNED nobody asks."""
+    most = ALIGNED[0]
+    if not (a | b | c | workspace) % most:
+        return ALIGNED
+    x, y, z, w = (min(address & -address, most) or most for address in (a, b, c, workspace))
+    return x, y, z, w
+
+
 class TileModel(Protocol):
     """Which tile is the fastest: fmm.perfmodel.tile_choice has such a model."""
 

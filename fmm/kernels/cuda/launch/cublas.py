@@ -19,6 +19,7 @@ from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.views import Factor
+from fmm.kernels.plans.plan_error import PlanError
 
 Math = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
@@ -189,6 +190,7 @@ CANDIDATES = 32  # as many as are asked for
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _MAX_WORKSPACE, _LEAST_ALIGNMENT = 1, (5, 6, 7, 8)
+_NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 
 
 class _Algorithm(ctypes.Structure):
@@ -218,8 +220,10 @@ def _cublaslt() -> tuple[Any, ctypes.c_void_p]:
 
 
 class _CandidateCall:
-    """One candidate of cuBLASLt's heuristic. Its scratch is part of the workspace, so that calls on many streams are
-    safe; its descriptions are small, and are kept until the process ends.
+    """One candidate of cuBLASLt's heuristic; PlanError where it has not so many.
+
+    Its scratch is part of the workspace, so that calls on many streams are safe; its descriptions are small, and are
+    kept until the process ends.
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
@@ -275,13 +279,14 @@ class _CandidateCall:
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
-        _check_status(
-            self.library.cublasLtMatmulAlgoGetHeuristic(
-                self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
-            ),
-            "cuBLASLt",
+        status = self.library.cublasLtMatmulAlgoGetHeuristic(
+            self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
-        if number >= count.value:
-            raise RuntimeError(f"cuBLASLt has {count.value} candidates for this product: there is no lt{number}")
+        if status != _NOT_SUPPORTED:  # it says so where it has no candidate at all
+            _check_status(status, "cuBLASLt")
+        known = 0 if status else count.value
+        if number >= known:
+            where = f"operands whose lines begin at multiples of {', '.join(map(str, alignments))} bytes"
+            raise PlanError(f"cuBLASLt has {known} candidates for this product of {where}: there is no lt{number}")
         return _Candidate.from_buffer_copy(found[number])

@@ -21,7 +21,7 @@ from fmm.kernels.cuda.launch.graphs import KernelNode
 from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
 from fmm.kernels.cuda.launch.streams import lanes_for, wait_in_turn
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, Turn, VendorCall
-from fmm.kernels.cuda.select import ALIGNED, Alignment
+from fmm.kernels.cuda.select import Alignment, alignment_of
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
 cublas_handle = cupy.cuda.device.get_cublas_handle
@@ -41,12 +41,8 @@ class Addresses(NamedTuple):
 
     @property
     def alignment(self) -> Alignment:
-        """Powers of two that divide the first four; beyond ALIGNED nobody asks."""
-        most = ALIGNED[0]
-        if not (self.a | self.b | self.c | self.workspace) % most:
-            return ALIGNED
-        a, b, c, w = (min(x & -x, most) or most for x in self[:4])
-        return a, b, c, w
+        """Powers of two that divide the first four."""
+        return alignment_of(self.a, self.b, self.c, self.workspace)
 
 
 class _Started(NamedTuple):
