@@ -32,6 +32,10 @@ class CompiledHook:
         """From how many multiply-adds on Python is asked."""
         self.library.fmm_least_work(work, half, unaligned)
 
+    def only_now(self) -> None:
+        """Said while a question is answered: that it is declined is not to be remembered."""
+        self.library.fmm_only_now()
+
     def install(self, on_cuda: bool, operators: Sequence[tuple[str, int]]) -> str:
         """By name, and where the left operand stands; what went wrong, if anything did."""
         count = len(operators)

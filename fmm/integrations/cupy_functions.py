@@ -69,7 +69,7 @@ class CupyFunctions:
 
     def dot(self, *operands: Any, **options: Any) -> Any:
         """Two matrices are multiplied as matmul does; with other numbers of axes dot is another product."""
-        without_out = len(operands) == 2 and (not options or options == {"out": None})
+        without_out = len(operands) == 2 and (not options or (options.get("out") is None and len(options) == 1))
         if without_out and self.plain(operands) and operands[0].ndim == operands[1].ndim == 2:
             a, b = operands
             noted("cupy.dot", a, b)

@@ -52,7 +52,7 @@ def matmul_answer(*operands: Any, **options: Any) -> Any:
 
 def dot_answer(*operands: Any, **options: Any) -> Any:
     """Two matrices are multiplied as matmul does; with other numbers of axes dot is another product."""
-    if len(operands) == 2 and (not options or options == {"out": None}):
+    if len(operands) == 2 and (not options or (options.get("out") is None and len(options) == 1)):
         a, b = operands
         if (
             type(a) is ndarray

@@ -68,6 +68,9 @@ void remember_declined(uint64_t product) {
   slot.product.store(product, std::memory_order_relaxed);
 }
 
+// Was the last product declined for a reason that has nothing to do with its sizes?
+thread_local bool only_now = false;
+
 bool large_enough(const at::Tensor& a, const at::Tensor& b) {
   const int64_t axes = a.dim();
   if (axes < 2 || b.dim() != axes || a.layout() != at::kStrided || b.layout() != at::kStrided) return false;
@@ -88,8 +91,9 @@ class Hook : public c10::OperatorKernel {
     if (large_enough(a, b)) {
       const uint64_t product = hash_of(number_, a, b);
       if (!was_declined(product)) {
+        only_now = false;
         if (answered(stack, begin)) return;
-        remember_declined(product);
+        if (!only_now) remember_declined(product);
       }
     }
     own_.callBoxed(op, keys, stack);
@@ -132,6 +136,9 @@ thread_local std::string failure;
 extern "C" {
 
 const char* fmm_failure() { return failure.c_str(); }
+
+// Said by Python while it is asked.
+void fmm_only_now() { only_now = true; }
 
 void fmm_least_work(int64_t work, int64_t half, int64_t unaligned) {
   least_work = work, least_work_half = half, least_work_unaligned = unaligned;

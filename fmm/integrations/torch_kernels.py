@@ -81,8 +81,8 @@ def install_at(key: str, compiled: bool = True) -> Undo:
     """At this key of the dispatcher, with the hook in C++ if it can be had; CannotInstallError, and nothing changed."""
     kernels = own_kernels(key)
     hook = compiled_hook.loaded_hook() if compiled else None
-    answers = Answers(_HookedDevice(kernels) if key == "CUDA" else _HookedHost(kernels), quick=hook is None)
-    return _with_vendor_passing(answers.install_compiled(key, hook) if hook else answers.install_python(key, kernels))
+    answers = Answers(_HookedDevice(kernels) if key == "CUDA" else _HookedHost(kernels), hook)
+    return _with_vendor_passing(answers.install_compiled(key) if hook else answers.install_python(key, kernels))
 
 
 def own_kernels(key: str) -> dict[str, Any]:
@@ -164,15 +164,15 @@ def _own(library: _HookedDevice | _HookedHost, a: Any, b: Any, out: Any) -> Any:
 class Answers:
     """The products that fmm multiplies, of those that torch's dispatcher asks for at one key."""
 
-    def __init__(self, library: _HookedDevice | _HookedHost, quick: bool) -> None:
+    def __init__(self, library: _HookedDevice | _HookedHost, hook: Any) -> None:
         self.library = library
-        self.quick = quick  # is nobody in front, who declines small products?
+        self.hook = hook  # stands in front and declines small products; None: nobody does
 
     def product(self, a: Any, b: Any, out: Any = None) -> Any:
         """A product of two matrices, or of two stacks of as many; None: torch's own kernel is to answer."""
-        if getattr(_passing, "on", False) or calls_are_watched():
+        if self._not_now():
             return None
-        if self.quick and not reporting() and self._quick_no(a, b):
+        if self.hook is None and not reporting() and self._quick_no(a, b):
             return None
         if not _ours(a, b) or not (out is None or _takes(out, a, b)):
             return None
@@ -188,12 +188,19 @@ class Answers:
 
     def sum_with_product(self, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """beta * added + alpha * a @ b, or None."""
-        if getattr(_passing, "on", False) or calls_are_watched():
+        if self._not_now():
             return None
         if not _ours(a, b) or not _can_be_added(added, a, b) or not (out is None or _takes(out, a, b)):
             return None
         c = self.product(a, b)
         return None if c is None else joined(c, added, beta, alpha, c if out is None else out)
+
+    def _not_now(self) -> bool:
+        """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls?"""
+        declined = getattr(_passing, "on", False) or calls_are_watched()
+        if declined and self.hook is not None:
+            self.hook.only_now()
+        return declined
 
     def answer(self, row: Operator) -> Callable[..., Any]:
         return self.sum_with_product if row.first else self.product
@@ -205,8 +212,9 @@ class Answers:
 
     # ---- in the dispatcher
 
-    def install_compiled(self, key: str, hook: Any) -> Undo:
+    def install_compiled(self, key: str) -> Undo:
         """Behind the hook in C++."""
+        hook = self.hook
         questions = torch.library.Library("fmm_hook", "FRAGMENT")
         for row in OPERATORS:
             if not hasattr(torch.ops.fmm_hook, row.question.partition("(")[0]):
