@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -71,7 +70,7 @@ def matmul(
             return call.product(library, a, b, out, NO_WISHES)
         if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
             if known.watched():
-                return known.quick_vendor(a, b)
+                return _recorded_product(a, b, None, NO_WISHES)
             try:
                 small = a.nbytes * b.nbytes < SMALL_BYTES
             except RuntimeError:  # sparse tensors have no such numbers
@@ -88,8 +87,8 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     """The product of any arrays with any options."""
     out = _single(out)
     library = library_of(a, b, out).with_options(options)
-    if library.watched() and wishes.plan in (None, VENDOR):
-        return library.vendor(a, b, out)
+    if library.watched():
+        return _recorded_product(a, b, out, wishes)
     if wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(a, b):
         return library.vendor(a, b, out)
     if library.differentiable:
@@ -169,12 +168,18 @@ def _device(device: str | int, number: int) -> devices.Device:
         raise ImportError(f"device={device!r} needs CuPy, which does not load: {error}") from error
 
 
-@lru_cache(maxsize=1)
 def _torch_gradients() -> Any:
     """The module in which torch's products begin, which loads torch."""
     from fmm.runtime import torch_gradients
 
     return torch_gradients
+
+
+def _recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """Of tensors, while somebody records torch's calls."""
+    from fmm.runtime import torch_operator
+
+    return torch_operator.recorded_product(a, b, out, wishes)
 
 
 # ---- arguments

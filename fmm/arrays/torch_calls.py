@@ -11,7 +11,8 @@ from torch.utils._device import DeviceContext
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MATMUL: Any = torch._C._VariableFunctions.matmul  # torch.matmul, also where somebody has put another in its place
 
-is_compiling, tracing_state = torch.compiler.is_compiling, torch._C._get_tracing_state
+is_compiling, is_exporting = torch.compiler.is_compiling, torch.compiler.is_exporting
+tracing_state = torch._C._get_tracing_state
 function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 transform = torch._C._functorch.peek_interpreter_stack
 deterministic = torch._C._get_deterministic_algorithms
@@ -30,6 +31,11 @@ def _bits(*names: str) -> int:
 # what is done to the tensor: a transform, a trace, a mode.
 PLAIN_KEYS = _bits("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
 MARKED_KEYS = _bits("Conjugate", "Negative")
+
+
+def plain_bits(keys: int) -> bool:
+    """Of a plain tensor, which may be marked as a conjugate or a negative?"""
+    return not keys & ~(PLAIN_KEYS | MARKED_KEYS)
 
 
 def calls_are_watched() -> bool:
@@ -52,9 +58,9 @@ def plain_call(a: Any, b: Any, out: Any) -> bool:
         not calls_are_watched()
         and type(a) in PLAIN
         and type(b) in PLAIN
-        and not (dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr()) & ~(PLAIN_KEYS | MARKED_KEYS)
+        and plain_bits(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
         and a.get_device() == b.get_device()
-        and (out is None or _writable(out, a))
+        and (out is None or writable(out, a))
         and forward_ad._current_level < 0
         and transform() is None
         and not dispatch_modes()
@@ -63,7 +69,7 @@ def plain_call(a: Any, b: Any, out: Any) -> bool:
     )
 
 
-def _writable(out: Any, like: Any) -> bool:
+def writable(out: Any, like: Any) -> bool:
     """Does torch write there, without an error or a second thought?"""
     plain = type(out) in PLAIN and not dispatch_keys(out).raw_repr() & ~PLAIN_KEYS
     return plain and not (out.requires_grad or refused_out(out)) and bool(out.get_device() == like.get_device())

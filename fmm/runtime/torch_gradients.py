@@ -6,6 +6,7 @@ NumPy's view of the same memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,15 +73,20 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
         ctx.wishes = wishes._replace(plan=None)  # a plan that was given was meant for this product's size
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, None]:
-        (grad,), (a, b), wishes = gradients, ctx.saved_tensors, ctx.wishes
-        left = product(grad, b.mH, None, wishes).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
-        right = _right_gradient(a, b, grad, wishes) if ctx.needs_input_grad[1] else None
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None]:
+        (grad,), (a, b), wishes = grads, ctx.saved_tensors, ctx.wishes
+        left, right = gradients(a, b, grad, ctx.needs_input_grad, lambda x, y: product(x, y, None, wishes))
         return left, right, None
 
 
-def _right_gradient(a: Any, b: Any, grad: Any, wishes: Wishes) -> Any:
+def gradients(
+    a: Any, b: Any, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
+) -> tuple[Any, Any]:
+    """What a gradient of the product of two matrices, or of stacks of them, gives to both; None where none is asked."""
+    left = multiply(grad, b.mH).sum_to_size(a.shape) if needed[0] else None
+    if not needed[1]:
+        return left, None
     if b.dim() == 2:  # one matrix for a whole stack: one product of all rows, rather than a sum of products
-        tall, gradients = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
-        return product(tall.mH, gradients, None, wishes)
-    return product(a.mH, grad, None, wishes).sum_to_size(b.shape)
+        tall, rows = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        return left, multiply(tall.mH, rows)
+    return left, multiply(a.mH, grad).sum_to_size(b.shape)

@@ -17,8 +17,8 @@ from tests.support import ROOT
 
 OWN_NAMES = ("np", "numpy", "cupy", "torch")
 REPLACED = ("matmul", "dot")
-# Who says which functions are the libraries' own, who replaces them, and what runs in processes of its own.
-WHO_MAY = ("fmm/arrays/cupy_library.py", "fmm/integrations/", "fmm/tuner/commands/suites.py")
+# Modules that say which functions are the libraries' own, or replace them; and what runs in processes of its own.
+WHO_MAY = ("fmm/arrays/cupy_library.py", "fmm/integrations/cupy_functions.py", "fmm/tuner/commands/suites.py")
 
 NUMPY = """
 import numpy as np, fmm

@@ -10,65 +10,27 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import fmm
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.runtime import call as product_call
-from fmm.runtime import left_to_vendor, prepare
-from fmm.runtime.decide import Decision
 from tests.support import ROOT
+from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
 
 torch: Any = pytest.importorskip("torch")
-LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
-N = 64
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("this torch has no CUDA")
-    return str(request.param)
+    return usable(request.param)
 
 
 @pytest.fixture(autouse=True)
 def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    """Every product that is left to fmm gets a plan, whatever its size; the list says which have run."""
-    from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
-
-    run: list[Plan] = []
-
-    class Runner:
-        """Notes what runs."""
-
-        def __init__(self, module: ModuleType) -> None:
-            self.module = module
-
-        def run_call(self, library: Any, call: Any, *rest: Any) -> Any:
-            run.append(call.plan)
-            return self.module.run_call(library, call, *rest)
-
-    runner = product_call._runner
-    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
-    monkeypatch.setattr(left_to_vendor, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 16**3)
-    monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
-    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner(runner(processor)))
-    for library in (TORCH, TORCH_ON_HOST):
-        library.calls.clear()
-    yield run
-    for library in (TORCH, TORCH_ON_HOST):
-        library.calls.clear()
-
-
-def drawn(device: str, *shape: int, dtype: Any = None) -> Any:
-    return torch.randn(*(shape or (N, N)), device=device, dtype=dtype or torch.float64)
-
-
-def same(ours: Any, theirs: Any) -> None:
-    torch.testing.assert_close(ours, theirs)
+    with plans_for_all(monkeypatch) as run:
+        yield run
 
 
 def test_a_plain_product_runs_a_plan(device: str, plans_run: list[Plan]) -> None:
