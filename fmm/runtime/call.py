@@ -6,6 +6,7 @@ A call is made ready, or found ready; then it runs, by leaner plans if memory ru
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -62,11 +63,12 @@ OUT_OF_MEMORY = object()
 
 def _leaner_product(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """C by plans with ever less workspace; None if the library must multiply."""
-    for other in _leaner_calls(library, call, a, b, out, wishes):
-        try:
-            return _runner(library.processor).run_call(library, other, a, b, out, True)
-        except library.out_of_memory:
-            continue
+    try:
+        for other in _leaner_calls(library, call, a, b, out, wishes):
+            with suppress(library.out_of_memory):
+                return _runner(library.processor).run_call(library, other, a, b, out, True)
+    except MemoryError:
+        pass  # to find a plan takes memory too
     return None
 
 

@@ -126,8 +126,7 @@ def _interpreter() -> Any:
         library = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
         library.PyThread_allocate_lock.argtypes, library.PyThread_allocate_lock.restype = [], ctypes.c_void_p
         library.PyThread_acquire_lock.argtypes = [ctypes.c_void_p, ctypes.c_int]
-        library.PyThread_release_lock.argtypes = library.PyThread_free_lock.argtypes = [ctypes.c_void_p]
-        library.PyThread_release_lock.restype = library.PyThread_free_lock.restype = None
+        library.PyThread_release_lock.argtypes, library.PyThread_release_lock.restype = [ctypes.c_void_p], None
     except AttributeError:
         return None
     return library
@@ -136,7 +135,8 @@ def _interpreter() -> Any:
 class Gate:
     """Where one thread waits for another: shut at first, opened once, and deaf to signals.
 
-    `wait` and `open` are C alone: a lock's own `acquire` would end with what a signal's handler raises.
+    `wait` and `open` are C alone: a lock's own `acquire` would end with what a signal's handler raises. Gates are used
+    again; one of a call that an exception ended is not, and its few bytes are never freed.
     """
 
     def __init__(self) -> None:
@@ -146,14 +146,19 @@ class Gate:
         lock = python.PyThread_allocate_lock()
         if not lock:
             raise MemoryError
-        self._free = partial(python.PyThread_free_lock, lock)
         self.open = partial(python.PyThread_release_lock, lock)
         self.wait = partial(python.PyThread_acquire_lock, lock, 1)
         self.wait()  # the first to come passes, and shuts it
 
-    def __del__(self) -> None:
-        if hasattr(self, "_free"):
-            self._free()
+    @staticmethod
+    def taken() -> Gate:
+        try:
+            return _gates.pop()
+        except IndexError:
+            return Gate()
+
+
+_gates: list[Gate] = []  # shut, and nobody's
 
 
 # ---- a caller's job
@@ -165,7 +170,7 @@ class _Errand(Generic[Result]):
     def __init__(self, work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> None:
         self.work: Callable[[], Result] | None = work
         self.last = last
-        self.gate, self.claim, self.ended = Gate(), [True], False
+        self.gate, self.claim, self.ended = Gate.taken(), [True], False
         self.processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -174,19 +179,17 @@ class _Errand(Generic[Result]):
         """In the helper's thread, which any caller may have again before this one goes on."""
         try:
             if claimed(self.claim):
-                with suppress(OSError):
-                    _move_to(self.processors)
                 self.run()
         finally:
             until_done(_idle_again)
             self.ended = True
-            gate = self.gate
-            until_done(gate.open)
+            until_done(self.gate.open)
 
     def run(self) -> None:
         work, self.work = self.work, None
         try:
             assert work is not None
+            _move_to(self.processors)
             self.result = work()
         except BaseException as error:
             self.error = error
@@ -209,6 +212,8 @@ class _Errand(Generic[Result]):
                 until_done(self.gate.wait)
             for step in self.last:
                 step()
+        else:
+            _gates.append(self.gate)
         return True
 
     def outcome(self) -> Result:
@@ -228,9 +233,10 @@ def _idle_again() -> None:
 
 
 def _move_to(processors: set[int] | None) -> None:
-    """This thread runs where its caller may."""
-    if processors != _here.processors and processors:
-        os.sched_setaffinity(0, processors)
+    """This thread runs where its caller may, if the system lets us say so."""
+    if processors and processors != _here.processors:
+        with suppress(OSError):
+            os.sched_setaffinity(0, processors)
         _here.processors = processors
 
 
@@ -240,13 +246,18 @@ def call_apart(work: Callable[[], Result], last: Sequence[Callable[[], object]] 
     `last`: a list that the work may change; what is in it then is called in the caller's thread, before any handler of
     a signal. Every such call should be one of C. NoThreadError: there is no thread, and nothing was done.
     """
-    errand = _Errand(work, last)
     if in_own_thread():
-        errand.run()
-        for step in last:
-            step()
-        return errand.outcome()
+        return _at_once(work, last)
+    errand = _Errand(work, last)
     while not errand.hand_over():
         if not _idle:
             Helper.hired(idle=True)
     return errand.outcome()
+
+
+def _at_once(work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> Result:
+    try:
+        return work()
+    finally:
+        for step in last:
+            step()
