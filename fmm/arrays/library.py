@@ -166,7 +166,7 @@ class Library(Protocol):
         ...
 
     def written(self, out: Any) -> None:
-        """To be told that `out` was written behind the library's back."""
+        """To be told that `out` is about to be written behind the library's back."""
         ...
 
     def free_bytes(self, number: int) -> int:
@@ -187,6 +187,10 @@ class HostLibrary(Library, Protocol):
 
     def returned(self, c: Any) -> Any:
         """A new product as the library returns it."""
+        ...
+
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        """Its own product into `out`, as a function without Python code: no signal's handler runs within."""
         ...
 
 

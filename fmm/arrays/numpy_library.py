@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -56,6 +57,9 @@ class NumpyLibrary:
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return matmul(a, b, out=out, **self.options)
+
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        return partial(np.matmul, a, b, out=out, **self.options)
 
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         """NumPy itself reads what is no array of its own."""

@@ -6,9 +6,9 @@ know.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import torch
@@ -179,6 +179,9 @@ class TorchHostLibrary(_TorchTensors):
 
     def returned(self, c: Any) -> Any:
         return c
+
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        return partial(torch.matmul, a, b, out=out)
 
 
 def _same_memory_transposed(a: Any, b: Any) -> bool:

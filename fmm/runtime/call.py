@@ -84,12 +84,15 @@ def _product_instead(library: Library, call: Call, a: Any, b: Any, out: Any, wis
     """C by other plans of the model's; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
-    for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
-        own = wishes._replace(plan=plan, replaceable=True)
-        other = prepared(library, a, b, out, own)
-        c = failed if other.plan is None else _attempt(library, other, a, b, out, own)
-        if not isinstance(c, Failure):
-            return c
+    try:
+        for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
+            own = wishes._replace(plan=plan, replaceable=True)
+            other = prepared(library, a, b, out, own)
+            c = failed if other.plan is None else _attempt(library, other, a, b, out, own)
+            if not isinstance(c, Failure):
+                return c
+    except MemoryError:
+        pass  # to find a plan takes memory too
     return None
 
 

@@ -19,6 +19,7 @@ from fmm.config import identity
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.helper_threads import call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.side_by_side import threads_per_product
@@ -48,8 +49,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
-        with threads_per_product(self.threads) as (self.lanes, _):
-            pass
+        self.lanes = call_apart(partial(_products_at_once, self.threads))
         self._normal: tuple[tuple[str, int], Array] | None = None
 
     @cached_property
@@ -192,6 +192,11 @@ class CpuSession:
                 execute_plan(plan, self.a, self.b, self.c, backend, arena)
 
             return time_steps(self.threads, 2 * m * k * n, steps)
+
+
+def _products_at_once(threads: int) -> int:
+    with threads_per_product(threads) as (at_a_time, _):
+        return at_a_time
 
 
 def _awake() -> None:

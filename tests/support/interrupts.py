@@ -1,0 +1,107 @@
+"""Exceptions at any moment: of signals, at random moments and again and again; and at each step of some code.
+
+Used in processes of their own, by way of the tests: what they find may hang.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+@contextmanager
+def watched(seconds: float) -> Iterator[None]:
+    """Ends the process, with all tracebacks, if the block takes so long."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Alarm(BaseException):
+    """What the signal's handler raises."""
+
+
+class Fire:
+    """Signals that raise, again and again, but only while `under` is on the stack: who counts the hits is spared."""
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.left, self.again = 0, 0.0  # of this call's
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        under = Fire.under.__code__
+        while frame is not None and frame.f_code is not under:
+            frame = frame.f_back
+        if frame is None or not self.left:
+            return
+        self.hits += 1
+        self.left -= 1
+        if self.left:
+            signal.setitimer(signal.ITIMER_REAL, self.again)
+        raise Alarm
+
+    def under(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def interrupted(self, call: Callable[[], Any], delay: float, again: float, times: int) -> bool:
+        """Did a signal end the call? One comes after `delay`, and `again` seconds after each another, so many times."""
+        self.left, self.again = times, again
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        try:
+            self.under(call)
+        except Alarm:
+            return True
+        finally:
+            self.left = 0
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return False
+
+
+# ---- at each step
+
+
+class AtStep:
+    """Raises KeyboardInterrupt before the n-th step of the interpreter within these files, in this thread.
+
+    That is at more places than a signal's handler can: handlers run where a function begins, a loop goes on, or a call
+    has ended.
+    """
+
+    def __init__(self, files: Collection[str]) -> None:
+        self.files = frozenset(files)
+
+    def interrupted(self, call: Callable[[], Any], step: int) -> bool:
+        """Did it end the call? If not, the call has fewer steps."""
+        left = step
+
+        def within(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal left
+            if event == "opcode":
+                left -= 1
+                if not left:
+                    raise KeyboardInterrupt
+            return within
+
+        def entered(frame: FrameType, event: str, argument: object) -> Any:
+            if Path(frame.f_code.co_filename).name not in self.files:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return within
+
+        sys.settrace(entered)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
