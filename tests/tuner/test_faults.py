@@ -22,6 +22,7 @@ from fmm.config.identity import Identity
 from fmm.tuner.cli import main
 from fmm.tuner.commands import measure
 from fmm.tuner.commands import tune as commands_tune
+from fmm.tuner.commands.one_type import End, Job
 from fmm.tuner.devices import choose
 from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.effort import EFFORTS
@@ -168,7 +169,7 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
 
 @pytest.mark.parametrize("more", [["--effort", "full"], ["--dtype", "float32"], ["--fresh"], []])
 def test_only_the_same_tuning_is_resumed(more: list[str], fake: FakeDevice, tmp_path: Path) -> None:
-    assert main(["--dtype", "float64", "--quiet", "--time-limit", "1e-9", "--output", str(tmp_path)]) == 0
+    assert main(["--dtype", "float64", "--quiet", "--time-limit", "1e-9", "--output", str(tmp_path)]) == 1
     resume = [] if "--fresh" in more else ["--resume"] if more else []
     assert main(["--dtype", "float64", "--quiet", *resume, *more, "--output", str(tmp_path)]) == 0
     assert len(Trials(tmp_path / "trials.jsonl").tunings()) == 2
@@ -281,7 +282,7 @@ def test_sections_and_entries_are_merged(tmp_path: Path) -> None:
         ("cpu-b", "float64"),
     }
     merged = found["cpu-a"]["float64"]
-    assert merged["noise"] == 0
+    assert merged["noise"] is None
     assert [(tuple(e["size"]), e["plan"]) for e in merged["entries"]] == [
         ((1, 2, 3), "hasa > vendor"),
         ((4, 5, 6), "winograd > vendor"),
@@ -393,10 +394,12 @@ def test_a_dry_run_measures_and_writes_nothing(
     fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--dry-run", "--output", str(tmp_path / "c.json")]) == 0
-    assert "a fake CPU (cpu-fake-2t), float32: about 4 s" in capsys.readouterr().out
+    assert "a fake CPU (cpu-fake-2t), float32, effort default: about 4 s" in capsys.readouterr().out
     assert main(["--dry-run", "--json", "--output", str(tmp_path / "c.json")]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["dtype"] for row in rows] == ["float32", "float64"] and "winograd > vendor" in rows[0]["candidates"]
+    assert [row["dtype"] for row in rows] == ["float32", "float64"] * 2
+    assert [row["effort"] for row in rows] == ["coarse"] * 2 + ["default"] * 2
+    assert "winograd > vendor" in rows[0]["candidates"]
     assert fake.asked == 0 and not list(tmp_path.iterdir())
 
 
@@ -422,7 +425,7 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
 def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Path) -> None:
     fake.real_time = 0.2
     start = time.monotonic()
-    assert main(["--time-limit", "0.5", "--quiet", "--output", str(tmp_path)]) == 0
+    assert main(["--time-limit", "0.5", "--quiet", "--output", str(tmp_path)]) == 1
     assert time.monotonic() - start < 2.5
 
 
@@ -432,7 +435,7 @@ def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, t
     arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
     counts = []
     for more in ([], ["--resume"], ["--resume"]):
-        assert main([*arguments, *more]) == 0
+        assert main([*arguments, *more]) == 1  # too little was measured to be used
         (commands_tune,) = Trials(tmp_path / "trials.jsonl").tunings()
         counts.append(len(commands_tune.trials))
     assert 0 < counts[0] < counts[1] < counts[2]
@@ -465,13 +468,14 @@ def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatc
     """What one leaves is the next one's."""
     limits = []
 
-    def tuned(job: Any, path: Path, options: Any, left: float) -> tuple[int, float]:
-        limits.append((job.dtype, left))
-        return 0, 2.0
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+        limits.append((job.dtype, job.effort, left))
+        return End(0, "", 2.0)
 
-    monkeypatch.setattr(commands_tune, "_tuned", tuned)
-    assert main(["--time-limit", "10", "--output", str(tmp_path)]) == 0
-    assert limits == [("float32", 5.0), ("float64", 8.0)]
+    monkeypatch.setattr(commands_tune, "tune_job", tuned)
+    assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
+    coarse = [("float32", "coarse", 8.0), ("float64", "coarse", 14.0)]  # these are certain to have their turn
+    assert limits == [*coarse, ("float32", "default", 6.0), ("float64", "default", 10.0)]
 
 
 @pytest.mark.parametrize("missing", commands_tune.NEEDED)

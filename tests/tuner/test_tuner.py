@@ -27,9 +27,10 @@ from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner import fit as fitting
 from fmm.tuner import shapes
-from fmm.tuner.conclude import noise_floor, searched_entries
+from fmm.tuner.conclude import searched_entries
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.devices.fake import TRUTH, FakeDevice, FakeSession
+from fmm.tuner.doubts import noise_floor
 from fmm.tuner.effort import EFFORTS
 from fmm.tuner.journal import Journal, ReplayedError, RoundLimits, paired_speedup
 from fmm.tuner.search import within_limits

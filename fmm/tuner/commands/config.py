@@ -15,8 +15,9 @@ from fmm.config import files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Entry, Raw
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.tuner.commands.described import described
 from fmm.tuner.commands.options import add_json
-from fmm.tuner.commands.tune import described, output_path, trials_path
+from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.fit import cached_work, formula_seconds
 from fmm.tuner.trials import Trial, Trials
 
