@@ -17,6 +17,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.tuner import fit as fitting
 from fmm.tuner.doubts import (
+    distant_margin,
     disturbance,
     disturbed_margin,
     largest_pair,
@@ -25,6 +26,7 @@ from fmm.tuner.doubts import (
     model_doubts,
     noise_floor,
     promised_margin,
+    unexplained_share,
 )
 from fmm.tuner.journal import Journal
 from fmm.tuner.search import needs_no_workspace
@@ -153,7 +155,8 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     held = fitting.stage_medians(trials, ("held out",))
     disturbed_by = disturbance(trials, fitted.calibration, dtype)
     model = checked_model(fitted.calibration, dtype, held, disturbed_by, largest_pair(trials))
-    disturbed = [*machine_doubts(noise, disturbed_by)]
+    seen = [*fitting.stage_medians(trials, known), *held]
+    disturbed = [*machine_doubts(noise, disturbed_by, unexplained_share(seen, fitted.calibration))]
     entries = [replace(e, verified=not disturbed) for e in searched_entries(trials, noise)]
     return {
         "versions": dict(device.identity.versions),
@@ -190,10 +193,10 @@ def checked_model(
     others = [o for o in held if not o.run.plan.timed_by_tiles]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
     losing = [losing_margin(fitted, seen) for seen in (others, tiled)]
-    least = disturbed_margin(disturbed)
     promised = [promised_margin(e["speedup"]) for e in (error, own)]
+    pays = chosen_from(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
+    least = max(disturbed_margin(disturbed), distant_margin(pays, measured))
     margins = [min(max(p, x, least), 1.0) for p, x in zip(promised, losing, strict=True)]
     found = replace(fitted, margin=margins[0], tiled_margin=margins[1])
     errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
-    pays = chosen_from(found, dtype, 1)
-    return Checked(found, errors, tuple(model_doubts(error["speedup"], losing[0], pays, measured)))
+    return Checked(found, errors, tuple(model_doubts(error["speedup"], losing[0])))

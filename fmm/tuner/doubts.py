@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, log
 from statistics import median
 
 from fmm.config import certify
@@ -24,12 +24,14 @@ from fmm.tuner.trials import Run, Size, Trial
 # tells, and plans less than the vendor's product: then they seem faster than they are.
 UNDISTURBED = "undisturbed"
 SOUND, DISTURBED = 1.25, 1.5  # times as long as that the fitted model may say they take: at ease, and at most
+UNEXPLAINED = 0.2  # by which a tenth of the vendor's products may differ from the model: with nothing beside 5 to 13 %
 NOISY = 0.08  # the largest noise floor; on idle machines 0.2 to 4 %
 RELEVANT = 0.01  # twins shorter than this share of the longest are not asked: such short products are not tuned
 # The margin is the model's error on held-out shapes (`Error.upper`), but at least MARGIN; a model that is further off
 # than MOST, or that was checked on fewer pairs than ENOUGH, is not used, though its margin is written down.
 MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.08
-REACH = 3  # times the largest side that was measured: from there on no first plan is believed in
+REACH = 3  # times the largest side that was measured: where plans pay only from there on, they need this margin
+DISTANT = 0.05
 LOST = 0.98  # of the vendor's speed: a plan that reaches less was a bad choice
 
 
@@ -63,6 +65,17 @@ def disturbance(trials: Iterable[Trial], calibration: Calibration, dtype: str) -
     return formula_seconds(Run(), problem, cached_work(Run().plan, problem), calibration) / best[problem.size]
 
 
+def unexplained_share(observed: Sequence[Observation], calibration: Calibration) -> float | None:
+    """By how much a tenth of the vendor's products, or more, took longer or shorter than the fitted model says: other
+    work that came and went hits some sizes and not others. None if there are few."""
+    off = [abs(log(_expected(o, calibration) / o.seconds)) for o in observed if o.kind == "vendor"]
+    return sorted(off)[-(len(off) // 10 + 1)] if len(off) >= ENOUGH else None
+
+
+def _expected(o: Observation, calibration: Calibration) -> float:
+    return formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), calibration)
+
+
 def largest_pair(trials: Iterable[Trial]) -> float:
     """The side of the cube with as much work as the largest product that was measured by a plan."""
     sizes = (t.size for t in trials if t.seconds and t.part == "whole" and t.plan != "vendor")
@@ -93,7 +106,7 @@ def losing_margin(calibration: Calibration, held: Sequence[Observation]) -> floa
     return found
 
 
-def machine_doubts(noise: float | None, disturbed: float | None) -> Iterator[str]:
+def machine_doubts(noise: float | None, disturbed: float | None, unexplained: float | None) -> Iterator[str]:
     """What speaks against all that was measured, entries too."""
     if noise is None:
         yield "the noise was not measured"
@@ -101,15 +114,17 @@ def machine_doubts(noise: float | None, disturbed: float | None) -> Iterator[str
         yield f"equal products differ by {noise:.0%}, so much was the device disturbed"
     if disturbed is not None and disturbed > DISTURBED:
         yield f"products took {disturbed:.1f} times as long as undisturbed ones: others used the device"
+    if unexplained is not None and unexplained > UNEXPLAINED:
+        yield f"a tenth of the vendor's products are off by {unexplained:.0%}: others used the device for a while"
 
 
-def model_doubts(error: Error, losing: float, pays: float, measured: float) -> Iterator[str]:
-    """What speaks against the model: it was not checked, or is wrong, or chooses plans where none was measured.
+def distant_margin(pays: float, measured: float) -> float:
+    """More where the model chooses plans only from a side on that is far above the largest with a plan measured."""
+    return DISTANT if measured * REACH < pays < inf else 0.0
 
-    `pays`: the side from which it chooses any, infinite if it never does; `measured`: the largest with a plan.
-    """
-    if measured * REACH < pays < inf:
-        yield f"plans would be chosen from {pays:.0f} on, and none was measured above {measured:.0f}"
+
+def model_doubts(error: Error, losing: float) -> Iterator[str]:
+    """What speaks against the model: it was not checked, or is wrong."""
     if error.count < ENOUGH:
         checked = f"on {error.count} plans only" if error.count else "nowhere"
         yield f"the model was checked {checked}: {ENOUGH} on other shapes are needed"

@@ -76,7 +76,7 @@ def _bench(options: argparse.Namespace) -> int:
         return 2
     rows = list(benched(device, problem, plans, options.rounds))
     print(json.dumps(rows, indent=1) if options.json else "\n".join(map(_benched_line, rows)))
-    return 0
+    return int(any("failed" in row for row in rows))
 
 
 def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
@@ -153,12 +153,14 @@ def _tested(path: Path, device: Device, dtype: str, raw: Any) -> int:
         path, device.identity.key, dtype, {**raw, "versions": dict(device.identity.versions), "entries": entries}
     )
     print(f"{device.identity.key}, {dtype}: {said}")
-    return 0
+    return int(not holds)
 
 
 def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, str]:
     """Do the entries hold, to judge by the cheapest few that a second allows? A gain that is gone condemns all."""
     fast = sorted((e for e in entries if e.plan != "vendor"), key=lambda e: e.vendor_seconds)
+    if not fast:
+        return True, "no gain is certified, so that there was nothing to measure"
     left, tried = CANARY_SECONDS, 0
     for entry in fast:
         cost = (entry.vendor_seconds + entry.seconds) * (CANARY_ROUNDS + 1)
