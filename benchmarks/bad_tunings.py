@@ -125,12 +125,26 @@ def measured_case(case: dict[str, Any], options: argparse.Namespace) -> dict[str
     with tempfile.TemporaryDirectory() as name:
         folder, start = Path(name), time.monotonic()
         found = {**case, **tune_badly(case, folder), "seconds": round(time.monotonic() - start, 1)}
-        os.environ["FMM_CONFIG"] = str(folder / "config.json")
-        files.forget_configs()
         time.sleep(options.pause)
         sizes = random_sizes(case["tuning"], options.shapes, options.largest)
-        found["shapes"] = list(judged_shapes(case["dtype"], sizes, Rounds(5, 15, options.seconds)))
+        with config_in_force(folder / "config.json"):
+            found["shapes"] = list(judged_shapes(case["dtype"], sizes, Rounds(5, 15, options.seconds)))
     return found
+
+
+@contextmanager
+def config_in_force(path: Path) -> Iterator[None]:
+    """This config, there or not, and no other."""
+    before = os.environ.get("FMM_CONFIG")
+    os.environ["FMM_CONFIG"] = str(path)
+    files.forget_configs()
+    try:
+        yield
+    finally:
+        os.environ.pop("FMM_CONFIG")
+        if before is not None:
+            os.environ["FMM_CONFIG"] = before
+        files.forget_configs()
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

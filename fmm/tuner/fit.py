@@ -169,6 +169,7 @@ class Fit:
 
 
 TILES = (64.0, 128.0, 256.0)  # sides of the blocks in which vendors' products are computed
+STEPS = 60  # at most: by then all is found that the measurements tell, and the rest is a walk along a flat valley
 SCREENED = 8  # steps after which their fits are compared
 
 
@@ -195,9 +196,7 @@ def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
     return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
 
 
-def _fitted(
-    start: Calibration, dtype: str, observed: Sequence[Observation], steps: int | None = None
-) -> tuple[float, Fit]:
+def _fitted(start: Calibration, dtype: str, observed: Sequence[Observation], steps: int = STEPS) -> tuple[float, Fit]:
     """Least squares of the residuals with a robust loss, in so many steps at most, and what is left of them;
     parameters that nothing informs stay at their start."""
     from scipy.optimize import least_squares
