@@ -8,7 +8,7 @@
         "conditions": {...}, "tuned": {...},           for people: names, clocks, memory; when and how
         "calibration": {"stream": ..., "rate": {...}}, the model's numbers, those of fmm.perfmodel.calibration; or null
         "intervals": {...}, "error": {...},            how sure they are, and how far off the model is on other shapes
-        "thresholds": {...},                           what the papers' formulas make of them
+        "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names (thresholds.py)
         "noise": 0.01,                                 the noise floor, as a share; null if it was not measured
         "doubts": ["..."],                             why the model is not used; none as a rule
         "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...}, ...]
@@ -46,6 +46,7 @@ from fmm.config.checks import (
 )
 from fmm.config.environment import log_once
 from fmm.config.identity import Identity
+from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -126,6 +127,7 @@ class Tuned:
     calibration: Calibration | None
     entries: Mapping[Key, Entry]
     changed: tuple[str, ...] = ()  # versions that differ from those of the tuning: entries are not trusted
+    thresholds: Thresholds | None = None
     doubts: tuple[str, ...] = ()  # what speaks against the tuning: its model is not trusted
 
     @property
@@ -251,7 +253,8 @@ def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> T
     now = identity.versions
     changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
     entries_by_key = MappingProxyType({e.key: e for e in entries})
-    return Tuned(identity, dtype, known, entries_by_key, changed, tuple(found.get("doubts", ())))
+    doubts = tuple(found.get("doubts", ()))
+    return Tuned(identity, dtype, known, entries_by_key, changed, read_thresholds(found["thresholds"]), doubts)
 
 
 def _source(tuned: Raw, errors: Raw) -> str:

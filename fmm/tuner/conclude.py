@@ -165,7 +165,7 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "calibration": schema.calibration_fields(model.calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.fields for name, e in model.error.items()},
-        "thresholds": thresholds(model.calibration, dtype, one_level(trials)),
+        "thresholds": thresholds(model.calibration, dtype, one_level(trials)).fields,
         "noise": noise,
         "doubts": [*disturbed, *model.doubts],
         "entries": [e.fields for e in entries],

@@ -409,7 +409,7 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
     arguments = ["--shapes", str(shapes), "--output", str(tmp_path)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    for expected in ("a fake CPU (cpu-fake-2t), float64", "Gflop/s", "one level pays from", "held-out pairs"):
+    for expected in ("a fake CPU (cpu-fake-2t), float64", "Gflop/s", "one level from tau1", "held-out pairs"):
         assert expected in printed
     assert "6000 x 6000 x 6000: winograd > " in printed and f"written to {tmp_path / 'config.json'}" in printed
     assert main([*arguments, "--json"]) == 0
@@ -571,3 +571,21 @@ def test_a_canary_restores_trust_or_takes_it(
     raw = files.read_config(path)[FAKE.key]["float64"]
     assert raw["versions"] == {"numpy": "1", "blas": "fake 1"}
     assert [e["verified"] for e in raw["entries"]] == [holds]
+
+
+def test_li_s_codes_are_timed_with_the_tuned_thresholds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shape between tau1 and tau2 has one level; without a tuning there are no thresholds."""
+    spread = {"value": 1000.0, "low": 900.0, "high": 1100.0}
+    found = {"alpha": 1e-9, "pi": 1e-11, "n1": 2200.0, "n1_measured": None, "epsilon": None, "block_strategy": {}}
+    found |= {"tau1": spread, "tau2": {**spread, "value": 4000.0}, "tau3": dict.fromkeys(spread)}
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])
+    tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds=found))
+    files.forget_configs()
+    arguments = ["bench", "1500", "1500", "1500", "--json", "--plan"]
+    assert main([*arguments, "winograd(tau1, tau2)"]) == 0
+    assert "li-fig13 > vendor" in {row["plan"] for row in json.loads(capsys.readouterr().out)}
+    assert main([*arguments, "winograd(tau1, tau2)", "--dtype", "float32"]) == 2
+    assert "has no tau1 and tau2 for float32; tune it first" in capsys.readouterr().err

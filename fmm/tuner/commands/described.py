@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 from typing import Any
 
 from fmm.config import schema
+from fmm.config.thresholds import Thresholds, read_thresholds
 
 NOT_MEASURED = "not measured"
 
@@ -16,7 +16,8 @@ def described(section: dict[str, Any]) -> Iterator[str]:
     if section["calibration"]:
         rates = section["calibration"]
         yield f"  products at {rates['rate']['flops'] / 1e9:.4g} Gflop/s, sums at {rates['stream'] / 1e9:.4g} GB/s"
-        yield f"  {_points(section['thresholds'])}; noise floor {share_or_nothing(section['noise'])}"
+        yield from described_thresholds(read_thresholds(section["thresholds"]))
+        yield f"  noise floor {share_or_nothing(section['noise'])}"
         yield f"  {_errors(section['error'])}"
     for doubt in section.get("doubts") or ():
         yield f"  the model is not used: {doubt}"
@@ -31,10 +32,18 @@ def share_or_nothing(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:.1%}"
 
 
-def _points(thresholds: dict[str, Any] | None) -> str:
-    first, second, *_ = (thresholds or {}).get("recursion_points") or (0, 0)
-    one, two = (f"from about {x:.0f}" if 0 < x < inf else "nowhere" for x in (first, second))
-    return f"one level pays {one}, two {two}"
+def described_thresholds(found: Thresholds | None) -> Iterator[str]:
+    """As in D'Alberto and Nicolau's Table 3, the model's recursion point beside the measured one; then the sides from
+    which plans are taken, and the tiles of our own product kernel."""
+    if found is None:
+        return
+    ends = [NOT_MEASURED if x is None else f"{x:.0f}" for x in (found.n1, found.n1_measured)]
+    epsilon = "" if found.epsilon is None else f", epsilon {found.epsilon:+.0f}"
+    rates = f"alpha {found.alpha:.3g} s an element, pi {found.pi:.3g} s a flop"
+    yield f"  {rates}: n1 {ends[0]}, measured {ends[1]}{epsilon}"
+    yield f"  one level from tau1 {found.tau1}, two from tau2 {found.tau2}, three from tau3 {found.tau3}"
+    if found.block_strategy:
+        yield f"  block strategy: {', '.join(f'{name} at {side}' for side, name in found.block_strategy.items())}"
 
 
 def _errors(error: dict[str, Any] | None) -> str:
