@@ -80,12 +80,13 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     if tuned is not None and (entry := certified_entry(problem, limits, tuned)) is not None:
         return entry
-    known = tuned.calibration if tuned else None
+    known = tuned.trusted if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
-        environment.log_once(
-            f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
-        )
+        said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
+        if tuned and tuned.doubts:
+            said = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
+        environment.log_once(said)
     chosen = model_choice(
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
@@ -194,7 +195,7 @@ def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
     """What the model considers, the fastest first."""
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
+    known = (tuned.trusted if tuned else None) or untuned_calibration(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return ()
     return choose(without_layouts(problem), known, limits).considered

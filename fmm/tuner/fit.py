@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import exp, log
 from statistics import median
@@ -17,7 +17,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
-from fmm.tuner.trials import Run, Size, Trial
+from fmm.tuner.trials import BEST, Run, Size, Trial
 
 # ---- what was observed
 
@@ -62,7 +62,7 @@ def cached_work(plan: Plan, problem: Problem) -> Work:
 def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
     """The formula's seconds for a run, or for the part of it that is timed."""
     found = predicted_seconds(run.plan, problem, counts, calibration)
-    if run.part == "whole":
+    if run.part in ("whole", BEST):
         return found.seconds
     if calibration.lanes > 1:  # the workers are timed, without what starts them
         return found.sums if run.part == "sums" else found.products
@@ -172,6 +172,7 @@ class Fit:
 
 
 TILES = (64.0, 128.0, 256.0)  # sides of the blocks in which vendors' products are computed
+STEPS = 60  # at most: by then all is found that the measurements tell, and the rest is a walk along a flat valley
 SCREENED = 8  # steps after which their fits are compared
 
 
@@ -211,9 +212,7 @@ def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
     return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
 
 
-def _fitted(
-    start: Calibration, dtype: str, observed: Sequence[Observation], steps: int | None = None
-) -> tuple[float, Fit]:
+def _fitted(start: Calibration, dtype: str, observed: Sequence[Observation], steps: int = STEPS) -> tuple[float, Fit]:
     """Least squares of the residuals with a robust loss, in so many steps at most, and what is left of them;
     parameters that nothing informs stay at their start."""
     from scipy.optimize import least_squares
@@ -305,6 +304,11 @@ class Error:
     p95: float
     bias: float
     upper: float
+
+    @property
+    def fields(self) -> dict[str, float]:
+        """As it stands in a section: of what was not measured, nothing but that."""
+        return asdict(self) if self.count else {"count": 0}
 
     @staticmethod
     def of(relative: Sequence[float]) -> Error:

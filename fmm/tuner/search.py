@@ -13,6 +13,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, ranked_candidates, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
+from fmm.tuner.devices.compile_ahead import compile_weight
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
@@ -35,7 +36,9 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     predicted = [
         c.plan for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR
     ]
-    predicted = [p for p in predicted if within_limits(journal.device, p, problem)]
+    predicted = [
+        p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
+    ]
     without, peers = leanest_plan(problem, calibration, journal.device), list(journal.device.peers())[: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(STAGE, problem) as timed:

@@ -20,8 +20,12 @@ from fmm.problem import Problem
 Size = tuple[int, int, int]
 
 
+BEST = "best"  # a part: not one sample but the shortest of TRIES, what the product takes if nothing disturbs it
+TRIES = 15
+
+
 class Run(NamedTuple):
-    """What is timed: a plan on the problem of a session, whole or only its sums or its leaf products.
+    """What is timed: a plan on the problem of a session, whole or only its sums or its leaf products; or BEST.
 
     A `twin` is the same thing once more under another name: a pair of twins shows the noise.
     """

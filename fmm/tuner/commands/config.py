@@ -7,7 +7,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from fmm.config import files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Entry, Raw
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.tuner.commands.described import described
 from fmm.tuner.commands.options import add_json
-from fmm.tuner.commands.tune import described, output_path, trials_path
+from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.fit import cached_work, formula_seconds
 from fmm.tuner.trials import Trial, Trials
 
@@ -36,6 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     export.set_defaults(run=one_line_errors(_export))
     merge = commands.add_parser("merge", help="put the sections of other configs into one")
     merge.add_argument("sources", nargs="+", type=Path, metavar="CONFIG")
+    merge.add_argument("--replace", action="store_true", help="let them replace what was tuned there")
     merge.add_argument("--into", type=Path, metavar="PATH", help="the config to write (the one that fmm reads)")
     merge.set_defaults(run=one_line_errors(_merge))
 
@@ -72,6 +74,14 @@ def config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
             yield key, dtype, raw
 
 
+def some_sections(path: Path) -> list[tuple[str, str, Raw]]:
+    """The same; ConfigError if there is none."""
+    found = list(config_sections(path))
+    if not found:
+        raise ConfigError(f"{path} says nothing of any device")
+    return found
+
+
 def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
     """A section with every field and every plan checked."""
     found = schema.checked_section(raw, f"{key}.{dtype}", Identity(key, key), dtype)
@@ -88,32 +98,36 @@ def _path(options: argparse.Namespace) -> Path:
 
 
 def _show(options: argparse.Namespace) -> None:
-    found = list(config_sections(_path(options)))
+    found = some_sections(_path(options))
     if options.json:
         print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))
         return
     for key, dtype, raw in found:
         checked_fully(key, dtype, raw)
-        conditions = raw["conditions"] if isinstance(raw["conditions"], dict) else {}
-        print(f"{key}, {dtype} ({conditions.get('device', 'unknown')}; {_tuned_how(raw)})")
+        print(f"{key}, {dtype} ({_told(raw['conditions'], 'device') or 'unknown'}; {_tuned_how(raw)})")
         print("\n".join(described(raw)))
 
 
 def _tuned_how(raw: Raw) -> str:
-    tuned = raw["tuned"] if isinstance(raw["tuned"], dict) else {}
-    return f"{tuned.get('effort', 'measured online')}, {str(tuned.get('at', ''))[:10]}".strip(", ")
+    effort, when = (_told(_told(raw, "tuned"), name) for name in ("effort", "at"))
+    return f"{effort or 'measured online'}, {str(when or '')[:10]}".strip(", ")
+
+
+def _told(raw: Raw, name: str) -> Raw:
+    return raw.get(name) if isinstance(raw, dict) else None
 
 
 def _validate(options: argparse.Namespace) -> int:
     path, bad = _path(options), 0
-    for key, dtype, raw in config_sections(path):
+    for key, dtype, raw in some_sections(path):
         try:
             found = checked_fully(key, dtype, raw)
         except ConfigError as error:
             print(f"fmm-tune validate: {path}: {error}", file=sys.stderr)
             bad = 1
         else:
-            print(f"{key}, {dtype}: valid, {len(found.entries)} entries")
+            unused = "".join(f"; the model is not used: {doubt}" for doubt in found.doubts)
+            print(f"{key}, {dtype}: valid, {len(found.entries)} entries{unused}")
     return bad
 
 
@@ -127,7 +141,7 @@ def _export(options: argparse.Namespace) -> None:
 def _entry_rows(path: Path) -> Iterator[list[object]]:
     names = [f.name for f in fields(Entry) if f.name != "size"]
     yield ["device", "dtype", "m", "k", "n", *names]
-    for key, dtype, raw in config_sections(path):
+    for key, dtype, raw in some_sections(path):
         for entry in checked_fully(key, dtype, raw).entries.values():
             values = asdict(entry)
             yield [key, dtype, *entry.size, *(values[name] for name in names)]
@@ -147,10 +161,55 @@ def _trial_rows(path: Path) -> Iterator[list[object]]:
             yield [t.run, tuning.header.device, *t.size, *(getattr(t, name) for name in names), seconds]
 
 
+# ---- merge
+
+
+@dataclass(frozen=True)
+class Source:
+    """A section to be merged, and where it is from."""
+
+    path: Path
+    key: str
+    dtype: str
+    raw: Raw
+
+    def where(self, path: Path) -> str:
+        return f"{path} has {self.key}, {self.dtype}"
+
+    def into(self, there: Raw) -> tuple[str, Raw]:
+        """What happens to what is there, in words, and the section to write. Entries alone are added to any model."""
+        if there is None:
+            return "added", self.raw
+        if self.raw["calibration"] is None:
+            same = there["versions"] == self.raw["versions"]
+            entries = [{**entry, "verified": entry.get("verified", True) and same} for entry in self.raw["entries"]]
+            return "entries added", {**there, "entries": entries}
+        if _told(there, "calibration") in (None, self.raw["calibration"]):
+            return "added", self.raw
+        return f"replaced what was tuned {_tuned_how(there)}", self.raw
+
+
 def _merge(options: argparse.Namespace) -> None:
+    """All that is given, or nothing if something is wrong with any of it."""
     into = output_path(options.into)
-    for source in (output_path(given) if given.is_dir() else given for given in options.sources):
-        for key, dtype, raw in config_sections(source):
-            checked_fully(key, dtype, raw)
-            store.merge_section(into, key, dtype, raw)
+    sources = [
+        Source(path, key, dtype, raw)
+        for path in (output_path(given) if given.is_dir() else given for given in options.sources)
+        for key, dtype, raw in some_sections(path)
+    ]
+    known = {(key, dtype): (into, raw) for key, dtype, raw in config_sections(into)} if into.exists() else {}
+    steps = []
+    for source in sources:
+        checked_fully(source.key, source.dtype, source.raw)
+        path, there = known.get((source.key, source.dtype), (into, None))
+        done, section = source.into(there)
+        if done.startswith("replaced") and not options.replace:
+            raise ConfigError(
+                f"{source.where(path)} tuned already, otherwise than {source.path}; --replace takes the latter's"
+            )
+        known[source.key, source.dtype] = source.path, section
+        steps.append((source, done, section))
+    for source, done, section in steps:
+        store.merge_section(into, source.key, source.dtype, section)
+        print(f"{source.key}, {source.dtype}: {done}, from {source.path}")
     print(f"merged into {into}")
