@@ -70,8 +70,6 @@ def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wis
         return _runner(library.processor).run_call(library, call, a, b, out, wishes.plan is not None)
     except library.out_of_memory:
         if wishes.insists:
-            if out is not None and library.processor == "cpu":
-                library.vendor(a, b, out)  # it may be half written
             raise
         return OUT_OF_MEMORY
     except PlanError:  # nothing is computed before it is raised

@@ -46,7 +46,7 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     multiplier = _Multiplier(call)
     try:
         if max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
-            _fill_apart(multiplier, x, y, z, None if out is None else library.vendor_call(a, b, out))
+            _fill_apart(multiplier, x, y, z, None if out is None else library.vendor_call(a, b, out), given)
         else:
             _fill_here(multiplier, x, y, z, out is not None, given)
     except _LeftToVendorError:
@@ -64,9 +64,11 @@ def _products_run_anywhere() -> bool:
     return loaded_openblas() is not None
 
 
-def _fill_apart(multiplier: _Multiplier, x: Array, y: Array, z: Array, vendor: Callable[[], Any] | None) -> None:
+def _fill_apart(
+    multiplier: _Multiplier, x: Array, y: Array, z: Array, vendor: Callable[[], Any] | None, given: bool
+) -> None:
     """C filled in a thread of ours; NoThreadError if there is none. `vendor`: what completes a C that the caller sees,
-    in the same call of C, if the plan ends in its middle."""
+    in the same call of C, if the plan ends in its middle. Who gave the plan hears of the memory that it lacked."""
     last = [] if vendor is None else [vendor]
 
     def work() -> None:
@@ -80,8 +82,11 @@ def _fill_apart(multiplier: _Multiplier, x: Array, y: Array, z: Array, vendor: C
 
     try:
         call_apart(work, last)
-    except (_LeftToVendorError, MemoryError):
+    except _LeftToVendorError:
         if not last:
+            raise
+    except MemoryError:
+        if given or not last:
             raise
 
 
