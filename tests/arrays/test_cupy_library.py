@@ -120,6 +120,16 @@ def test_a_plan_runs_where_nothing_else_is_asked(cupy: Any, planned: list[Any]) 
     assert planned == [PLAN] and cupy.calls == [{}]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16"])
+def test_a_given_plan_is_explained_without_arrays(cupy: Any, dtype: str) -> None:
+    found = fmm.plan(1536, 1024, 2048, dtype=dtype, device=0, plan=PLAN)
+    assert found.plan == PLAN and found.problem is not None and found.problem.dtype == dtype
+    assert found.reason.startswith("this plan was given") and len(found.kernels) >= 3  # sums, products, sums
+    assert fmm.plan(0, 8, 8, dtype=dtype, device=0, plan=PLAN).plan == VENDOR
+    with pytest.raises(fmm.PlanError, match="cannot run here: int8 products are its own"):
+        fmm.plan(64, 64, 64, dtype="int8", device=0, plan=PLAN)
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By small products, and by what was CuPy's own a moment ago; the tests above are about what may not take it."""
