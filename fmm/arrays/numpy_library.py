@@ -59,7 +59,7 @@ class NumpyLibrary:
         return matmul(a, b, out=out, **self.options)
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        return partial(np.matmul, a, b, out=out, **self.options)
+        return partial(matmul, a, b, out=out, **self.options)
 
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         """NumPy itself reads what is no array of its own."""

@@ -181,7 +181,7 @@ class TorchHostLibrary(_TorchTensors):
         return c
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        return partial(torch.matmul, a, b, out=out)
+        return partial(MATMUL, a, b, out=out)
 
 
 def _same_memory_transposed(a: Any, b: Any) -> bool:

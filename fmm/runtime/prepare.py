@@ -256,7 +256,10 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     """The plan and its launches. What these take counts, should it be more than the model thought."""
     device = asked.device
     if asked.plan is not None:
-        return decided_by_caller(asked.plan, problem, device)
+        check_runnable(asked.plan, problem, device.threads > 0)
+        unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
+        given = Decision(asked.plan, problem, f"this plan was given{unless}")
+        return given, launches_on(asked.plan, problem, device, True)
     if asked.setting.vendor_better:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
     first = decide(problem, limits, device)
@@ -267,13 +270,6 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
         if launches is not None and launches.workspace <= limits.workspace:
             return (first if plan == first.plan else _second_choice(first, plan)), launches
     return first, None
-
-
-def decided_by_caller(plan: Plan, problem: Problem, device: Device) -> tuple[Decision, LaunchList | None]:
-    """A plan that was given, and its launches; PlanError if it cannot run."""
-    check_runnable(plan, problem, device.threads > 0)
-    unless = "" if plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
-    return Decision(plan, problem, f"this plan was given{unless}"), launches_on(plan, problem, device, True)
 
 
 # Whatever the plan, inf and NaN stand where the vendor has them: what answers where it alone cannot.

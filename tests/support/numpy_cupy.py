@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -82,8 +82,17 @@ def fake_modules() -> dict[str, ModuleType]:
         found = np.matmul(a.host, b.host, out=None if out is None else out.host, **options)
         return ndarray(np.asarray(found)) if out is None else out
 
+    @contextmanager
+    def current_device(number: int) -> Iterator[None]:
+        before, current[0] = current[0], number
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    current = [0]
     runtime = SimpleNamespace(
-        getDevice=lambda: 0,
+        getDevice=lambda: current[0],
         getDeviceCount=_no_device,
         memGetInfo=lambda: (1 << 36, 1 << 37),
         malloc=_addresses(),
@@ -103,7 +112,7 @@ def fake_modules() -> dict[str, ModuleType]:
             get_current_stream=lambda: SimpleNamespace(ptr=0),
             device=SimpleNamespace(get_cublas_handle=lambda: 0),
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
-            Device=lambda number: nullcontext(),
+            Device=current_device,
             Stream=Handle,
             Event=Handle,
             runtime=runtime,

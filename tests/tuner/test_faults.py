@@ -578,7 +578,7 @@ def test_li_s_codes_are_timed_with_the_tuned_thresholds(
 ) -> None:
     """A shape between tau1 and tau2 has one level; without a tuning there are no thresholds."""
     spread = {"value": 1000.0, "low": 900.0, "high": 1100.0}
-    found = {"alpha": 1e-9, "pi": 1e-11, "n1": 2200.0, "n1_measured": None, "epsilon": None, "block_strategy": {}}
+    found: dict[str, Any] = {"alpha": 1e-9, "pi": 1e-11, "n1": 2200.0, "n1_measured": None, "epsilon": None, "block_strategy": {}}
     found |= {"tau1": spread, "tau2": {**spread, "value": 4000.0}, "tau3": dict.fromkeys(spread)}
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])

@@ -173,7 +173,7 @@ class CpuSession:
         found = float("inf")
         for _ in range(TRIES):
             start = time.perf_counter()
-            np.matmul(self.a, self.b, out=self.c)
+            matmul(self.a, self.b, out=self.c)
             found = min(found, time.perf_counter() - start)
         return found
 
