@@ -10,16 +10,18 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import torch
-
+from fmm.arrays.torch_calls import without_marks
+from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
+from fmm.integrations.torch_kernels import own_product, plain_operands, takes
+from fmm.runtime import call
 from fmm.runtime.limits import NO_WISHES
-from fmm.runtime.torch_gradients import product
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
-    """The product of two matrices, written where Inductor wants it."""
-    with torch.no_grad():
-        return product(a, b, out, NO_WISHES)
+    """The product of two matrices, written where Inductor wants it: while it compiles and times, and later on."""
+    if not (plain_operands(a, b) and takes(out, a, b)):
+        return own_product(a, b, out)
+    return call.product(TORCH if a.is_cuda else TORCH_ON_HOST, *without_marks(a, b), out, NO_WISHES)
 
 
 def install() -> Callable[[], None]:
