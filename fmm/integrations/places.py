@@ -45,6 +45,7 @@ class Place:
 PLACES = {
     "torch": Place("torch", "fmm.integrations.torch_kernels", "install_on_cuda"),
     "torch-cpu": Place("torch", "fmm.integrations.torch_kernels", "install_on_host"),
+    "torch-inductor": Place("torch", "fmm.integrations.inductor"),
     "cupy": Place("cupy", "fmm.integrations.cupy_functions"),
     "numpy": Place("numpy", "fmm.integrations.numpy_functions"),
 }
@@ -55,8 +56,9 @@ _lock = threading.RLock()
 def install(*names: str) -> None:
     """From now on products of these libraries are fmm's where a plan pays; of all three if none is named.
 
-    "torch" (on CUDA devices), "cupy" and "numpy"; and "torch-cpu", torch's products on the host. A library that is not
-    loaded yet is changed when it is. Where fmm cannot get in, one line in the log says why, and nothing is changed.
+    "torch" (on CUDA devices), "cupy" and "numpy"; only if they are named: "torch-cpu", torch's products on the host,
+    "torch-inductor", a candidate in torch.compile(mode="max-autotune"). A library that is not loaded yet is changed
+    when it is. Where fmm cannot get in, one line in the log says why, and nothing is changed.
     """
     for place in _named(names):
         with _lock:

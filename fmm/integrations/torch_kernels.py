@@ -19,7 +19,7 @@ import torch
 from fmm.arrays.torch_calls import (
     MATMUL,
     PLAIN,
-    calls_are_watched,
+    calls_are_recorded,
     deterministic,
     dispatch_keys,
     is_compiling,
@@ -174,7 +174,7 @@ class Answers:
             return None
         if self.hook is None and not reporting() and self._quick_no(a, b):
             return None
-        if not _ours(a, b) or not (out is None or _takes(out, a, b)):
+        if not plain_operands(a, b) or not (out is None or takes(out, a, b)):
             return None
         a, b = without_marks(a, b)
         noted(
@@ -190,14 +190,14 @@ class Answers:
         """beta * added + alpha * a @ b, or None."""
         if self._not_now():
             return None
-        if not _ours(a, b) or not _can_be_added(added, a, b) or not (out is None or _takes(out, a, b)):
+        if not plain_operands(a, b) or not _can_be_added(added, a, b) or not (out is None or takes(out, a, b)):
             return None
         c = self.product(a, b)
         return None if c is None else joined(c, added, beta, alpha, c if out is None else out)
 
     def _not_now(self) -> bool:
         """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls?"""
-        declined = getattr(_passing, "on", False) or calls_are_watched()
+        declined = getattr(_passing, "on", False) or calls_are_recorded()
         if declined and self.hook is not None:
             self.hook.only_now()
         return declined
@@ -265,7 +265,7 @@ def _python_kernel(row: Operator, answer: Callable[..., Any], own: Any) -> Calla
 # ---- which products, and what is added
 
 
-def _ours(a: Any, b: Any) -> bool:
+def plain_operands(a: Any, b: Any) -> bool:
     """Two plain tensors of one type on one device that torch would multiply."""
     return (
         type(a) in PLAIN
@@ -280,7 +280,7 @@ def _ours(a: Any, b: Any) -> bool:
     )
 
 
-def _takes(out: Any, a: Any, b: Any) -> bool:
+def takes(out: Any, a: Any, b: Any) -> bool:
     """Is it a place for the product as it is? Torch makes others fit, or says what is wrong."""
     return writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 

@@ -83,7 +83,7 @@ def test_many_threads_install_and_multiply() -> None:
 
 def test_unknown_names_are_an_error_and_change_nothing() -> None:
     for call in (fmm.install, fmm.uninstall, lambda *names: fmm.installed(*names).__enter__()):
-        with pytest.raises(ValueError, match=r"knows no 'scipy'.*valid: torch, torch-cpu, cupy, numpy"):
+        with pytest.raises(ValueError, match=r"knows no 'scipy'.*valid: torch, torch-cpu, torch-inductor, cupy, numpy"):
             call("numpy", "scipy")
 
 
