@@ -169,10 +169,11 @@ class Player:
         self, addresses: Addresses, lanes: list[Lane], blocks: Iterator[int], scratch: int
     ) -> list[PreparedCall]:
         """All calls but those that ran ahead, and around them those that set cuBLAS's handles and set them back."""
-        calling, calls = lanes[: self.launches.vendor_lanes], list[PreparedCall]()
-        modes = [math_mode(lane) for lane in calling]
-        for i, (lane, mode) in enumerate(zip(calling, modes, strict=True)):
+        calls, leaving = list[PreparedCall](), list[PreparedCall]()
+        for i, lane in enumerate(lanes[: self.launches.vendor_lanes]):
+            mode = math_mode(lane)
             calls += entering_calls(lane, self.math, mode)
+            leaving += leaving_calls(lane, self.math, mode)
             if scratch:
                 calls.append(memory_call(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
         for step in self._rest:
@@ -182,9 +183,7 @@ class Player:
                 calls.append(step.call.prepared(lanes[step.lane], addresses))
             else:
                 calls += turn_calls(step, lanes)
-        for lane, mode in zip(calling, modes, strict=True):
-            calls += leaving_calls(lane, self.math, mode)
-        return calls
+        return calls + leaving
 
     def _filled(self, addresses: Addresses, counters: tuple[int, ...]) -> _Parameters:
         """Parameters with these addresses in them, taken out of the spare ones. Half filled, they are for none."""

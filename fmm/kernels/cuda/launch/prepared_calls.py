@@ -7,7 +7,9 @@ a stream that others wait for is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from operator import call, length_hint
 from typing import Any
 
@@ -19,17 +21,18 @@ def make_calls(calls: Sequence[PreparedCall]) -> None:
     """All of them, in order. One that fails keeps no later one from being made, those by which streams wait for each
     other among them; its exception leaves in the end, or RuntimeError."""
     left, statuses = iter(calls), list[Any]()
-    failure: BaseException | None = None
-    while length_hint(left):
-        try:
-            statuses.extend(map(call, left))
-        except BaseException as error:
-            failure = failure or error
     try:
-        if failure is not None:
-            raise failure
-    finally:
-        del failure  # whose traceback knows this function's names
+        statuses.extend(map(call, left))
+    except BaseException:
+        _make_the_rest(left)
+        raise
     if any(statuses):
         status = next(x for x in statuses if x)
         raise RuntimeError(f"a call of cuBLAS or of the driver failed with status {status}")
+
+
+def _make_the_rest(left: Iterator[PreparedCall]) -> None:
+    """After a failure, or an interrupt that came before the first call."""
+    while length_hint(left):
+        with suppress(BaseException):
+            deque(map(call, left), maxlen=0)
