@@ -9,7 +9,9 @@ most plans) must lie where it did.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import cupy
@@ -32,6 +34,7 @@ from fmm.runtime.prepare import Call, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
+TRIES = 100  # to launch the products of a stack, after as many interrupts
 PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
@@ -51,7 +54,8 @@ def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given
 
 
 def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, device: int, stream: int) -> Any:
-    """Everything that may run out of memory is allocated before the first launch."""
+    """Everything that may run out of memory is allocated before the first launch. Whatever leaves, `out` is untouched,
+    or complete once the stream has come so far."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         if given:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
@@ -63,10 +67,18 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
     if ready is None:
         ready = _made_ready(call, flag, device)
     p, q, r, workspace, c, kept = library.allocate(call, a, b, out)
-    ready.run(p, q, r, workspace)
-    del kept  # given back in the stream's order: what is launched next may have it
     if out is not None:
         library.written(out)
+    try:
+        ready.run(p, q, r, workspace)
+    except Exception:
+        if (
+            out is not None
+        ):  # a launch has failed: what the others have written is written over, if the device still can
+            with suppress(Exception):
+                library.vendor(a, b, out)
+        raise
+    del kept  # given back in the stream's order: what is launched next may have it
     return c
 
 
@@ -145,8 +157,21 @@ class StreamCall:
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch(self, addresses: Addresses, stream: int) -> None:
-        for player, own in list(self._products(addresses)):  # all are there before the first one plays
-            player.play(own, stream)
+        """A product as a whole or not at all. Of a stack, an exception leaves when all are launched: a product that was
+        interrupted is launched again."""
+        left, failures = deque(self._products(addresses)), list[BaseException]()
+        while left:
+            try:
+                while left:
+                    player, own = left[0]
+                    player.play(own, stream)
+                    left.popleft()
+            except BaseException as error:
+                failures.append(error)
+                if len(self.call.offsets) == 1 or len(failures) >= TRIES:
+                    raise
+        if failures:
+            raise failures.pop(0)
 
     def _captured(self, addresses: Addresses) -> _Replay | None:
         """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants
@@ -159,8 +184,8 @@ class StreamCall:
             runtime.streamSynchronize(self.stream)  # their zeros are there
         stream = cupy.cuda.Stream(non_blocking=True)
         try:
-            stream.begin_capture()
             try:
+                stream.begin_capture()
                 for player, own in products:
                     player.play(own, stream.ptr, counters[player], addresses.workspace + self.scratch)
             finally:

@@ -7,23 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support.interrupts import printed
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers on this system")
-
-
-def printed(*command: str, seconds: float = 60) -> str:
-    """What another interpreter prints; it must end well, in time, and say nothing of exceptions that were lost."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert not done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("every", [53, pytest.param(1, marks=pytest.mark.slow)])

@@ -6,13 +6,26 @@ Used in processes of their own, by way of the tests: what they find may hang.
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from tests.support import ROOT
+
+
+def printed(*command: str, seconds: float = 60) -> str:
+    """What another interpreter prints; it must end well, in time, and say nothing of exceptions that were lost."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert not done.stderr
+    return done.stdout
 
 
 @contextmanager

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from typing import Any
 
 import cupy
 
 from fmm.kernels.cuda.launch.cublas import Lane, new_handle
+from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import LaunchList, Turn
 
 
-def wait_in_turn(turn: Turn, lanes: list[Lane]) -> None:
-    """The other lanes go on after what the first has done so far, or the first after all that the others did."""
+def turn_calls(turn: Turn, lanes: list[Lane]) -> list[PreparedCall]:
+    """By which the other lanes go on after what the first has done so far, or the first after all that the others
+    did."""
     first, *others = lanes
     pairs = [(first, lane) if turn is Turn.FORK else (lane, first) for lane in others]
     runtime = cupy.cuda.runtime
-    for event, stream in dict.fromkeys((before.event, before.stream) for before, _ in pairs):
-        runtime.eventRecord(event, stream)
-    for before, then in pairs:
-        runtime.streamWaitEvent(then.stream, before.event)
+    noted = dict.fromkeys((before.event, before.stream) for before, _ in pairs)
+    calls: list[PreparedCall] = [partial(runtime.eventRecord, event, stream) for event, stream in noted]
+    return calls + [partial(runtime.streamWaitEvent, then.stream, before.event) for before, then in pairs]
 
 
 class _LaneOfOurs:
