@@ -26,7 +26,7 @@ from fmm.tuner.commands.one_type import End, Job
 from fmm.tuner.devices import choose
 from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.trials import Trials
+from fmm.tuner.trials import Trials, frame
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -458,6 +458,16 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     assert main(["export", "--csv", "--trials", where]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith(",predicted") and len(rows) == fake.asked
+    assert main(["export", "--thresholds", "--json", where]) == 0
+    assert {(row["dtype"], row["tau1"] > 0) for row in json.loads(capsys.readouterr().out)} == {
+        ("float32", True),
+        ("float64", True),
+    }
+    trials = frame(where)
+    assert len(trials) == fake.asked and set(trials.dtype) == {"float32", "float64"}
+    assert (
+        trials[(trials.plan == "vendor") & (trials.stage == "rates")].groupby(["m", "k", "n"]).seconds.median() > 0
+    ).all()
     assert main(["merge", str(tmp_path / "config.json"), "--into", str(tmp_path / "other.json")]) == 0
     assert main(["merge", where, "--into", str(tmp_path / "third.json")]) == 0  # a folder stands for its config
     for copy in ("other.json", "third.json"):
@@ -578,7 +588,14 @@ def test_li_s_codes_are_timed_with_the_tuned_thresholds(
 ) -> None:
     """A shape between tau1 and tau2 has one level; without a tuning there are no thresholds."""
     spread = {"value": 1000.0, "low": 900.0, "high": 1100.0}
-    found: dict[str, Any] = {"alpha": 1e-9, "pi": 1e-11, "n1": 2200.0, "n1_measured": None, "epsilon": None, "block_strategy": {}}
+    found: dict[str, Any] = {
+        "alpha": 1e-9,
+        "pi": 1e-11,
+        "n1": 2200.0,
+        "n1_measured": None,
+        "epsilon": None,
+        "block_strategy": {},
+    }
     found |= {"tau1": spread, "tau2": {**spread, "value": 4000.0}, "tau3": dict.fromkeys(spread)}
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])

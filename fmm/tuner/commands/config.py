@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fmm.config import files, schema, store
 from fmm.config.identity import Identity
-from fmm.config.schema import ConfigError, Entry, Raw
+from fmm.config.schema import ConfigError, Raw
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.tuner import tables
 from fmm.tuner.commands.described import described
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
-from fmm.tuner.fit import cached_work, formula_seconds
-from fmm.tuner.trials import Trial, Trials
+from fmm.tuner.trials import frame
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,10 +29,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     validate = commands.add_parser("validate", help="check a config to the last field")
     _takes_config(validate)
     validate.set_defaults(run=one_line_errors(_validate))
-    export = commands.add_parser("export", help="print certified entries, or all trials, as CSV")
+    export = commands.add_parser("export", help="print certified entries, thresholds or all trials as CSV or JSON")
     _takes_config(export)
-    export.add_argument("--csv", action="store_true", help="CSV (the only form)")
-    export.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
+    export.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
+    add_json(export, "a list of rows as JSON")
+    what = export.add_mutually_exclusive_group()
+    what.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
+    what.add_argument("--thresholds", action="store_true", help="alpha, pi, n1, tau1 and the others")
     export.set_defaults(run=one_line_errors(_export))
     merge = commands.add_parser("merge", help="put the sections of other configs into one")
     merge.add_argument("sources", nargs="+", type=Path, metavar="CONFIG")
@@ -131,34 +133,26 @@ def _validate(options: argparse.Namespace) -> int:
     return bad
 
 
-def _export(options: argparse.Namespace) -> None:
+def _export(options: argparse.Namespace) -> int:
     path = _path(options)
-    rows = list(_trial_rows(path) if options.trials else _entry_rows(path))  # or nothing, where something is wrong
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerows(rows)
+    try:
+        table = exported_table(path, options)
+        if options.json:
+            print(table.to_json(orient="records", indent=1))
+        else:
+            table.to_csv(sys.stdout, index=False, lineterminator="\n")
+    except ModuleNotFoundError as error:
+        print(f"fmm-tune export: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
+        return 1
+    return 0
 
 
-def _entry_rows(path: Path) -> Iterator[list[object]]:
-    names = [f.name for f in fields(Entry) if f.name != "size"]
-    yield ["device", "dtype", "m", "k", "n", *names]
-    for key, dtype, raw in some_sections(path):
-        for entry in checked_fully(key, dtype, raw).entries.values():
-            values = asdict(entry)
-            yield [key, dtype, *entry.size, *(values[name] for name in names)]
-
-
-def _trial_rows(path: Path) -> Iterator[list[object]]:
-    """Every sample with the prediction of the config's calibration, where there is one."""
-    known = {(key, dtype): checked_fully(key, dtype, raw).calibration for key, dtype, raw in config_sections(path)}
-    names = [f.name for f in fields(Trial) if f.name not in ("size", "run")]
-    yield ["run", "device", "m", "k", "n", *names, "predicted"]
-    for tuning in Trials(trials_path(path)).tunings():
-        for t in tuning.trials:
-            calibration = known.get((tuning.header.device, t.dtype))
-            seconds = None
-            if calibration is not None:
-                seconds = formula_seconds(t.what, t.problem, cached_work(t.what.plan, t.problem), calibration)
-            yield [t.run, tuning.header.device, *t.size, *(getattr(t, name) for name in names), seconds]
+def exported_table(path: Path, options: argparse.Namespace) -> Any:
+    """The DataFrame that is asked for."""
+    sections = {(key, dtype): checked_fully(key, dtype, raw) for key, dtype, raw in some_sections(path)}
+    if options.trials:
+        return tables.with_predictions(frame(trials_path(path)), sections)
+    return tables.thresholds_table(sections) if options.thresholds else tables.entries_table(sections)
 
 
 # ---- merge
