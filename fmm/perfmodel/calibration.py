@@ -134,7 +134,7 @@ FILLED = 8  # so many tiles an SM has where the device is busy for all but half 
 PIPE = 32.0
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
-THREE_PIPE = 256.0
+THREE_PIPE = 512.0
 
 
 def datasheet(name: str) -> Calibration:
