@@ -196,9 +196,10 @@ class Answers:
         return None if c is None else joined(c, added, beta, alpha, c if out is None else out)
 
     def _not_now(self) -> bool:
-        """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls?"""
+        """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls? Then it is not
+        remembered as declined."""
         declined = getattr(_passing, "on", False) or calls_are_recorded()
-        if declined and self.hook is not None:
+        if self.hook is not None and (declined or reporting()):  # a report counts each product
             self.hook.only_now()
         return declined
 

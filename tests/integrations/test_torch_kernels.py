@@ -11,6 +11,7 @@ import pytest
 
 import fmm
 from fmm.config import environment
+from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import VENDOR, Plan
 from tests.support import ROOT
 from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
@@ -225,6 +226,19 @@ def test_what_was_declined_is_not_asked_about_again_for_a_moment(
     torch.mm(a[:32, :32], a[:32, :32])  # another shape
     torch.mm(a.mT, a)  # another layout
     assert len(asked) == 3
+
+
+def test_a_report_counts_every_product(device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]) -> None:
+    a = torch.ones(N, N, dtype=torch.int64) if device == "cpu" else drawn(device)
+    report = begin_report()
+    try:
+        for _ in range(3):
+            torch.mm(a, a)
+        torch.addmm(drawn(device), drawn(device), drawn(device))
+    finally:
+        end_report()
+    assert sum(report.counts.values()) == 4 and "of 4 products ran by plans" in str(report)
+    assert "torch.mm, float64, 64 x 64 by 64 x 64: strassen.batched.pad16 > vendor: for the test" in str(report)
 
 
 def test_what_torch_rejects_it_rejects_in_its_own_words(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
