@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Any
 
 import pytest
@@ -52,8 +51,7 @@ def seconds_of_a_call(call: Callable[[], Any], calls: int = 300) -> float:
 
 @pytest.mark.timed
 def test_declined_products_cost_the_host_next_to_nothing() -> None:
-    """Small ones, and one that the model leaves to the vendor; rounds of both kinds in turn."""
-    pytest.importorskip("fmm.integrations.compiled_hook")
+    """The least of many rounds of each, in turn: others may use the machine."""
     from fmm.integrations import compiled_hook
 
     if compiled_hook.loaded_hook() is None:
@@ -65,18 +63,17 @@ def test_declined_products_cost_the_host_next_to_nothing() -> None:
         "bmm": lambda: torch.bmm(stack, stack),
     }
     for name, call in calls.items():
-        extra = []
+        taken: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(40):
-            taken = {}
             for hooked in random.sample([False, True], 2):
                 if hooked:
                     with fmm.installed("torch"):
                         call()
-                        taken[hooked] = seconds_of_a_call(call)
+                        taken[hooked].append(seconds_of_a_call(call))
                 else:
-                    taken[hooked] = seconds_of_a_call(call)
-            extra.append(taken[True] - taken[False])
-        assert median(extra) < DECLINED, f"{name}: {median(extra) * 1e6:.2f} us more"
+                    taken[hooked].append(seconds_of_a_call(call))
+        extra = min(taken[True]) - min(taken[False])
+        assert extra < DECLINED, f"{name}: {extra * 1e6:.2f} us more"
 
 
 def test_large_products_run_plans_in_forward_and_backward_passes(installed: None) -> None:
@@ -123,7 +120,6 @@ def test_inf_and_nan_are_where_torch_has_them(installed: None) -> None:
     a, b = drawn(6144, 6144), drawn(6144, 6144)
     a[3, 5], b[7, 9] = float("inf"), float("nan")
     found = torch.mm(a, b)
-    fmm.uninstall("torch")
     expected = fmm.matmul(a, b, plan="vendor")
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.isposinf(), expected.isposinf())

@@ -344,6 +344,28 @@ def test_threads_multiply_side_by_side(device: str, asked: list[Any], plans_run:
     assert not wrong and len(plans_run) == 80
 
 
+def test_each_process_multiplies_its_part_of_sharded_tensors(
+    asked: list[Any], device: str, plans_run: list[Plan], tmp_path: Any
+) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    if device == "cuda" or not distributed.is_available():
+        pytest.skip("one process, on the host")
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    a = drawn(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+        try:
+            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+            left, right = (distribute_tensor(a, mesh, [Shard(0)]) for _ in range(2))
+            c = (left @ right).full_tensor()
+        finally:
+            distributed.destroy_process_group()
+    assert plans_run == [LEVEL]
+    same(c, fmm.matmul(a, a, plan=VENDOR))
+
+
 # ---- installing
 
 
