@@ -11,6 +11,7 @@ import pytest
 
 import fmm
 from fmm.config import environment
+from fmm.integrations.places import CannotInstallError
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import VENDOR, Plan
 from tests.support import ROOT
@@ -414,9 +415,29 @@ def test_without_a_device_nothing_is_installed(caplog: pytest.LogCaptureFixture)
     assert "nothing is installed for torch: this torch finds no CUDA device" in caplog.text
 
 
+def test_installing_touches_no_device(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A process that only starts others is not to have a context there; what is not there is said."""
+    environment.log_once.cache_clear()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch_kernels, "find_spec", lambda name: None)
+    with fmm.installed("torch"):
+        pass
+    assert "nothing is installed for torch: fmm's kernels need CuPy" in caplog.text
+    monkeypatch.setattr(torch_kernels, "find_spec", lambda name: "found")
+    monkeypatch.setattr(compiled_hook, "loaded_hook", lambda: None)
+    initialized = torch.cuda.is_initialized()
+    if torch.backends.cuda.is_built():
+        undo = torch_kernels.install_on_cuda()
+        undo()
+    else:
+        with pytest.raises(CannotInstallError, match="no kernel for CUDA"):
+            torch_kernels.install_on_cuda()
+    assert torch.cuda.is_initialized() == initialized
+
+
 def test_a_torch_that_hands_out_no_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.library, "get_kernel")
-    with pytest.raises(fmm.integrations.places.CannotInstallError, match="does not hand out its kernels"):
+    with pytest.raises(CannotInstallError, match="does not hand out its kernels"):
         torch_kernels.install_at("CPU")
 
 
