@@ -45,15 +45,16 @@ def calls_are_watched() -> bool:
     torch.compile and torch.export, torch.jit.trace, modes of torch functions; but not the mode by which torch keeps the
     default device, which no product depends on.
     """
-    return is_compiling() or calls_are_recorded()
+    return is_compiling() or tracing_state() is not None or (function_modes() > 0 and _modes_but_devices())
 
 
 def calls_are_recorded() -> bool:
     """The same, but for compilers: while one works, products of real numbers are computed as ever."""
-    if tracing_state() is not None:
-        return True
-    count = function_modes()
-    return count > 0 and any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count))
+    return tracing_state() is not None or (function_modes() > 0 and _modes_but_devices())
+
+
+def _modes_but_devices() -> bool:
+    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(function_modes()))
 
 
 def plain_call(a: Any, b: Any, out: Any) -> bool:

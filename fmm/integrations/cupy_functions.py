@@ -10,22 +10,15 @@ from typing import Any
 
 from fmm.api import matmul
 from fmm.integrations.contraction import contraction
-from fmm.integrations.places import CannotInstallError
 from fmm.integrations.replaced import Replaced, names_of, put
 from fmm.integrations.report import noted
 from fmm.runtime.left_to_vendor import small_enough_for_vendor
 
 
 def install() -> Callable[[], None]:
-    """CannotInstallError without a device: there CuPy itself cannot multiply."""
     import cupy
 
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise CannotInstallError(f"CuPy finds no device ({error})") from error
-    functions = CupyFunctions(cupy)
-    return put(functions.replacements())
+    return put(CupyFunctions(cupy).replacements())
 
 
 class CupyFunctions:

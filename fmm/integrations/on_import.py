@@ -9,12 +9,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_waiting: dict[str, Callable[[], None]] = {}
+_waiting: dict[str, list[Callable[[], None]]] = {}
 
 
 def after_import(module: str, act: Callable[[], None]) -> None:
-    """Once the module has been loaded by whoever imports it, `act` is called."""
-    _waiting[module] = act
+    """Once the module has been loaded by whoever imports it, `act` is called; once, however often it is said."""
+    acts = _waiting.setdefault(module, [])
+    if act not in acts:
+        acts.append(act)
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 
@@ -53,10 +55,10 @@ class _Loader(Loader):
             module.__spec__.loader = self.own
         module.__loader__ = self.own
         self.own.exec_module(module)
-        act = _waiting.pop(module.__name__, None)
+        acts = _waiting.pop(module.__name__, [])
         if not _waiting and _FINDER in sys.meta_path:
             sys.meta_path.remove(_FINDER)
-        if act is not None:
+        for act in acts:
             act()
 
 

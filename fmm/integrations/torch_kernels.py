@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -65,11 +66,12 @@ OPERATORS = (
 
 
 def install_on_cuda() -> Undo:
-    if not torch.cuda.is_available():
+    """Nothing of this touches a device: processes that only start others are not to have contexts there, nor are those
+    that fork."""
+    if torch.cuda.device_count() == 0:
         raise CannotInstallError("this torch finds no CUDA device (its products on the host: 'torch-cpu')")
-    like = torch.empty(1, 1, device="cuda", dtype=torch.float64)
-    if refusal := TORCH.setting(like, like, None).refusal:
-        raise CannotInstallError(refusal)
+    if find_spec("cupy") is None:
+        raise CannotInstallError("fmm's kernels need CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)")
     return install_at("CUDA")
 
 
@@ -90,7 +92,10 @@ def own_kernels(key: str) -> dict[str, Any]:
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is None:
         raise CannotInstallError(f"torch {torch.__version__} does not hand out its kernels; 2.11 does")
-    return {row.name: get_kernel(f"aten::{row.name}", key) for row in OPERATORS}
+    try:
+        return {row.name: get_kernel(f"aten::{row.name}", key) for row in OPERATORS}
+    except RuntimeError as error:  # a torch that was built without
+        raise CannotInstallError(str(error)) from error
 
 
 # ---- torch's own product, for fmm
@@ -196,9 +201,10 @@ class Answers:
         return None if c is None else joined(c, added, beta, alpha, c if out is None else out)
 
     def _not_now(self) -> bool:
-        """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls?"""
+        """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls? Then it is not
+        remembered as declined."""
         declined = getattr(_passing, "on", False) or calls_are_recorded()
-        if declined and self.hook is not None:
+        if self.hook is not None and (declined or reporting()):  # a report counts each product
             self.hook.only_now()
         return declined
 

@@ -15,7 +15,6 @@ import fmm
 from fmm.integrations import cupy_functions
 from fmm.integrations.contraction import contraction
 from fmm.integrations.cupy_functions import CupyFunctions, can_be_changed
-from fmm.integrations.places import CannotInstallError
 from fmm.integrations.replaced import put
 from fmm.integrations.report import begin_report, end_report
 
@@ -113,15 +112,13 @@ def test_types_of_c_are_left_alone() -> None:
     assert can_be_changed(Array) and not can_be_changed(np.ndarray) and not can_be_changed(int)
 
 
-def test_without_a_device_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_device() -> int:
-        raise OSError("cudaErrorNoDevice")
-
-    runtime = SimpleNamespace(getDeviceCount=no_device, CUDARuntimeError=OSError)
-    made: Any = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
-    monkeypatch.setitem(sys.modules, "cupy", made)
-    with pytest.raises(CannotInstallError, match="CuPy finds no device"):
-        cupy_functions.install()
+def test_installing_touches_no_device(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which this CuPy has not even the functions; a process that forks is not to have used one."""
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    own = cupy.matmul
+    with fmm.installed("cupy"):
+        assert cupy.matmul is not own
+    assert cupy.matmul is own
 
 
 # ---- sums over pairs of axes

@@ -11,6 +11,8 @@ import pytest
 
 import fmm
 from fmm.config import environment
+from fmm.integrations.places import CannotInstallError
+from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import VENDOR, Plan
 from tests.support import ROOT
 from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
@@ -227,6 +229,19 @@ def test_what_was_declined_is_not_asked_about_again_for_a_moment(
     assert len(asked) == 3
 
 
+def test_a_report_counts_every_product(device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]) -> None:
+    a = torch.ones(N, N, dtype=torch.int64) if device == "cpu" else drawn(device)
+    report = begin_report()
+    try:
+        for _ in range(3):
+            torch.mm(a, a)
+        torch.addmm(drawn(device), drawn(device), drawn(device))
+    finally:
+        end_report()
+    assert sum(report.counts.values()) == 4 and "of 4 products ran by plans" in str(report)
+    assert "torch.mm, float64, 64 x 64 by 64 x 64: strassen.batched.pad16 > vendor: for the test" in str(report)
+
+
 def test_what_torch_rejects_it_rejects_in_its_own_words(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
     a, s = drawn(device), drawn(device, 2, N, N)
     wrong: list[Callable[[], Any]] = [
@@ -330,6 +345,28 @@ def test_threads_multiply_side_by_side(device: str, asked: list[Any], plans_run:
     assert not wrong and len(plans_run) == 80
 
 
+def test_each_process_multiplies_its_part_of_sharded_tensors(
+    asked: list[Any], device: str, plans_run: list[Plan], tmp_path: Any
+) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    if device == "cuda" or not distributed.is_available():
+        pytest.skip("one process, on the host")
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    a = drawn(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+        try:
+            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+            left, right = (distribute_tensor(a, mesh, [Shard(0)]) for _ in range(2))
+            c = (left @ right).full_tensor()
+        finally:
+            distributed.destroy_process_group()
+    assert plans_run == [LEVEL]
+    same(c, fmm.matmul(a, a, plan=VENDOR))
+
+
 # ---- installing
 
 
@@ -378,9 +415,29 @@ def test_without_a_device_nothing_is_installed(caplog: pytest.LogCaptureFixture)
     assert "nothing is installed for torch: this torch finds no CUDA device" in caplog.text
 
 
+def test_installing_touches_no_device(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A process that only starts others is not to have a context there; what is not there is said."""
+    environment.log_once.cache_clear()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch_kernels, "find_spec", lambda name: None)
+    with fmm.installed("torch"):
+        pass
+    assert "nothing is installed for torch: fmm's kernels need CuPy" in caplog.text
+    monkeypatch.setattr(torch_kernels, "find_spec", lambda name: "found")
+    monkeypatch.setattr(compiled_hook, "loaded_hook", lambda: None)
+    initialized = torch.cuda.is_initialized()
+    if torch.backends.cuda.is_built():
+        undo = torch_kernels.install_on_cuda()
+        undo()
+    else:
+        with pytest.raises(CannotInstallError, match="no kernel for CUDA"):
+            torch_kernels.install_on_cuda()
+    assert torch.cuda.is_initialized() == initialized
+
+
 def test_a_torch_that_hands_out_no_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.library, "get_kernel")
-    with pytest.raises(fmm.integrations.places.CannotInstallError, match="does not hand out its kernels"):
+    with pytest.raises(CannotInstallError, match="does not hand out its kernels"):
         torch_kernels.install_at("CPU")
 
 
