@@ -34,7 +34,7 @@ from fmm.runtime.prepare import Call, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
-TRIES = 100  # to launch the products of a stack, after as many interrupts
+TRIES = 3  # to launch a stack's products, after other exceptions than Ctrl-C
 PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
@@ -72,9 +72,7 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
     try:
         ready.run(p, q, r, workspace)
     except Exception:
-        if (
-            out is not None
-        ):  # a launch has failed: what the others have written is written over, if the device still can
+        if out is not None:  # a launch has failed: what the others wrote is written over, if the device still can
             with suppress(Exception):
                 library.vendor(a, b, out)
         raise
@@ -168,7 +166,7 @@ class StreamCall:
                     left.popleft()
             except BaseException as error:
                 failures.append(error)
-                if len(self.call.offsets) == 1 or len(failures) >= TRIES:
+                if len(self.call.offsets) == 1 or sum(isinstance(x, Exception) for x in failures) == TRIES:
                     raise
         if failures:
             raise failures.pop(0)

@@ -45,7 +45,9 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
         library.written(out)
     multiplier = _Multiplier(call)
     try:
-        if max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
+        if call.plan == VENDOR:
+            multiplier.fill(x, y, z)  # one product, which hears of the caller's settings (numpy.errstate)
+        elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
             _fill_apart(multiplier, x, y, z, None if out is None else library.vendor_call(a, b, out), given)
         else:
             _fill_here(multiplier, x, y, z, out is not None, given)

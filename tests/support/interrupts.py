@@ -12,8 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
+from threading import get_ident
+from types import CodeType, FrameType
 from typing import Any
 
 from tests.support import ROOT
@@ -91,30 +91,66 @@ class AtStep:
 
     def __init__(self, files: Collection[str]) -> None:
         self.files = frozenset(files)
+        self.left, self.thread = 0, 0
 
     def interrupted(self, call: Callable[[], Any], step: int) -> bool:
         """Did it end the call? If not, the call has fewer steps."""
-        left = step
+        self.left, self.thread = step, get_ident()
+        try:
+            with self._monitored() if MONITORING else self._traced():
+                call()
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def _step(self) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+    def _watches(self, code: CodeType) -> bool:
+        return code.co_filename.rpartition("/")[2] in self.files
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Up to Python 3.11."""
 
         def within(frame: FrameType, event: str, argument: object) -> Any:
-            nonlocal left
             if event == "opcode":
-                left -= 1
-                if not left:
-                    raise KeyboardInterrupt
+                self._step()
             return within
 
         def entered(frame: FrameType, event: str, argument: object) -> Any:
-            if Path(frame.f_code.co_filename).name not in self.files:
+            if not self._watches(frame.f_code):
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
             return within
 
         sys.settrace(entered)
         try:
-            call()
-        except KeyboardInterrupt:
-            return True
+            yield
         finally:
             sys.settrace(None)
-        return False
+
+    @contextmanager
+    def _monitored(self) -> Iterator[None]:
+        def stepped(code: CodeType, offset: int) -> Any:
+            if not self._watches(code):
+                return MONITORING.DISABLE
+            if get_ident() == self.thread:
+                self._step()
+            return None
+
+        MONITORING.use_tool_id(TOOL, "steps")
+        MONITORING.register_callback(TOOL, MONITORING.events.INSTRUCTION, stepped)
+        MONITORING.set_events(TOOL, MONITORING.events.INSTRUCTION)
+        try:
+            yield
+        finally:
+            self.left = 0
+            MONITORING.set_events(TOOL, 0)
+            MONITORING.free_tool_id(TOOL)
+
+
+MONITORING: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
+TOOL = 4  # a number that no debugger, profiler or coverage has

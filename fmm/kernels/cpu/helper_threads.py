@@ -30,7 +30,8 @@ from fmm.kernels.cpu.fork_safe import in_child
 Result = TypeVar("Result")
 Job = Callable[[], object]  # it keeps what it raises to itself
 
-PATIENCE = 1.0  # seconds until a new thread that does not begin is given up
+PATIENCE = 1.0  # seconds until a new thread that does not begin is given up ...
+REST = 10.0  # ... and until another is tried
 PAUSE = 0.001  # seconds until something is tried again for which there was no memory
 
 
@@ -49,7 +50,9 @@ _here = _Here()
 _numbers = count()
 # How a job is handed to each of the threads that wait for any caller's: taken by `pop`, given back by `append`.
 _idle: list[Callable[[Job], None]] = []
+_given_up: list[float] = []  # when a thread did not begin
 in_child(_idle.clear)
+in_child(_given_up.clear)
 
 
 def in_own_thread() -> bool:
@@ -70,6 +73,8 @@ class Helper:
 
         `threading` would wait for it to begin until it does, which it may never do for want of memory.
         """
+        if _given_up and time.monotonic() - _given_up[-1] < REST:
+            raise NoThreadError("a new thread did not begin a moment ago")
         helper, ready = Helper(), allocate_lock()
         ready.acquire()
         try:
@@ -77,6 +82,7 @@ class Helper:
         except (RuntimeError, MemoryError) as error:
             raise NoThreadError(str(error)) from None
         if not ready.acquire(timeout=PATIENCE):
+            _given_up[:] = [time.monotonic()]
             raise NoThreadError("a new thread does not begin")
         return helper
 

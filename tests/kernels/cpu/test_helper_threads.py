@@ -114,6 +114,24 @@ def test_it_runs_where_its_caller_may() -> None:
         os.sched_setaffinity(0, everywhere)
 
 
+@pytest.mark.parametrize("out", [None, np.empty((40, 60, 60))])
+def test_the_vendors_product_hears_of_the_callers_settings(out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stack times one matrix, all rows at once: that is no plan, and runs where the caller's errstate is."""
+    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr("fmm.runtime.left_to_vendor.SMALLEST_SIDE", 1)
+    seen, matmul = [], np.matmul
+
+    def noted(*given: Any, **more: Any) -> Any:
+        seen.append((in_own_thread(), np.geterr()["over"]))
+        return matmul(*given, **more)
+
+    a, b = np.ones((40, 60, 60)), np.ones((60, 60))
+    with np.errstate(over="raise"):
+        monkeypatch.setattr(np, "matmul", noted)
+        fmm.matmul(a, b, out=out, plan="vendor")
+    assert seen == [(False, "raise")]
+
+
 # ---- where there are none
 
 
@@ -131,6 +149,7 @@ def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(helper_threads, "start_new_thread", request.param)
     monkeypatch.setattr(helper_threads, "PATIENCE", 0.01)
     monkeypatch.setattr(helper_threads, "_idle", [])
+    monkeypatch.setattr(helper_threads, "_given_up", [])
     monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_helpers", [])
 
 
@@ -139,6 +158,14 @@ def test_that_there_is_none_is_said_and_nothing_was_done(no_threads: None) -> No
         call_apart(pytest.fail, [pytest.fail])
     with pytest.raises(NoThreadError):
         Helper.hired()
+
+
+def test_one_that_does_not_begin_is_waited_for_once(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_threads, "PATIENCE", 0.2)
+    start = time.monotonic()
+    for _ in range(50):
+        Threads(4).run([lambda: None] * 4)
+    assert time.monotonic() - start < 2
 
 
 def test_the_caller_does_its_tasks_alone(no_threads: None) -> None:
