@@ -28,6 +28,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.tile_choice import target_on
+from fmm.runtime.devices import chip_as_tuned, cuda_device
 from fmm.runtime.prepare import Call, cublas_scratch
 
 GRAPHS = GraphCache()
@@ -110,7 +111,8 @@ class StreamCall:
         """The plan recorded for addresses that are so aligned, made ready."""
         found = self._players.get(alignment)
         if found is None:
-            target = target_on(chip_of(self.device), alignment, self.flagged)
+            chip = chip_as_tuned(cuda_device(self.device)) or chip_of(self.device)
+            target = target_on(chip, alignment, self.flagged)
             made = record_launches(self.launches.plan, self.launches.problem, target)
             found = self._players[alignment] = player_of(made, self.device)
         return found

@@ -25,7 +25,7 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decide import Decision, decide
-from fmm.runtime.devices import Device
+from fmm.runtime.devices import Device, chip_as_tuned
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
     LibraryAnswersError,
@@ -272,10 +272,11 @@ def check_given(plan: Plan, problem: Problem, device: Device) -> None:
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
-    if plan == VENDOR or device.chip is None:
+    chip = chip_as_tuned(device)
+    if plan == VENDOR or chip is None:
         return None
     try:
-        launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, target_on(chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise

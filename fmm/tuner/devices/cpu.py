@@ -43,6 +43,8 @@ ROWS = 8  # rows of a result that are checked
 class CpuDevice:
     """The processor that this runs on, with as many threads as BLAS uses now."""
 
+    chip = None
+
     def __init__(self) -> None:
         self.threads = blas_threads()
         with threads_per_product(self.threads) as (self.lanes, _):
