@@ -16,7 +16,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked_candidates
 from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
-from fmm.tuner import shapes
+from fmm.tuner import blocks, shapes
 from fmm.tuner.conclude import concluded_section, fit_journal, starting_calibration
 from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
 from fmm.tuner.devices.device import Device
@@ -54,6 +54,8 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
         time_undisturbed(journal, dtype)
         side = find_scale(journal, dtype, effort)
         probe_rates(journal, dtype, side, effort)
+        if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
+            probe_strategies(journal, effort)
         calibration = fit_journal(journal, dtype).calibration
         problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
         if not wanted:
@@ -163,6 +165,12 @@ def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     plans = [p for p in light_candidates(device, effort) if p.timed_by_tiles and within_limits(device, p, problem)]
     plans = [p for p in plans if rows_aligned(problem, p.leaf_use.leaf.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]
+
+
+def probe_strategies(journal: Journal, effort: Effort) -> None:
+    """The strategies of our own product kernel, on shapes of all kinds."""
+    for size in blocks.SIZES:
+        _raced(journal, blocks.STAGE, Problem(*size, blocks.DTYPE), [Run(), *blocks.strategy_runs()], effort)
 
 
 def _heavy(plans: Iterable[Plan]) -> bool:

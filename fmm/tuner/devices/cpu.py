@@ -45,6 +45,8 @@ ROWS = 8  # rows of a result that are checked
 class CpuDevice:
     """The processor that this runs on, with as many threads as BLAS uses now."""
 
+    chip = None
+
     def __init__(self) -> None:
         self.threads = blas_threads()
         self.lanes = call_apart(partial(_products_at_once, self.threads))

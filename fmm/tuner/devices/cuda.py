@@ -16,6 +16,7 @@ import numpy as np
 
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
+from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
 from fmm.kernels.plans.candidates import peer_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -50,6 +51,10 @@ class CudaDevice:
     @cached_property
     def identity(self) -> Identity:
         return devices.cuda_device(self.index).identity
+
+    @property
+    def chip(self) -> Chip | None:
+        return devices.cuda_device(self.index).chip
 
     @property
     def conditions(self) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from fmm.config.identity import Identity
+from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
@@ -42,6 +43,10 @@ class Device(Protocol):
     @property
     def efforts(self) -> Mapping[str, Effort]:
         """What coarse, quick, default and full mean here."""
+
+    @property
+    def chip(self) -> Chip | None:
+        """A CUDA device as kernels and the block model see it; None for a CPU."""
 
     @property
     def memory(self) -> int:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fmm.config.identity import Identity
+from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
 from fmm.perfmodel.choose import candidates
@@ -48,6 +49,7 @@ class FakeDevice:
     memory: int = 1 << 34
     also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
     gpu: bool = False
+    chip: Chip | None = None
     asked: int = 0
 
     @property
