@@ -189,8 +189,8 @@ class HostileUse:
 
     def fork(self) -> None:
         """A child multiplies, sometimes without any address space left, sometimes born while a thread of its parent is
-        in the middle of a product. (OpenBLAS stops its own threads at a fork, and hangs if one is at work: it has but one
-        then.)"""
+        in the middle of a product. (OpenBLAS stops its own threads at a fork, and hangs if one is at work: it has but
+        one then.)"""
         case, other = Case(self.chance), Case(self.chance)
         full, times = self.chance.random() < 0.5, self.chance.choice((0, 20))
         library = loaded_openblas()
