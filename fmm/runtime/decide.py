@@ -18,7 +18,7 @@ from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose
+from fmm.perfmodel.choose import Candidate, Limits, choose, ranked_candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import online
@@ -78,7 +78,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    if tuned is not None and (entry := certified_entry(problem, limits, tuned)) is not None:
+    if tuned is not None and (entry := certified_entry(problem, limits, tuned, device.threads > 0)):
         return entry
     known = tuned.calibration if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
@@ -93,7 +93,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
 
 
 @lru_cache(maxsize=4096)
-def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
+def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool = False) -> Decision | None:
     """The entry of exactly this shape, if its plan is within the limits.
 
     A shape may have two: the second one is the best of the plans that need no workspace, for calls that allow none.
@@ -104,7 +104,7 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision 
         return None
     entry, plan = found
     try:
-        check_runnable(plan, problem, tuned.identity.key.startswith("cpu"))
+        check_runnable(plan, problem, on_cpu)
         needed = _workspace(plan, problem)
     except PlanError as error:
         environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
@@ -196,4 +196,4 @@ def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
     known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return ()
-    return choose(without_layouts(problem), known, limits).considered
+    return ranked_candidates(without_layouts(problem), known)
