@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fmm.config import environment, files
@@ -18,7 +18,7 @@ from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, ranked_candidates
+from fmm.perfmodel.choose import Candidate, Limits, choose
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import online
@@ -179,21 +179,25 @@ def other_plans(problem: Problem, than: Plan, limits: Limits, device: Device) ->
 
 
 def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try when memory ran out: fast plans that still win with ever less workspace; none at last."""
-    used = _workspace(than, problem)
-    fitting = [
-        c
-        for c in _considered(problem, limits, device)
-        if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used
-    ]
-    yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)
+    """What to try when memory ran out: the best plan with at most LEANER of the workspace, and so on; none at last."""
+    room = _workspace(than, problem)
+    while room > 0:
+        room = int(room * LEANER)
+        found = next(other_plans(problem, than, replace(limits, workspace=room), device), None)
+        if found is None:
+            return
+        yield found
+        room = _workspace(found, problem)
+
+
+LEANER = 0.8  # a share that makes a difference where memory is in pieces
 
 
 def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
-    """What the model considers, the fastest first."""
+    """What the model considers within the limits, the fastest first."""
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return ()
-    return ranked_candidates(without_layouts(problem), known)
+    return choose(without_layouts(problem), known, limits).considered
