@@ -129,13 +129,16 @@ class TorchLibrary(_TorchTensors):
         if call.copies:
             form = torch.contiguous_format
             a, b = (x.clone(memory_format=form) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        c = a.new_empty(call.shape) if out is None else out
+        # Before C, which would break up the block that held the last workspace.
         memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device)
+        c = a.new_empty(call.shape) if out is None else out
         return a.data_ptr(), b.data_ptr(), c.data_ptr(), memory.data_ptr(), c, (a, b, memory)
 
     def free_bytes(self, number: int) -> int:
         kept = torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
-        return int(torch.cuda.mem_get_info(number)[0] + kept)
+        # Left over of blocks that are partly in use: it is free, but no large block can be had of it.
+        scraps = torch.cuda.memory_stats(number).get("inactive_split_bytes.all.current", 0)
+        return int(torch.cuda.mem_get_info(number)[0] + max(kept - scraps, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_on(device)

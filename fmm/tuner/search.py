@@ -33,9 +33,7 @@ class Found:
 
 def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
-    predicted = [
-        c.plan for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR
-    ]
+    predicted = [c.plan for c in ranked_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
     ]
@@ -63,7 +61,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
     """The plan without workspace that the model likes best; none if there is none."""
-    known = ranked_candidates(problem, calibration, device.candidates())
+    known = ranked_candidates(problem, calibration)
     return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
 
 

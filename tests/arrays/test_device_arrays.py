@@ -587,7 +587,7 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
     now, library = [100.0], Large()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     needs = []
-    for free in (1 << 36, 1 << 36, 1 << 30):
+    for free in (1 << 36, 1 << 36, 1 << 24):
         library.free = free
         multiply(library, draw((8, 8)), draw((8, 8)))
         needs.append(runs[-1][0].workspace)
