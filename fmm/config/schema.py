@@ -270,7 +270,8 @@ def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> T
     now = identity.versions
     changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
     entries_by_key = MappingProxyType({e.key: e for e in entries})
-    doubts = tuple(found.get("doubts", ()))
+    unchecked = _inner(_inner(found["error"], "speedup"), "count") == 0
+    doubts = tuple(found.get("doubts", ["the model was not checked on other shapes"] if unchecked else ()))
     terms = read_terms(_inner(found.get("blocks"), "fitted"))
     return Tuned(identity, dtype, known, entries_by_key, changed, read_thresholds(found["thresholds"]), terms, doubts)
 
