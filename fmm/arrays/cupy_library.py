@@ -89,7 +89,7 @@ class CupyLibrary:
     def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
-        return a.shape, b.shape, dtype, b.dtype, mode
+        return a.shape, b.shape, dtype, b.dtype, mode, current_device() == a.data.device_id
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         current = current_device()

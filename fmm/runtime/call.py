@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from fmm.arrays.library import Library, Processor
+from fmm.arrays.library import Library, Processor, Setting, contiguous
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -19,7 +19,7 @@ from fmm.runtime.decide import Decision, decide, leaner_plans
 from fmm.runtime.devices import Device
 from fmm.runtime.left_to_vendor import remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.prepare import Call, decided_by_caller, launches_on, prepare, prepared
+from fmm.runtime.prepare import Call, Question, answer_question, launches_on, prepare, prepared
 
 
 def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
@@ -115,7 +115,10 @@ def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None
         decision = decide(problem, limits, device)
         launches = launches_on(decision.plan, problem, device, False)
     else:
-        decision, launches = decided_by_caller(given, problem, device)
+        a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
+        setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
+        call = answer_question(Question(a, b, None, setting, device, limits, given))
+        decision, launches = call.decision, call.launches
     if device.threads:
         return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))

@@ -248,7 +248,10 @@ OTHER_OUT = "out has another shape or type than the product"
 def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
     """The plan and its launches. What these take counts, should it be more than the model thought."""
     if asked.plan is not None:
-        return decided_by_caller(asked.plan, problem, asked.device)
+        check_given(asked.plan, problem, asked.device)
+        return Decision(asked.plan, problem, "this plan was given"), launches_on(
+            asked.plan, problem, asked.device, True
+        )
     if asked.setting.vendor_better:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
     while True:
@@ -257,12 +260,6 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
         if launches is None or launches.workspace <= limits.workspace:
             return decision, launches
         limits = replace(limits, workspace=min(decision.workspace, limits.workspace) - 1)
-
-
-def decided_by_caller(plan: Plan, problem: Problem, device: Device) -> tuple[Decision, LaunchList | None]:
-    """A plan that was given, and its launches; PlanError if it cannot run."""
-    check_given(plan, problem, device)
-    return Decision(plan, problem, "this plan was given"), launches_on(plan, problem, device, True)
 
 
 def check_given(plan: Plan, problem: Problem, device: Device) -> None:

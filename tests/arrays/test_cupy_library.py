@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,17 +24,14 @@ PLAN = Plan.parse("strassen.batched.pad16 > vendor")
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, module in numpy_cupy.fake_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    for name in numpy_cupy.ADAPTERS:
-        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
-    monkeypatch.setattr(pick, "PLAIN_TYPES", {})
+    plain_types: dict[type, Library] = {}
+    for name in ("fmm.arrays.pick.PLAIN_TYPES", "fmm.api.PLAIN_TYPES"):
+        monkeypatch.setattr(name, plain_types)
     limits._shares.clear()
-    yield sys.modules["cupy"]
+    with numpy_cupy.in_place(*numpy_cupy.ADAPTERS) as found:
+        yield found
     limits._shares.clear()
-    for name in numpy_cupy.ADAPTERS:
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -123,6 +120,27 @@ def test_a_plan_runs_where_nothing_else_is_asked(cupy: Any, planned: list[Any]) 
     assert planned == [PLAN] and cupy.calls == [{}]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16"])
+def test_a_given_plan_is_explained_without_arrays(cupy: Any, dtype: str) -> None:
+    found = fmm.plan(1536, 1024, 2048, dtype=dtype, device=0, plan=PLAN)
+    assert found.plan == PLAN and found.problem is not None and found.problem.dtype == dtype
+    assert found.reason.startswith("this plan was given") and len(found.kernels) >= 3  # sums, products, sums
+    assert fmm.plan(0, 8, 8, dtype=dtype, device=0, plan=PLAN).plan == VENDOR
+    with pytest.raises(fmm.PlanError, match="cannot run here: int8 products are its own"):
+        fmm.plan(64, 64, 64, dtype="int8", device=0, plan=PLAN)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By small products, and by what was CuPy's own a moment ago; the tests above are about what may not take it."""
+    a = drawn(cupy, side)
+    fmm.matmul(a, a)
+    library = pick.cupy_library()
+    library.calls[library.size_key(a, a)] = math.inf
+    monkeypatch.setattr(product_call, "product", lambda *call: pytest.fail("the long way"))
+    fmm.matmul(a, a)
+
+
 def test_a_call_of_two_types_decides_nothing_for_the_next(cupy: Any, planned: list[Any]) -> None:
     a, integers = drawn(cupy, 110), drawn(cupy, 110, "int64")
     fmm.matmul(integers, integers)  # CuPy's own, which is remembered
@@ -136,13 +154,20 @@ def test_a_call_of_two_types_decides_nothing_for_the_next(cupy: Any, planned: li
     assert len(set(kinds)) == 4
 
 
-def test_a_driver_without_devices_is_an_error_that_says_so(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    for name, module in numpy_cupy.fake_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    for device in (0, "cuda", "cuda:3"):
-        with pytest.raises(ValueError, match=r"there is no device cuda:[03]: cudaErrorNoDevice: no CUDA-capable"):
-            fmm.plan(64, 64, 64, device=device)
+def test_a_call_on_another_device_decides_nothing_for_the_next(cupy: Any, planned: list[Any]) -> None:
+    a = cupy.ndarray(np.ones((110, 110), np.float32), device=1)
+    fmm.matmul(a, a)  # CuPy's own, since its current device is another
+    assert planned == [] and "not on the current device" in fmm.explain(a, a).reason
+    with cupy.cuda.Device(1):
+        fmm.matmul(a, a)
+    assert planned == [PLAN]
+
+
+@pytest.mark.parametrize("device", [5, "cuda:7"])  # that no machine has, whose answer would be kept
+def test_a_driver_without_devices_is_an_error_that_says_so(device: Any) -> None:
+    said = r"there is no device cuda:[57]: cudaErrorNoDevice: no CUDA-capable"
+    with numpy_cupy.in_place(*numpy_cupy.ADAPTERS), pytest.raises(ValueError, match=said):
+        fmm.plan(64, 64, 64, device=device)
 
 
 def test_a_cupy_that_does_not_load_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

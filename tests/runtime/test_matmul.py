@@ -742,7 +742,7 @@ def test_a_given_plan_is_explained_without_arrays() -> None:
     assert found == fmm.explain(a, b, plan="winograd > li-fig23 > vendor")
     assert str(found) == str(fmm.explain(a, b, plan=found)) and "this plan was given" in str(found)
     assert fmm.plan(9, 9, 9, plan=found).plan == found.plan
-    assert fmm.plan(64, 48, 80, plan="vendor").reason == "this plan was given"
+    assert fmm.plan(64, 48, 80, plan="vendor").reason.startswith("this plan was given")
     assert fmm.plan(0, 48, 80, plan="winograd > vendor").plan == VENDOR  # there is nothing to multiply
     assert fmm.plan(64, 48, 80, dtype="i8", plan="vendor").plan == VENDOR
 
