@@ -131,7 +131,10 @@ def settle_all() -> None:
 
 
 def _get_in(place: Place) -> None:
+    """Whatever goes wrong is said: another version of a library is no reason for a program to end."""
     try:
         place.undo = getattr(importlib.import_module(place.module), place.function)()
-    except (CannotInstallError, ImportError) as error:
+    except CannotInstallError as error:
         log_once(f"nothing is installed for {place.library}: {error}")
+    except Exception as error:
+        log_once(f"nothing is installed for {place.library}: {type(error).__name__}: {error}")

@@ -937,9 +937,6 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def watched(self) -> bool:
             return self.is_watched
 
-        def vendor(self, a: Any, b: Any, out: Any = None) -> None:
-            taken.append("vendor")
-
         def quick_vendor(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
 
@@ -997,17 +994,20 @@ def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
             assert name == "__class__"
             return type(self)
 
+    def recorded(a: Any, b: Any, out: Any, wishes: Any) -> None:
+        ways.append("recorded")
+
     library = pick.PLAIN_TYPES[Exact]
     monkeypatch.setattr(library, "is_watched", True)
+    monkeypatch.setattr("fmm.api._recorded_product", recorded)
     for known in (pick.PLAIN_TYPES, pick._known):
         monkeypatch.setitem(known, Untouched, library)
     x = Untouched(2000, 2000)
     fmm.matmul(x, x)
     fmm.matmul(x, x, x)
     fmm.matmul(x, x, plan=VENDOR, max_error_growth=2.0)
-    assert ways == ["quick vendor", "vendor", "vendor"]
     fmm.matmul(x, x, plan=LEVEL)
-    assert ways[-1] == "product"  # which says why no plan runs
+    assert ways == ["recorded"] * 4
 
 
 def test_what_is_quickly_known_to_be_the_vendors_is_known_by_both_types() -> None:

@@ -108,20 +108,26 @@ def test_an_install_that_cannot_work_says_so_once(
 ) -> None:
     absent = Place("no_such_library", "fmm.integrations.numpy_functions")
     refusing = Place("numpy", "refusing", "get_in")
+    another = Place("numpy", "refusing", "get_into_another")
 
     def get_in() -> None:
         raise CannotInstallError("not here")
 
-    monkeypatch.setitem(sys.modules, "refusing", SimpleNamespace(get_in=get_in))
-    for name, place in (("absent", absent), ("refusing", refusing)):
+    def get_into_another() -> None:
+        raise AttributeError("no dot")
+
+    ours = SimpleNamespace(get_in=get_in, get_into_another=get_into_another)
+    monkeypatch.setitem(sys.modules, "refusing", ours)
+    for name, place in (("absent", absent), ("refusing", refusing), ("another", another)):
         monkeypatch.setitem(places.PLACES, name, place)
     with caplog.at_level(logging.WARNING, "fmm"):
         for _ in range(2):
-            fmm.install("absent", "refusing")
-            fmm.uninstall("absent", "refusing")
+            fmm.install("absent", "refusing", "another")
+            fmm.uninstall("absent", "refusing", "another")
     assert [record.getMessage() for record in caplog.records] == [
         "fmm: nothing is installed for no_such_library: there is no such library here",
         "fmm: nothing is installed for numpy: not here",
+        "fmm: nothing is installed for numpy: AttributeError: no dot",
     ]
 
 

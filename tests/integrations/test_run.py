@@ -66,6 +66,7 @@ def test_what_is_wrong_with_our_options_is_said(program: Path) -> None:
     assert done.returncode == 1 and "FileNotFoundError" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_environment_installs_when_fmm_is_loaded_and_for_children(program: Path) -> None:
     code = "import fmm, numpy as np; print(type(np.matmul).__name__)"
     assert python("-c", code, FMM_INSTALL="numpy").stdout == "Replaced\n"

@@ -37,6 +37,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_fails_only_with_fmm_is_found(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = checkout / "out.json"
     code = outside.main(["theirs", str(checkout), "--out", str(out), "--plan", "strassen>vendor"])
