@@ -170,7 +170,14 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
     rate = calibration.rates.get(leaf_type)
     own = plan.timed_by_tiles
     measured = rate is not None and (not own or (rate.tiled > 0 and leaf_type in plan.leaf_use.leaf.types_inside))
-    return measured and plan.considered_for(problem.dtype) and rows_aligned(problem, plan.leaf_use.leaf.alignment)
+    return measured and plan.considered_for(problem.dtype) and _reads_well(plan, problem, calibration)
+
+
+def _reads_well(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
+    """Does the leaf read rows as it should? Temporaries are aligned, and a batch reads nothing else."""
+    if any(level.batched for level in plan.levels) or rows_aligned(problem, plan.leaf_use.leaf.alignment):
+        return True
+    return plan.timed_by_tiles and calibration.rates[plan.leaf_type(problem.dtype)].tiled_odd > 0
 
 
 def splits(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
-from fmm.perfmodel.work import Work, counted_work
+from fmm.perfmodel.work import Work, counted_work, rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.trials import Run, Size, Trial
 
@@ -32,9 +32,12 @@ class Observation:
 
     @property
     def kind(self) -> str:
-        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, with sums inside `inside`."""
+        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, on rows that are not
+        aligned `odd tile`, with sums inside `inside`."""
         if self.run.plan.timed_by_tiles:
-            return "inside" if self.run.plan.levels else "tile"
+            if self.run.plan.levels:
+                return "inside"
+            return "tile" if rows_aligned(self.problem, self.run.plan.leaf_use.leaf.alignment) else "odd tile"
         if self.run.part != "whole":
             return self.run.part
         return "vendor" if self.run.plan == VENDOR else "plan"
@@ -137,6 +140,7 @@ PARAMETERS = (
     Parameter("apart", 0.1, 10.0, SUMS),
     # Those of our own kernel are fitted after all others: its times say nothing about the vendor's.
     Parameter("rate.tiled", 0.5, 10.0, frozenset({"tile", "inside"})),
+    Parameter("rate.tiled_odd", 0.5, 10.0, frozenset({"odd tile"})),
     Parameter("rate.waves", 0.1, 1e4, frozenset({"tile", "inside"})),
     Parameter("rate.inside", 0.01, 1e3, frozenset({"inside"})),
 )

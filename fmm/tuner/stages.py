@@ -119,10 +119,13 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Products by our own kernel, with sums inside and alone, beside the vendor's."""
+    """Products by our own kernel, with sums inside and alone, beside the vendor's; alone on odd sides too."""
     for problem in squares:
         if plans := own_plans(journal.device, problem):
-            _raced(journal, "tiles", problem, [Run(), *map(Run, plans), Run(Plan(leaf=plans[0].leaf))], effort)
+            alone = Run(Plan(leaf=plans[0].leaf))
+            _raced(journal, "tiles", problem, [Run(), *map(Run, plans), alone], effort)
+            odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)
+            _raced(journal, "tiles", odd, [Run(), alone], effort)
 
 
 def own_plans(device: Device, problem: Problem) -> list[Plan]:
