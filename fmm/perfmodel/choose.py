@@ -50,6 +50,14 @@ class Limits:
 
     workspace: int
     error_growth: float = CPU_GROWTH
+    emulation: bool = True  # may numbers be multiplied in another type than theirs?
+
+    def allow(self, plan: Plan, growth: float) -> bool:
+        """May the plan, with this expected growth of the error, be chosen? Who wants no more than the vendor's error
+        wants it beside each entry of the product."""
+        leaf = plan.leaf_use.leaf
+        strict = not self.emulation or self.error_growth <= 1
+        return growth <= self.error_growth and not (strict and leaf.emulates)
 
 
 @dataclass(frozen=True)
@@ -101,10 +109,10 @@ def candidates(batches: bool) -> tuple[Plan, ...]:
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = ranked_candidates(problem, calibration)
-    winning = [c for c in considered if c.wins and c.error_growth <= limits.error_growth]
+    winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
     if problem.flops >= LARGE or (winning and not winning[0].fits(limits.workspace)):
         considered = _by_time(*considered, *composed_candidates(problem, calibration, limits))
-        winning = [c for c in considered if c.wins and c.error_growth <= limits.error_growth]
+        winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
     unchanged = next(c for c in considered if c.plan == VENDOR)
     best = next((c for c in winning if c.fits(limits.workspace)), unchanged)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
@@ -129,7 +137,7 @@ def composed_candidates(problem: Problem, calibration: Calibration, limits: Limi
     """The best compositions of levels above candidates that are within the limits."""
     if not (levels := levels_above("cuda" if calibration.batches else "cpu")):
         return ()
-    ends = [p for p in candidates(calibration.batches) if may_be_chosen(p, problem, calibration)]
+    ends = [p for p in candidates(calibration.batches) if may_be_chosen(p, problem, calibration) and limits.allow(p, 1)]
     room = Room(limits.workspace, limits.error_growth)
     made = composed_plans(problem, calibration, room, levels, ends)
     return ranked_candidates(problem, calibration, made) if made else ()
@@ -166,18 +174,13 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
 
     (Our own kernel is not for types in which it takes about the vendor's time.)
     """
-    leaf_type = plan.leaf_type(problem.dtype)
-    rate = calibration.rates.get(leaf_type)
-    own = plan.timed_by_tiles
-    measured = rate is not None and (not own or (rate.tiled > 0 and leaf_type in plan.leaf_use.leaf.types_inside))
-    return measured and plan.considered_for(problem.dtype) and _reads_well(plan, problem, calibration)
-
-
-def _reads_well(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
-    """Does the leaf read rows as it should? Temporaries are aligned, and a batch reads nothing else."""
-    if any(level.batched for level in plan.levels) or rows_aligned(problem, plan.leaf_use.leaf.alignment):
-        return True
-    return plan.timed_by_tiles and calibration.rates[plan.leaf_type(problem.dtype)].tiled_odd > 0
+    rate, own = calibration.rates.get(plan.rate_name(problem.dtype)), plan.timed_by_tiles
+    inside = plan.leaf_type(problem.dtype) in plan.leaf_use.leaf.types_inside
+    if rate is None or (own and not (rate.tiled > 0 and inside)) or not plan.considered_for(problem.dtype):
+        return False
+    # A batch reads nothing but temporaries, whose rows are aligned.
+    aligned = any(level.batched for level in plan.levels) or rows_aligned(problem, plan.leaf_use.leaf.alignment)
+    return aligned or (own and rate.tiled_odd > 0)
 
 
 def splits(plan: Plan) -> bool:
@@ -200,7 +203,9 @@ def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Cal
         return f"no plan is predicted to beat the vendor by {least:.1%} ({calibration.source})"
     if fastest.plan == best.plan or not fastest.wins:
         return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
-    what = "more error" if fastest.error_growth > limits.error_growth else "more workspace"
+    what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
+    if fastest.plan.leaf_use.leaf.emulates and not limits.emulation:
+        what = "other types of numbers"
     best_of = (
         "no plan within the limits wins clearly" if best.plan == VENDOR else "least predicted time within the limits"
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fmm.arrays.library import Library, Processor
+from fmm.arrays.library import Library, Processor, Setting, contiguous
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -19,7 +19,7 @@ from fmm.runtime.decide import Decision, decide, leaner_plans, other_plans
 from fmm.runtime.devices import Device
 from fmm.runtime.left_to_vendor import remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.prepare import Call, launches_at, launches_on, prepare, prepared
+from fmm.runtime.prepare import Call, Question, answer_question, launches_at, launches_on, prepare, prepared
 
 
 def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
@@ -70,8 +70,6 @@ def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wis
         return _runner(library.processor).run_call(library, call, a, b, out, wishes.plan is not None)
     except library.out_of_memory:
         if wishes.insists:
-            if out is not None and library.processor == "cpu":
-                library.vendor(a, b, out)  # it may be half written
             raise
         return OUT_OF_MEMORY
     except PlanError:  # nothing is computed before it is raised
@@ -84,12 +82,15 @@ def _product_instead(library: Library, call: Call, a: Any, b: Any, out: Any, wis
     """C by other plans of the model's; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
-    for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
-        own = wishes._replace(plan=plan, replaceable=True)
-        other = prepared(library, a, b, out, own)
-        c = failed if other.plan is None else _attempt(library, other, a, b, out, own)
-        if not isinstance(c, Failure):
-            return c
+    try:
+        for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
+            own = wishes._replace(plan=plan, replaceable=True)
+            other = prepared(library, a, b, out, own)
+            c = failed if other.plan is None else _attempt(library, other, a, b, out, own)
+            if not isinstance(c, Failure):
+                return c
+    except MemoryError:
+        pass  # to find a plan takes memory too
     return None
 
 
@@ -123,12 +124,18 @@ def explained(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Dec
     return replace(call.decision, kernels=_kernel_lines(library, call, *own))
 
 
-def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """What would be done with arrays that lie row by row."""
-    decision = decide(problem, limits, device)
+def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> Decision:
+    """What would be done with arrays that lie row by row: by the plan that was given, if one was."""
+    if given is None or 0 in problem.size:
+        decision = decide(problem, limits, device)
+        launches = launches_on(decision.plan, problem, device, False)
+    else:
+        a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
+        setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
+        call = answer_question(Question(a, b, None, setting, device, limits, given))
+        decision, launches = call.decision, call.launches
     if device.threads:
         return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))
-    launches = launches_on(decision.plan, problem, device, False)
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 

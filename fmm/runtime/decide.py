@@ -80,12 +80,13 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     if tuned is not None and (entry := certified_entry(problem, limits, tuned, device.threads > 0)):
         return entry
-    known = tuned.calibration if tuned else None
+    known = tuned.trusted if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
-        environment.log_once(
-            f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
-        )
+        said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
+        if tuned and tuned.doubts:
+            said = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
+        environment.log_once(said)
     chosen = model_choice(
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
@@ -103,13 +104,14 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     if found is None:
         return None
     entry, plan = found
+    allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
     try:
         check_runnable(plan, problem, on_cpu)
         needed = _workspace(plan, problem)
     except PlanError as error:
         environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
         return None
-    if expected_growth(plan, problem.dtype) > limits.error_growth or needed > limits.workspace:
+    if not allowed or needed > limits.workspace:
         return None
     return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
 
@@ -173,7 +175,7 @@ def other_plans(problem: Problem, than: Plan, limits: Limits, device: Device) ->
     By the model, whoever chose the plan: an entry of a config names no others.
     """
     for c in _considered(problem, limits, device):
-        allowed = c.wins and c.error_growth <= limits.error_growth and c.fits(limits.workspace)
+        allowed = c.wins and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace)
         if allowed and c.plan not in (than, VENDOR):
             yield c.plan
 
@@ -197,7 +199,7 @@ def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
     """What the model considers within the limits, the fastest first."""
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
+    known = (tuned.trusted if tuned else None) or untuned_calibration(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return ()
     return choose(without_layouts(problem), known, limits).considered

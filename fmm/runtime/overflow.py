@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.numpy_products import dot
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import Place, Product, Sum, whole_matrix
 from fmm.kernels.plans.lower import lower_level
@@ -71,7 +72,7 @@ def norm_bound(x: Array, threads: Threads) -> float:
 
 def _squares(parts: Sequence[Array], found: list[float]) -> None:
     with np.errstate(all="ignore"):
-        found.append(sum(float(np.dot(part, part)) for part in parts))
+        found.append(sum(float(dot(part, part)) for part in parts))
 
 
 def largest_magnitude(x: Array, threads: Threads) -> float:

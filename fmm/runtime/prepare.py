@@ -13,6 +13,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
+from fmm.config.environment import emulation_allowed
 from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
@@ -27,7 +28,7 @@ from fmm.perfmodel.work import rows_aligned
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decide import Decision, check_runnable, decide, other_plans, without_layouts
-from fmm.runtime.devices import Device
+from fmm.runtime.devices import Device, chip_as_tuned
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
     LibraryAnswersError,
@@ -169,7 +170,8 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
         result = library.result_operand(a, b, shape, setting.dtype)
     target = None if out is None else library.operand(out)
-    return Question(left, right, target, setting, device, Limits(free, growth), wishes.plan, result)
+    limits = Limits(free, growth, setting.emulation and emulation_allowed())
+    return Question(left, right, target, setting, device, limits, wishes.plan, result)
 
 
 def answer_question(asked: Question) -> Call:
@@ -289,17 +291,17 @@ def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> Laun
     assert call.launches is not None and call.device is not None and call.device.chip is not None
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
-    return record_launches(
-        plan, problem, target_on(call.device.chip, alignment_of(x, y, z, 0), flagged=may_differ(plan))
-    )
+    chip = chip_as_tuned(call.device) or call.device.chip
+    return record_launches(plan, problem, target_on(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
-    if plan == VENDOR or device.chip is None:
+    chip = chip_as_tuned(device)
+    if plan == VENDOR or chip is None:
         return None
     try:
-        launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, target_on(chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise

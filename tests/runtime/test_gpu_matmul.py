@@ -485,7 +485,7 @@ def graphs(eager: list[Plan]) -> Iterator[Any]:
     from fmm.runtime.device_run import GRAPHS
 
     GRAPHS.clear()
-    flags._flags.clear()  # no plan rests because of what other tests multiplied
+    flags.forget_flags()  # no plan rests because of what other tests multiplied
     yield GRAPHS
     GRAPHS.clear()
 

@@ -7,14 +7,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from fmm.perfmodel.papers import dalberto, huang, li
+from fmm.perfmodel.papers import dalberto, huang, li, sforza
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 TABLES: Mapping[str, Callable[[], Table]] = {
-    make.__name__.replace("_", "-"): make for paper in (li, huang, dalberto) for make in paper.TABLES
+    make.__name__.replace("_", "-"): make for paper in (li, huang, dalberto, sforza) for make in paper.TABLES
 }
 
 
