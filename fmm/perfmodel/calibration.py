@@ -41,6 +41,9 @@ class Rate:
     # This package's own tiled kernel takes so many times as long as the vendor's product, both very large; 0: nobody
     # measured it, and no plan is chosen that uses it.
     tiled: float = 0.0
+    # Where it reads rows that do not begin as its wide accesses want them, it takes so many times as long; 0: nobody
+    # measured it, and no plan is chosen that has it read such rows.
+    tiled_odd: float = 0.0
     waves: float = 0.0  # with so many of its tiles the device is half busy
     # Adding one number on its way into a product, or into one more block of C, takes as long as so many multiply-adds.
     inside: float = 0.0

@@ -176,8 +176,11 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
     """
     rate, own = calibration.rates.get(plan.rate_name(problem.dtype)), plan.timed_by_tiles
     inside = plan.leaf_type(problem.dtype) in plan.leaf_use.leaf.types_inside
-    measured = rate is not None and (not own or (rate.tiled > 0 and inside))
-    return measured and plan.considered_for(problem.dtype) and rows_aligned(problem, plan.leaf_use.leaf.alignment)
+    if rate is None or (own and not (rate.tiled > 0 and inside)) or not plan.considered_for(problem.dtype):
+        return False
+    # A batch reads nothing but temporaries, whose rows are aligned.
+    aligned = any(level.batched for level in plan.levels) or rows_aligned(problem, plan.leaf_use.leaf.alignment)
+    return aligned or (own and rate.tiled_odd > 0)
 
 
 def splits(plan: Plan) -> bool:

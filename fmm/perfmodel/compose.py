@@ -48,10 +48,15 @@ class Above:
     error_growth: float = 1.0
     lanes: int = 1
 
+    @property
+    def tables(self) -> bool:
+        """Are there step tables? They may need more workspace than is guessed where a block at the edge is smaller."""
+        return any(level.cut is not None and level.cut.ordered for level in self.levels)
+
     def beaten_by(self, other: Above) -> bool:
         """Is the other one as good in everything?"""
         better = other.seconds <= self.seconds and other.held <= self.held and other.lanes <= self.lanes
-        return better and other.error_growth <= self.error_growth and other is not self
+        return better and other.error_growth <= self.error_growth and other.tables <= self.tables
 
 
 class End(NamedTuple):
@@ -149,7 +154,7 @@ def _joined(found: Composition, problem: Problem, room: Room) -> Plan | None:
     above, end = found.above, found.end
     with suppress(PlanError):
         plan = Plan((*above.levels, *end.plan.levels), end.plan.leaf)
-        about = above.held + above.lanes * end.held
-        fits = about < NEAR * room.workspace or workspace(plan, *problem.size, problem.itemsize) <= room.workspace
+        near = above.tables or above.held + above.lanes * end.held > NEAR * room.workspace
+        fits = not near or workspace(plan, *problem.size, problem.itemsize) <= room.workspace
         return plan if fits and expected_growth(plan, problem.dtype) <= room.error_growth else None
     return None

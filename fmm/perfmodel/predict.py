@@ -67,7 +67,8 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
               (and fewer tiles than `slots` to so many),
               times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
-              takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds).
+              takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds),
+              times `tiled_odd` where it reads rows that are not aligned.
               Reading and writing the operands takes bytes / memory.
     sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
               scalar, deep) are divided by that share
@@ -101,11 +102,13 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
     aside += 1 + work.copied * (rate.copied - 1)
     leaf = plan.leaf_use.leaf
     own = aside * leaf.relative_time
+    astray = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     seconds = starts = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
-            slowdown = tiles.slowdown(rate, m, k, n, together) if tiles else own * _vendors(rate, m, k, n, together)
+            by_tiles = astray * tiles.slowdown(rate, m, k, n, together) if tiles else 0.0
+            slowdown = by_tiles or own * _vendors(rate, m, k, n, together)
             compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)

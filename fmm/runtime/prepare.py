@@ -24,9 +24,10 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.tile_choice import target_on
+from fmm.perfmodel.work import rows_aligned
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import Decision, check_runnable, decide, other_plans
+from fmm.runtime.decide import Decision, check_runnable, decide, other_plans, without_layouts
 from fmm.runtime.devices import Device, chip_as_tuned
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
@@ -305,5 +306,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
         if given:
             raise
         return None  # a sum of more blocks than a launch can name
-    # Our own kernel was measured, and is known to be worth while, on lines that are aligned.
-    return launches if given or launches.reads_aligned else None
+    # On lines that are not aligned our own kernel is slower: whoever chose it knew so of arrays without gaps, but not
+    # of other views.
+    known = not rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
+    return launches if given or launches.reads_aligned or known else None

@@ -15,7 +15,7 @@ import numpy as np
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
-from fmm.perfmodel.work import Work, counted_work
+from fmm.perfmodel.work import Work, counted_work, rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.parameters import LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
 from fmm.tuner.trials import BEST, Run, Size, Trial
@@ -33,11 +33,14 @@ class Observation:
 
     @property
     def kind(self) -> str:
-        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, with sums inside `inside`."""
+        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, on rows that are not
+        aligned `odd tile`, with sums inside `inside`."""
         if self.run.plan.leaf_use.leaf.rate:
             return "own rate"
         if self.run.plan.timed_by_tiles:
-            return "inside" if self.run.plan.levels else "tile"
+            if self.run.plan.levels:
+                return "inside"
+            return "tile" if rows_aligned(self.problem, self.run.plan.leaf_use.leaf.alignment) else "odd tile"
         if self.run.part != "whole":
             return self.run.part
         return "vendor" if self.run.plan == VENDOR else "plan"

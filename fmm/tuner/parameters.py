@@ -88,6 +88,8 @@ PARAMETERS = (
     Parameter("apart", "", 0.1, 10.0, SUMS, 1.0),
     # Those of our own kernel are fitted after all others: its times say nothing about the vendor's.
     Parameter("rate.tiled", "", 0.5, 10.0, TILES),
+    # Without it no plan is chosen that has the kernel read rows that are not aligned.
+    Parameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
     Parameter("rate.waves", "tiles", 0.1, 1e4, TILES),
     Parameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )

@@ -136,12 +136,15 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Products by our own kernel, with sums inside and alone, beside the vendor's."""
+    """Products by our own kernel, with sums inside and alone, beside the vendor's; alone on odd sides too."""
     for problem in squares:
         plans = own_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
         if own := [*own, *plans_of_own_rate(journal.device, problem, effort)]:
             _raced(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
+        if plans:
+            odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)
+            _raced(journal, "tiles", odd, [Run(), Run(Plan(leaf=plans[0].leaf))], effort)
 
 
 def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:

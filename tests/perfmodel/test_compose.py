@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from fmm.config.files import read_config
 from fmm.config.identity import Identity
 from fmm.config.schema import checked_section
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, datasheet
@@ -25,7 +28,9 @@ from tests.support import ROOT
 
 GIB = 1 << 30
 CARD = 139 * GIB
-SHEET = datasheet("h200")
+KNOWN = datasheet("h200")
+# Without the leaves that have rates of their own, with which `space` has no plans.
+SHEET = replace(KNOWN, rates=MappingProxyType({t: r for t, r in KNOWN.rates.items() if t in DTYPES}))
 NEAR = 1.03  # of the best composition's time
 
 SCHEMES = ("strassen", "winograd")
@@ -167,7 +172,7 @@ def test_large_products_have_fast_plans_beside_their_operands(
     dtype: str, n: int, taken: float, least: float, sheet: bool
 ) -> None:
     """`taken`: by others, of what the three arrays leave."""
-    problem, known = Problem(n, n, n, dtype), SHEET if sheet else tuned(dtype, "")
+    problem, known = Problem(n, n, n, dtype), KNOWN if sheet else tuned(dtype, "")
     free = (CARD - 3 * n * n * problem.itemsize) * (1 - taken)
     share = int(free * SHARE)
     step = 1 << (share.bit_length() - 3)

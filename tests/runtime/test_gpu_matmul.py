@@ -649,6 +649,31 @@ def test_a_candidate_that_is_not_there_for_a_view_gives_way(leaf: str, stacked: 
         close(library, out, a, b, "bfloat16")
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.35, 0.6, 1.0])
+@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (8000, 6001, 9000)], ids=str)
+def test_composed_plans_are_right_within_any_workspace(shape: tuple[int, int, int], share: float, library: Any) -> None:
+    """The limit is a share of what the three arrays take."""
+    m, k, n = shape
+    a, b = library.array(draw((m, k)), "float32"), library.array(draw((k, n)), "float32")
+    limit = int(share * 4 * (m * k + k * n + m * n))
+    decision = fmm.explain(a, b, workspace=limit)
+    assert decision.workspace <= limit
+    close(library, fmm.matmul(a, b, workspace=limit), a, b, "float32")
+
+
+@pytest.mark.parametrize("plan", [
+    "strassen.sequential.pad16 > strassen.overlapped.pad16 > strassen^2.batched.pad16 > vendor",
+    "li-fig2.pad16 > li-fig23.pad16 > strassen.batched.pad16 > vendor",
+    "li-fig23.pad16 > strassen.pad16 > strassen^3.batched.pad16 > tile",
+    "strassen.sequential.pad16 > li-fig2.pad16 > strassen.fused.pad4 > tile",
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (4001, 3000, 4100)], ids=str)
+def test_plans_of_composed_levels_are_right(shape: tuple[int, int, int], plan: str, library: Any) -> None:
+    m, k, n = shape
+    a, b = library.array(draw((m, k)), "float32"), library.array(draw((k, n)), "float32")
+    close(library, fmm.matmul(a, b, plan=plan), a, b, "float32")
+
+
 @pytest.fixture
 def second_device() -> Any:
     cupy = pytest.importorskip("cupy")

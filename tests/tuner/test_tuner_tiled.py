@@ -30,7 +30,7 @@ from tests.support.devices import H200
 
 FUSED, HYBRID = (p for p in probed_plans("cuda") if p.timed_by_tiles)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
-RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, waves=40.0, inside=0.7)
+RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, tiled_odd=1.3, waves=40.0, inside=0.7)
 TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)
 WANTED = (16384, 16384, 16384)
 
@@ -53,6 +53,7 @@ def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) 
     assert known is not None
     rate = known.rate("float32")
     assert rate.tiled == pytest.approx(RATE.tiled, rel=0.03) and rate.flops == pytest.approx(RATE.flops, rel=0.05)
+    assert rate.tiled_odd == pytest.approx(RATE.tiled_odd, rel=0.05)
     assert {t.plan for t in journal.recorded if t.stage == "tiles"} == {"vendor", "tile", str(FUSED), str(HYBRID)}
     assert known.tiled_margin < 0.03  # enough was held out to know how good the formula is
     for problem in (Problem(n, n, n, "float32") for n in (3072, 8192)):
@@ -100,10 +101,34 @@ def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
     known, device = section.calibration, section.identity
     assert model_choice(problem, NONE, known, True, device).plan == FUSED
     assert workspace(model_choice(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
-    odd = Problem(12288, 12287, 12288, "float32")  # rows that are not aligned were not measured
+    odd = Problem(12288, 12287, 12288, "float32")  # on rows that are not aligned it is too slow
     assert model_choice(odd, NONE, known, True, device).plan == VENDOR
     rates = MappingProxyType({"float32": replace(RATE, tiled=1.2)})
     assert model_choice(problem, NONE, replace(TRUTH, rates=rates), True, device).plan == VENDOR
+
+
+ALONE = Plan(leaf="tile")
+
+
+@pytest.mark.parametrize(("tiled_odd", "wins"), [(0.0, False), (0.95, True), (1.1, False)])
+@pytest.mark.parametrize("size", [(1537, 1537, 1537), (3001, 3001, 3001), (16384, 1023, 16385)], ids=str)
+def test_alone_it_wins_on_odd_sides_where_it_was_measured(
+    size: tuple[int, int, int], tiled_odd: float, wins: bool
+) -> None:
+    """The vendor loses more there than our own kernel does."""
+    rate = replace(RATE, unaligned=1.0, odd=1.0, tiled=0.9, waves=10.0, tiled_odd=tiled_odd, tile=128.0)
+    known = replace(TRUTH, rates=MappingProxyType({"float32": rate}), tiled_margin=0.02)
+    problem = Problem(*size, "float32")
+    assert [c.plan for c in ranked_candidates(problem, known) if c.plan == ALONE and c.wins] == [ALONE] * wins
+    assert launches_on(ALONE, problem, H200, False) is not None
+
+
+def test_on_a_view_whose_rows_are_worse_than_the_sides_say_it_gives_way() -> None:
+    """Nobody knew of that when it was chosen."""
+    rows = Layout("C", 3073)
+    view = Problem(3072, 3072, 3072, "float32", (rows, rows, Layout("C", 3072)))
+    assert launches_on(ALONE, view, H200, False) is None
+    assert launches_on(ALONE, view, H200, True) is not None
 
 
 # ---- without a tuning
@@ -113,7 +138,7 @@ def test_what_nobody_measured_is_not_chosen() -> None:
     """A datasheet and an old config say nothing of our own kernel: no workspace, no plan."""
     problem = Problem(16384, 16384, 16384, "float32")
     spelled = schema.calibration_fields(TRUTH, "float32")
-    for name in ("tiled", "waves", "inside"):
+    for name in ("tiled", "tiled_odd", "waves", "inside"):
         del spelled["rate"][name]
     del spelled["tiled_margin"]
     old = schema.checked_calibration(spelled, "old", "float32", "GPU", "an old config")

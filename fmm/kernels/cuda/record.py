@@ -6,7 +6,8 @@ stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -19,7 +20,7 @@ from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
 from fmm.kernels.cuda.recompute.recompute import recompute_launches
 from fmm.kernels.cuda.select import Target, select_launches
-from fmm.kernels.cuda.sums.sum_launch import sum_op
+from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
 from fmm.kernels.cuda.views import View, constant_distance, operand_views
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
@@ -30,6 +31,8 @@ from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Problem
+
+Origins = dict[str, int]  # by base: where the first view of a step begins
 
 
 @depends_on_rows
@@ -88,6 +91,7 @@ class Recorder:
         self.ops: list[Operation] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
+        self._sums: dict[Hashable, tuple[Sum, Origins, SumOp | None]] = {}
 
     def _note(self, *ops: Operation) -> None:
         self.ops += ops
@@ -110,10 +114,25 @@ class Recorder:
         return order_of_sums(steps)
 
     def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
-        placed = (list(zip(step.reads, reads, strict=True)), list(zip(step.writes, writes, strict=True)))
-        op = sum_op(step.label, step.program, *placed, self.dtype)
+        op = self._sum_op(step, reads, writes)
         if op is not None:
             self._note(op)
+
+    def _sum_op(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> SumOp | None:
+        """The launch of a step; where the same one was met elsewhere in memory, that one moved (levels below others
+        repeat theirs hundreds of times, and to find the arrays of hundreds of blocks takes milliseconds)."""
+        origins: Origins = {}
+        for view in (*reads, *writes):
+            origins.setdefault(view.base, view.offset)
+        key = id(step), *((v.base, v.offset - origins[v.base], v[2:]) for v in (*reads, *writes))
+        if key not in self._sums:
+            placed = (list(zip(step.reads, reads, strict=True)), list(zip(step.writes, writes, strict=True)))
+            self._sums[key] = step, origins, sum_op(step.label, step.program, *placed, self.dtype)
+        _, known, op = self._sums[key]
+        if op is None or known == origins:
+            return op
+        moved = (x._replace(offset=x.offset + origins[x.base] - known[x.base]) for x in op.arrays)
+        return replace(op, arrays=tuple(moved))
 
     def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
         m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols

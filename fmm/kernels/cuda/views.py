@@ -58,7 +58,8 @@ class Factor(NamedTuple):
 
 def constant_distance(views: Sequence[View], itemsize: int) -> int | None:
     """The constant distance, in elements, between views that are alike; None if there is none."""
-    if any(v._replace(offset=0) != views[0]._replace(offset=0) for v in views):
+    base, _, *shape = views[0]
+    if any(v[0] != base or [*v[2:]] != shape for v in views):  # (the offset is the second field)
         return None
     steps = {y.offset - x.offset for x, y in pairwise(views)} or {0}
     return steps.pop() // itemsize if len(steps) == 1 else None

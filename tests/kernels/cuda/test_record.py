@@ -22,8 +22,9 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp
+from fmm.kernels.cuda.record import Recorder, record_operations
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
+from fmm.kernels.plans.level_steps import Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Level, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
@@ -49,6 +50,34 @@ def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, OperationList]:
     c[...] = np.ndarray(c.shape, c.dtype, before["C"], 0, c.strides)
     assert (memory["C"] == before["C"]).all(), "the gaps between C's rows or columns were touched"
     return found, expected, tape
+
+
+REPEATED = (
+    "strassen.sequential.pad16 > strassen^2.batched.pad16 > vendor",
+    "strassen.overlapped.pad16 > winograd.pad16 > vendor",
+    "li-fig2.pad16 > li-fig23.pad16 > vendor",
+    "winograd > strassen.peel > vendor",
+    "li-fig3 > strassen > tile",
+    "winograd.sequential > winograd.sequential > vendor.inner",
+)
+
+
+@pytest.mark.parametrize("plan", REPEATED)
+@pytest.mark.parametrize("beta", [0, 0.5])
+def test_sums_that_are_met_again_are_what_they_would_be_without_the_first(
+    plan: str, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def anew(self: Recorder, step: Sum, reads: Any, writes: Any) -> SumOp | None:
+        read, written = (list(zip(*x, strict=True)) for x in ((step.reads, reads), (step.writes, writes)))
+        return sum_op(step.label, step.program, read, written, self.dtype)
+
+    def told(op: Operation) -> Any:
+        return (op.label, op.kernel, op.parameters, op.arrays, op.grid, op.access) if isinstance(op, SumOp) else op
+
+    problem = Problem(150, 131, 170, "float32", beta=beta)
+    found = [told(op) for op in record_operations.__wrapped__(Plan.parse(plan), problem).ops]
+    monkeypatch.setattr(Recorder, "_sum_op", anew)
+    assert found == [told(op) for op in record_operations.__wrapped__(Plan.parse(plan), problem).ops]
 
 
 def _vendors(plan: Plan) -> Plan:

@@ -1,0 +1,74 @@
+"""The command that measures regret on held-out shapes: a tiny run on this CPU, and what it makes of samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.regret import FILE, Row, config_number, drawn_shapes, recorded_rows, summary
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.runtime.devices import cpu_device
+from tests.support import ROOT
+from tests.support import configs as tuned
+
+
+def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.regret", "--config", str(folder / "config.json")]
+    command += ["--output", str(folder), "--largest", "320", "--rounds", "2", "--dtype", "float64", *more]
+    known = {**os.environ, "FMM_TUNING_MODE": "cache", "FMM_DISABLE": ""}
+    return subprocess.run(command, cwd=ROOT, check=False, text=True, capture_output=True, env=known)
+
+
+@pytest.mark.slow
+def test_a_run_is_recorded_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    key = cpu_device(blas_threads()).identity.key
+    path = tuned.write(tmp_path / "config.json", key, "float64", tuned.section())
+    nothing = run(tmp_path, "--count", "1", "--time-limit", "-1")
+    assert nothing.returncode == 0 and recorded_rows(tmp_path / FILE, config_number(path)) == []
+    first = run(tmp_path, "--count", "1")
+    assert first.returncode == 0, first.stderr
+    rows = recorded_rows(tmp_path / FILE, config_number(path))
+    assert sorted(row.kind for row in rows) == ["large", "middle", "thin"]
+    assert all({"vendor", "default"} < row.seconds.keys() for row in rows), "no plan beside the call"
+    assert all(len(own) == 2 for row in rows for own in row.seconds.values())
+    assert len([line for line in first.stdout.splitlines() if "of the best plan's speed" in line]) == 3
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"config": ')  # torn
+    again = run(tmp_path, "--count", "1", "--kind", "large")
+    assert again.returncode == 0, again.stderr
+    assert recorded_rows(tmp_path / FILE, config_number(path)) == rows
+    text = (tmp_path / FILE).read_text()
+    assert json.loads(text.splitlines()[0])["settings"] == {"seed": config_number(path)}
+
+
+def test_without_a_config_there_is_nothing_to_judge(tmp_path: Path) -> None:
+    found = run(tmp_path)
+    assert found.returncode == 2 and "fmm-tune --device cpu" in found.stderr
+    assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize("kind", ["large", "middle", "thin"])
+def test_shapes_are_drawn_by_a_seed(kind: str) -> None:
+    found = list(drawn_shapes(kind, 30, 20000, 7))
+    assert found == list(drawn_shapes(kind, 30, 20000, 7)) != list(drawn_shapes(kind, 30, 20000, 8))
+    assert all(side % 2 for size in found[1::2] for side in size)
+    assert not any(side % 16 for size in found[::2] for side in size)
+    most = max(side for size in found for side in size)
+    assert (4096 < most <= 20001) == (kind != "middle")
+    assert sum(min(size) < 1000 for size in found) == (30 if kind == "thin" else 0)
+
+
+def test_what_samples_come_to() -> None:
+    vendor, fast, slow = [2.0, 4.0, 6.0], [1.0, 2.0, 3.0], [4.0, 8.0]
+    known = {"vendor": vendor, "one": fast}
+    best = Row(1, "float64", "large", (8, 8, 8), "one", "", {**known, "default": fast, "two": slow})
+    lost = Row(1, "float64", "large", (8, 8, 8), "vendor", "", {**known, "default": vendor})
+    assert (best.best, best.speedup, best.share_of_best) == ("one", 2.0, 1.0)
+    assert (lost.best, lost.speedup, lost.share_of_best) == ("one", 1.0, 0.5)
+    found = summary([best, lost])
+    assert (found["mean_share_of_best"], found["least_speedup"], found["by_plans"]) == (0.75, 1.0, 1)
