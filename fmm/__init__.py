@@ -2,9 +2,24 @@
 
 from fmm.api import explain, matmul, plan
 from fmm.arrays.host_memory import release_workspace
+from fmm.integrations import install, installed, uninstall
+from fmm.integrations.places import install_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
 
 __version__ = "0.1.0"
 
-__all__ = ["Decision", "Plan", "PlanError", "explain", "matmul", "plan", "release_workspace"]
+__all__ = [
+    "Decision",
+    "Plan",
+    "PlanError",
+    "explain",
+    "install",
+    "installed",
+    "matmul",
+    "plan",
+    "release_workspace",
+    "uninstall",
+]
+
+install_as_told()

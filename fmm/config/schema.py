@@ -237,10 +237,23 @@ def checked_calibration(raw: Raw, where: str, dtype: str, name: str, source: str
     """The model's numbers for one type; `name` is the device's, `source` says where they are from."""
     checks, optional = _numbers(Calibration)
     rates, rate_optional = _numbers(Rate)
-    found = checked_fields(raw, where, {**checks, **_RETIRED, "rate": anything}, optional | _RETIRED.keys())
+    allowed = {**checks, **_RETIRED, "rate": anything, "leaf_rates": anything}
+    found = checked_fields(raw, where, allowed, optional | _RETIRED.keys() | {"leaf_rates"})
     found = {name: value for name, value in found.items() if name not in _RETIRED}
-    rate = Rate(**checked_fields(found.pop("rate"), f"{where}.rate", rates, rate_optional))
-    return Calibration(name, source, MappingProxyType({dtype: rate}), **found)
+    given: dict[str, tuple[str, Raw]] = {dtype: ("rate", found.pop("rate"))}
+    for leaf, numbers in _object(found.pop("leaf_rates", {}), f"{where}.leaf_rates").items():
+        given[leaf] = f"leaf_rates.{leaf}", numbers
+    known = {
+        name: Rate(**checked_fields(numbers, f"{where}.{place}", rates, rate_optional))
+        for name, (place, numbers) in given.items()
+    }
+    return Calibration(name, source, MappingProxyType(known), **found)
+
+
+def _object(raw: Raw, where: str) -> dict[str, Raw]:
+    if not isinstance(raw, dict):
+        raise wrong_value(where, "an object", raw)
+    return raw
 
 
 def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
@@ -315,9 +328,10 @@ def _no_constant(name: str) -> None:
 
 def calibration_fields(found: Calibration, dtype: str) -> dict[str, Raw]:
     """A calibration as it stands in a section: what `calibration` reads back."""
-    rate = found.rate(dtype)
     own = {name: getattr(found, name) for name in _numbers(Calibration)[0]}
-    return {**own, "rate": {name: getattr(rate, name) for name in _numbers(Rate)[0]}}
+    rates = {x: {name: getattr(rate, name) for name in _numbers(Rate)[0]} for x, rate in found.rates.items()}
+    others = {name: rate for name, rate in rates.items() if name != dtype}  # of leaves that have their own
+    return {**own, "rate": rates[dtype], **({"leaf_rates": others} if others else {})}
 
 
 def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:

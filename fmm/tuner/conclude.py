@@ -13,6 +13,7 @@ from typing import Any
 
 from fmm.config import certify, schema
 from fmm.config.schema import Entry
+from fmm.kernels.plans.leaf import LEAVES
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.tuner import fit as fitting
@@ -51,7 +52,8 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """The calibration to begin with, reduced to one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    return replace(calibration, rates={dtype: rate})
+    own = {leaf.rate: rates[leaf.rate] for leaf in LEAVES if leaf.rate in rates and dtype in leaf.types}
+    return replace(calibration, rates={dtype: rate, **own})
 
 
 def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:

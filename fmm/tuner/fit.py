@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
-from fmm.tuner.parameters import PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
+from fmm.tuner.parameters import LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
 from fmm.tuner.trials import BEST, Run, Size, Trial
 
 # ---- what was observed
@@ -33,6 +34,8 @@ class Observation:
     @property
     def kind(self) -> str:
         """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, with sums inside `inside`."""
+        if self.run.plan.leaf_use.leaf.rate:
+            return "own rate"
         if self.run.plan.timed_by_tiles:
             return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
@@ -108,7 +111,20 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     if start.batches:
         starts = [TILE.put(start, dtype, side) for side in SIDES]
         start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
-    return _with_tiled(determined_fit(start, dtype, others), dtype, tiled)
+    found = _with_tiled(determined_fit(start, dtype, others), dtype, tiled)
+    for name in start.rates.keys() - {dtype}:
+        found = _with_rate(found, name, [o for o in observed if o.run.plan.leaf_use.leaf.rate == name])
+    return found
+
+
+def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
+    """The fit with the rate of a leaf that has one of its own; without that rate if nobody measured it."""
+    if not observed:
+        rates = {x: rate for x, rate in found.calibration.rates.items() if x != name}
+        return replace(found, calibration=replace(found.calibration, rates=MappingProxyType(rates)))
+    own = determined_fit(found.calibration, name, observed, LEAF_RATE)
+    intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
+    return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
 
 
 def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
@@ -119,9 +135,11 @@ def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
     return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
 
 
-def determined_fit(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
+def determined_fit(
+    start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
+) -> Fit:
     """Least squares, again and again without the parameters that the measurements leave open, until none is left."""
-    solver = Solver(start, dtype, observed)
+    solver = Solver(start, dtype, observed, free)
     found = solver.solved(STEPS)
     while loose := solver.loose(found):
         hopeless = [p for p, looseness in loose.items() if looseness > HOPELESS]

@@ -91,6 +91,8 @@ PARAMETERS = (
     Parameter("rate.waves", "tiles", 0.1, 1e4, TILES),
     Parameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
+# Of a leaf that has a rate of its own, fitted by itself; what is not determined stays as the datasheet has it.
+LEAF_RATE = tuple(replace(p, neutral=None) for p in PARAMETERS[:5])
 BY_NAME: Mapping[str, Parameter] = MappingProxyType({p.name: p for p in PARAMETERS})
 TILED_START = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
 

@@ -10,7 +10,7 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked_candidates, usual_growth
+from fmm.perfmodel.choose import Limits, ranked_candidates, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
@@ -33,9 +33,7 @@ class Found:
 
 def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
-    predicted = [
-        c.plan for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR
-    ]
+    predicted = [c.plan for c in ranked_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
     ]
@@ -63,7 +61,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
     """The plan without workspace that the model likes best; none if there is none."""
-    known = ranked_candidates(problem, calibration, device.candidates())
+    known = ranked_candidates(problem, calibration)
     return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
 
 
@@ -82,8 +80,8 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
         needed = workspace(plan, m, k, n, problem.itemsize)
     except PlanError:
         return False
-    allowed = usual_growth(device.untuned().batches)
-    return expected_growth(plan, problem.dtype) <= allowed and operands + needed <= device.memory
+    allowed = Limits(needed, usual_growth(device.untuned().batches))
+    return allowed.allow(plan, expected_growth(plan, problem.dtype)) and operands + needed <= device.memory
 
 
 class Race:

@@ -138,8 +138,21 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
     """Products by our own kernel, with sums inside and alone, beside the vendor's."""
     for problem in squares:
-        if plans := own_plans(journal.device, problem, effort):
-            _raced(journal, "tiles", problem, [Run(), *map(Run, plans), Run(Plan(leaf=plans[0].leaf))], effort)
+        plans = own_plans(journal.device, problem, effort)
+        own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
+        if own := [*own, *plans_of_own_rate(journal.device, problem, effort)]:
+            _raced(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
+
+
+def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
+    """Of each leaf that has a rate of its own: the leaf alone, and the first candidate with levels above it."""
+    rates, found = device.untuned().rates, []
+    light = [p for p in light_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
+    plans = [p for p in light if within_limits(device, p, problem)]
+    for leaf in dict.fromkeys(p.leaf for p in plans):
+        own = [p for p in plans if p.leaf == leaf]
+        found += [p for p in own if not p.levels] + [p for p in own if p.levels][:1]
+    return found
 
 
 def light_candidates(device: Device, effort: Effort) -> list[Plan]:
@@ -180,11 +193,14 @@ def probe_scattered(
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
-            known = [c for c in ranked_candidates(problem, untuned, light) if c.plan != VENDOR]
+            # Whoever forbids emulation needs a model that is right without it.
+            usual = [p for p in light if not p.leaf_use.leaf.rate]
+            known = [c for c in ranked_candidates(problem, untuned, usual) if c.plan != VENDOR]
             near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
             plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
             others = plans[1:] or plans  # for a small product a GPU may have a single plan
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
+            beside += plans_of_own_rate(device, problem, effort)
             found = plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
             yield stage, problem, [*found, *beside]
 

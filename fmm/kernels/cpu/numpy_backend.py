@@ -12,6 +12,7 @@ import numpy as np
 
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.elementwise import Call, CallSchedule, elementwise_calls
+from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.leaf import Multiply, leaf_use
 from fmm.kernels.plans.level_steps import Sum
@@ -59,7 +60,7 @@ class NumpyBackend:
 
 
 def numpy_product(left: Array, right: Array, dest: Array) -> None:
-    np.matmul(left, right, out=dest)
+    matmul(left, right, out=dest)
 
 
 def host_product(leaf: str) -> Multiply:

@@ -68,6 +68,10 @@ class Plan:
             dtype = step.dtype_below(dtype)
         return dtype
 
+    def rate_name(self, dtype: str) -> str:
+        """Under which name a calibration has the rate of its leaf's products."""
+        return self.leaf_use.leaf.rate or self.leaf_type(dtype)
+
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)

@@ -19,14 +19,16 @@ from fmm.config import identity
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.helper_threads import call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.side_by_side import threads_per_product
 from fmm.kernels.cpu.step_timer import StepTimes, time_steps
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
+from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
-from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime.limits import memory_share
@@ -47,8 +49,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
-        with threads_per_product(self.threads) as (self.lanes, _):
-            pass
+        self.lanes = call_apart(partial(_products_at_once, self.threads))
         self._normal: tuple[tuple[str, int], Array] | None = None
 
     @cached_property
@@ -77,7 +78,7 @@ class CpuDevice:
         return in_lanes(cpu(self.threads), self.lanes)
 
     def candidates(self) -> Sequence[Plan]:
-        return candidates(False)
+        return probed_plans("cpu")
 
     def peers(self) -> Sequence[Plan]:
         return ()
@@ -174,7 +175,7 @@ class CpuSession:
         found = float("inf")
         for _ in range(TRIES):
             start = time.perf_counter()
-            np.matmul(self.a, self.b, out=self.c)
+            matmul(self.a, self.b, out=self.c)
             found = min(found, time.perf_counter() - start)
         return found
 
@@ -182,7 +183,7 @@ class CpuSession:
         if run.part not in ("whole", BEST):
             return partial(self._part, run)
         if run.plan == VENDOR:
-            return partial(np.matmul, self.a, self.b, out=self.c)
+            return partial(matmul, self.a, self.b, out=self.c)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
     def _part(self, run: Run) -> float:
@@ -204,10 +205,15 @@ class CpuSession:
             return time_steps(self.threads, 2 * m * k * n, steps)
 
 
+def _products_at_once(threads: int) -> int:
+    with threads_per_product(threads) as (at_a_time, _):
+        return at_a_time
+
+
 def _awake() -> None:
     """All of BLAS's threads have just worked, as in a program that multiplies: OpenBLAS's then spin for a tenth of a
     second on processors that a plan would use. Without this, a plan's time hangs on what was measured before it."""
-    np.matmul(SMALL, SMALL)
+    matmul(SMALL, SMALL)
 
 
 SMALL = np.ones((256, 256))

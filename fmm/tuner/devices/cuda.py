@@ -18,10 +18,9 @@ from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
-from fmm.kernels.plans.candidates import peer_plans
+from fmm.kernels.plans.candidates import peer_plans, probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
@@ -83,7 +82,7 @@ class CudaDevice:
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
     def candidates(self) -> Sequence[Plan]:
-        return candidates(True)
+        return probed_plans("cuda")
 
     def peers(self) -> Sequence[Plan]:
         return peer_plans("cuda")

@@ -56,7 +56,7 @@ class Device(Protocol):
         """What is believed before anything is measured."""
 
     def candidates(self) -> Sequence[Plan]:
-        """Plans worth a comparison, the vendor's first."""
+        """Plans worth a place among the probes, the vendor's first."""
 
     def peers(self) -> Sequence[Plan]:
         """What else the vendor has for a product: a plan must beat these too."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
+from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
-from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import FailedError
@@ -60,7 +60,7 @@ class FakeDevice:
         return in_lanes(replace(cpu(2), name=self.identity.name, batches=self.gpu), self.truth.lanes)
 
     def candidates(self) -> Sequence[Plan]:
-        return candidates(self.gpu)
+        return probed_plans("cuda" if self.gpu else "cpu")
 
     def peers(self) -> Sequence[Plan]:
         return [Plan.parse(leaf) for leaf in self.also]
