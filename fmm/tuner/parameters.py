@@ -16,7 +16,7 @@ from fmm.perfmodel.calibration import Calibration
 
 # How far a 95 % interval may reach on either side for a parameter to count as determined: rates, times and sizes by the
 # first factor, factors by the second, shares by a difference.
-QUANTITY, FACTOR, SHARE = 6.0, 2.0, 0.3
+QUANTITY, FACTOR, SHARE = 6.0, 2.0, 0.5
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.runtime.decide import decide
 from fmm.runtime.devices import Device
+from fmm.tuner.cli import main
 from fmm.tuner.conclude import checked_model
 from fmm.tuner.devices.fake import FAKE, TRUTH, FakeDevice
 from fmm.tuner.doubts import (
@@ -136,6 +137,23 @@ def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: py
         decision = decide(problem, Limits(1 << 60), device)
         assert (decision.step == "calibrated model") == expected and (decision.plan != VENDOR) == expected
     assert logged == ["the tuning of a fake CPU for float64 is not used: it was not checked"]
+
+
+def test_an_older_config_whose_model_nobody_checked_is_not_used(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no field for doubts, and says that the model was checked on no other shape."""
+    counts: dict[str, Any] = {"time": {"count": 0}, "speedup": {"count": 0}}
+    section = tuned.section(error=counts, thresholds={"tau1": 1.0, "recursion_points": [2.0, 4.0, 8.0]})
+    assert "doubts" not in section
+    path = tuned.write(tmp_path / "config.json", "cpu-a", found=section)
+    assert schema.checked_section(section, "test", FAKE, "float64").trusted is None
+    assert main(["show", str(path)]) == 0
+    assert "the model is not used: the model was not checked on other shapes" in capsys.readouterr().out
+    assert main(["export", "--thresholds", str(path)]) == 1
+    assert "has no thresholds that this fmm knows" in capsys.readouterr().err
+    checked = tuned.section(error={"speedup": {"count": 20}})
+    assert schema.checked_section(checked, "test", FAKE, "float64").trusted is not None
 
 
 def test_entries_of_a_disturbed_tuning_are_set_aside() -> None:

@@ -29,6 +29,7 @@ from fmm.tuner.effort import EFFORTS
 from fmm.tuner.trials import Trials, frame
 from tests.support import ROOT
 from tests.support import configs as tuned
+from tests.support.chips import H200
 
 
 @pytest.fixture
@@ -486,6 +487,26 @@ def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatc
     assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
     coarse = [("float32", "coarse", 8.0), ("float64", "coarse", 14.0)]  # these are certain to have their turn
     assert limits == [*coarse, ("float32", "default", 6.0), ("float64", "default", 10.0)]
+
+
+def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
+    fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the other types' first passes, before anything is refined, and going on where it was."""
+    seen: list[tuple[str, str, bool]] = []
+    fake.chip = H200
+
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+        seen.append((job.dtype, job.effort, job.again))
+        return End(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
+
+    monkeypatch.setattr(commands_tune, "tune_job", tuned)
+    assert main(["--output", str(tmp_path)]) == 0
+    first = [("float32", "coarse", False), ("float64", "coarse", False), ("float32", "coarse", True)]
+    assert seen == [*first, ("float32", "default", False), ("float64", "default", False)]
+    fake.chip = None
+    seen.clear()
+    assert main(["--output", str(tmp_path)]) == 1 and len(seen) == 4  # on a CPU nothing is compiled
 
 
 @pytest.mark.parametrize("missing", commands_tune.NEEDED)

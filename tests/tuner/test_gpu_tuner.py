@@ -13,9 +13,12 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decide import decide
+from fmm.tuner.blocks import fitted_blocks
 from fmm.tuner.cli import main
+from fmm.tuner.effort import GPU_EFFORTS
 from fmm.tuner.journal import Journal, RoundLimits
-from fmm.tuner.trials import Run
+from fmm.tuner.stages import probe_strategies
+from fmm.tuner.trials import BEST, Run
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +33,7 @@ def test_every_type_and_part_is_measured(dtype: str) -> None:
     device = CudaDevice(0)
     assert tuple(device.dtypes) == TYPES
     journal = Journal("run", device)
-    runs = [Run(), Run(PLAN), Run(PLAN, "sums"), Run(PLAN, "products"), Run(VENDOR, "whole", 1)]
+    runs = [Run(), Run(PLAN), Run(PLAN, "sums"), Run(PLAN, "products"), Run(VENDOR, "whole", 1), Run(part=BEST)]
     with journal.open("probe", Problem(515, 521, 530, dtype)) as timed:
         samples = timed.rounds(runs, RoundLimits(3))
     assert not [t.failed for t in journal.recorded if t.failed]
@@ -50,7 +53,7 @@ def test_what_does_not_fit_is_a_row() -> None:
 def test_a_short_tuning_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--device", "0", "--effort", "quick", "--dtype", "float32", "--time-limit", "15", "--json"]
+    arguments = ["--device", "0", "--effort", "quick", "--dtype", "float32", "--json"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["section"]["calibration"]["rate"]["flops"] > 1e11
@@ -60,3 +63,20 @@ def test_a_short_tuning_is_obeyed(
     files.forget_configs()
     decided = decide(Problem(9000, 9000, 9000, "float32"), Limits(1 << 40), devices.cuda_device(0))
     assert decided.step == "calibrated model"
+
+
+def test_a_first_pass_has_something_for_every_type(tmp_path: Path) -> None:
+    """All types, coarsely; those whose kernels were not compiled in time have a second go."""
+    assert main(["--device", "0", "--effort", "coarse", "--quiet", "--output", str(tmp_path)]) == 0
+    (types,) = files.read_config(tmp_path / "config.json").values()
+    assert set(types) == set(TYPES) and not [dtype for dtype, raw in types.items() if raw["doubts"]]
+
+
+def test_the_block_strategies_are_timed() -> None:
+    from fmm.tuner.devices.cuda import CudaDevice
+
+    journal = Journal("run", CudaDevice(0))
+    probe_strategies(journal, GPU_EFFORTS["quick"])
+    assert not [t.failed for t in journal.recorded if t.failed]
+    found = fitted_blocks(journal.recorded, journal.device.chip)
+    assert found and found.error <= found.built_in_error < 1.0

@@ -105,9 +105,9 @@ def _show(options: argparse.Namespace) -> None:
         print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))
         return
     for key, dtype, raw in found:
-        checked_fully(key, dtype, raw)
+        tuned = checked_fully(key, dtype, raw)
         print(f"{key}, {dtype} ({_told(raw['conditions'], 'device') or 'unknown'}; {_tuned_how(raw)})")
-        print("\n".join(described(raw)))
+        print("\n".join(described({**raw, "doubts": list(tuned.doubts)})))
 
 
 def _tuned_how(raw: Raw) -> str:
@@ -152,7 +152,11 @@ def exported_table(path: Path, options: argparse.Namespace) -> Any:
     sections = {(key, dtype): checked_fully(key, dtype, raw) for key, dtype, raw in some_sections(path)}
     if options.trials:
         return tables.with_predictions(frame(trials_path(path)), sections)
-    return tables.thresholds_table(sections) if options.thresholds else tables.entries_table(sections)
+    if not options.thresholds:
+        return tables.entries_table(sections)
+    if not any(found.thresholds for found in sections.values()):
+        raise ConfigError(f"{path} has no thresholds that this fmm knows; `fmm-tune` finds them")
+    return tables.thresholds_table(sections)
 
 
 # ---- merge

@@ -36,10 +36,16 @@ class Job:
     dtype: str
     wanted: tuple[Size, ...]
     effort: str
+    again: bool = False  # does it go on where the same one was stopped a moment ago?
 
     @property
     def planned(self) -> Effort:
         return self.device.efforts[self.effort]
+
+    @property
+    def waits_for_kernels(self) -> bool:
+        """Is it a first pass, on a GPU, which may have waited for the compiler until its time was up?"""
+        return self.effort == COARSE and not self.again and self.device.chip is not None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -70,10 +76,10 @@ class End:
 def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> End:
     """Tune one type and write what was found, however it ended."""
     trials = Trials(trials_path(path))
-    past = job.last_tuning(trials) if options.resume else None
+    past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
-    limit = min(before + (float("inf") if left is None else left), job.planned.most)
+    limit = before + min(float("inf") if left is None else left, job.planned.most)
     header = past.header if past else _header(job)
     journal = Journal(header.run, job.device, past.trials if past else (), trials.add, limit)
     progress.begin(f"{job.dtype} ({job.effort}):", job.planned.seconds)

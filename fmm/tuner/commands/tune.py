@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -77,13 +78,20 @@ def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
         for device in {id(job.device): job.device for job in jobs}.values():
             stack.enter_context(device.ahead([job.dtype for job in jobs if job.device is device]))
         progress = stack.enter_context(shown_progress(planned, left, not options.quiet))
-        for done, job in enumerate(jobs):
+        queue, late = deque(jobs), list[Job]()
+        while queue:
+            job = queue.popleft()
             known = job.device.identity.key, job.dtype
-            same_pass = sum(other.effort == job.effort for other in jobs[done:])
+            same_pass = 1 + sum(other.effort == job.effort for other in queue)
             end = tune_job(job, path, options, None if left is None else left / same_pass, progress)
             if end.code:
                 return end.code
             lacking[known] = end.why_not if lacking.get(known, "none yet") else ""  # the first pass's counts too
+            if end.why_not and job.waits_for_kernels:
+                late.append(replace(job, again=True))
+            if late and (not queue or queue[0].effort != COARSE):
+                queue.extendleft(reversed(late))  # by now their kernels are compiled
+                late.clear()
             if left is not None:
                 left = max(left - end.seconds, 0.0)
     for (_, dtype), why in lacking.items():
