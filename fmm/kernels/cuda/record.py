@@ -17,13 +17,15 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
+from fmm.kernels.cuda.rank import rank_op
 from fmm.kernels.cuda.recompute.recompute import recompute_launches
 from fmm.kernels.cuda.select import Target, select_launches
+from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.sum_launch import sum_op
-from fmm.kernels.cuda.views import View, constant_distance, operand_views
+from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, operand_views
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
 from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
@@ -69,9 +71,13 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     if plan.leaf_type(problem.dtype) not in plan.types:
         raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
-    recorder = Recorder(problem.stored)
-    walk_plan(plan, dict(operand_views(problem)), recorder, problem.alpha, problem.beta)
+    recorder = Recorder(problem.stored, problem.dtype)
+    asked = problem.alpha, problem.beta, problem.op, problem.fill
+    walk_plan(plan, dict(operand_views(problem)), recorder, *asked)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
+
+
+SMALL_HALF = 1024  # rows up to which a batch of whole products takes less time than as many calls for one half
 
 
 class Recorder:
@@ -79,8 +85,9 @@ class Recorder:
 
     leaf_updates = True
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, multiplied_as: str = "") -> None:
         self.dtype, self.itemsize = dtype, DTYPES[dtype].itemsize
+        self.multiplied_as = multiplied_as or dtype  # TF32, say
         self.ops: list[Operation] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
@@ -125,6 +132,42 @@ class Recorder:
         for batch in [products] if alike else [[p] for p in products]:
             self._note(gemm_op(leaf, batch, complex(alpha), complex(beta), self.itemsize, scratch))
 
+    def multiply_half(self, leaf: str, products: Sequence[Triple], asked: Asked) -> None:
+        """One after the other by BLAS, which has no batch of them; a batch of small ones as whole products."""
+        dest, k = products[0][2], products[0][0].cols
+        alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
+        if not dest.rows:
+            return
+        if k == 0 or alpha == 0:
+            for _, _, dest in products:
+                self._note(MirrorOp(dest, dest, self.dtype, 0, beta, full=False))
+            return
+        halves = asked.op == "gram" and self.multiplied_as in leaf_use(leaf).leaf.halves
+        small = asked.fill == "loose" and len(products) > 1 and dest.rows <= SMALL_HALF
+        if halves and not small:
+            ranks = [rank_op(leaf, *triple, alpha, beta) for triple in products]
+            if all(ranks):
+                self._note(*(op for op in ranks if op))
+                return
+        if asked.fill == "loose":
+            self.multiply(leaf, products, alpha, beta)
+        else:
+            self._whole_products(leaf, products, alpha, beta)
+
+    def _whole_products(self, leaf: str, products: Sequence[Triple], alpha: float, beta: float) -> None:
+        """Into a temporary each, of which only the lower half is taken."""
+        for left, right, dest in products:
+            mark = self.used
+            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest))
+            self.multiply(leaf, [(left, right, whole)], 1, 0)
+            self._note(MirrorOp(whole, dest, self.dtype, alpha, beta, full=False))
+            self.release(mark)
+
+    def mirror(self, step: Mirror, source: View, dest: View) -> None:
+        if dest.rows:
+            alpha, beta = complex(step.alpha).real, complex(step.beta).real
+            self._note(MirrorOp(source, dest, self.dtype, alpha, beta, step.fill == "full"))
+
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A kernel of a step table, product and all, in one launch."""
         factors, reads, writes = (
@@ -158,7 +201,7 @@ class Recorder:
     def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
         """Independent products in turn on two lanes, each lane with temporaries of its own."""
         mark = self.used
-        room = max(workspace(p.plan, *p.size, self.itemsize, 1, int(p.accumulate)) for p in products)
+        room = max(workspace(p.plan, *p.size, self.itemsize, *p.asked) for p in products)
         self._note(Turn.FORK)
         for i, product in enumerate(products):
             self.lane = i % 2

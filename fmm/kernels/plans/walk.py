@@ -12,14 +12,24 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBatch, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import (
+    Asked,
+    LevelSteps,
+    Mirror,
+    Place,
+    Product,
+    ProductBatch,
+    ProductWithSums,
+    Sum,
+)
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Fill, Operation
 
 Matrix = Any  # the machine's: two axes, with .shape and .strides
 Operands = dict[str, Matrix]  # by name: A, B, C and this level's temporaries
 Triple = tuple[Matrix, Matrix, Matrix]  # left, right, dest
-Step = Sum | Product | ProductWithSums | ProductBatch
+Step = Sum | Product | ProductWithSums | ProductBatch | Mirror
 
 
 class Machine(Protocol):
@@ -53,6 +63,11 @@ class Machine(Protocol):
     def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
         """Products by a leaf, of one size; several are a batch."""
 
+    def multiply_half(self, leaf: str, products: Sequence[Triple], asked: Asked) -> None:
+        """Products that are their own adjoints, by a leaf, of one size: their lower halves. Several are a batch."""
+
+    def mirror(self, step: Mirror, source: Matrix, dest: Matrix) -> None: ...
+
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A product with the sums of a step table's kernel around it; False where they must be done one by one."""
         ...
@@ -65,13 +80,24 @@ class Machine(Protocol):
         """Run independent products, as many at a time as the machine likes."""
 
 
-def walk_plan(plan: Plan, operands: Operands, machine: Machine, alpha: Coefficient = 1, beta: Coefficient = 0) -> None:
+def walk_plan(
+    plan: Plan,
+    operands: Operands,
+    machine: Machine,
+    alpha: Coefficient = 1,
+    beta: Coefficient = 0,
+    op: Operation = "product",
+    fill: Fill = "full",
+) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
     a, b, c = operands["A"], operands["B"], operands["C"]
-    if not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
+    half = op != "product"
+    if half and not plan.levels and fill != "full":
+        machine.multiply_half(plan.leaf, [(a, b, c)], Asked(alpha, beta, op, fill))
+    elif not half and not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
         machine.multiply(plan.leaf, [(a, b, c)], alpha, beta)
-    elif not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
-        steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta)
+    elif half or not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
+        steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
         _run(steps, operands, machine)
 
@@ -105,12 +131,25 @@ def _step(step: Step, operands: Operands, machine: Machine) -> None:
             _one_by_one(step, operands, machine)
     elif isinstance(step, Product):
         _product(step, operands, machine)
-    elif step.products[0].plan.levels:
+    elif isinstance(step, Mirror):
+        machine.mirror(step, *(machine.part(operands[p.name], p) for p in (step.source, step.dest)))
+    else:
+        _batch(step, operands, machine)
+
+
+def _batch(step: ProductBatch, operands: Operands, machine: Machine) -> None:
+    """At once, if leaves do all of them."""
+    plan, asked = step.products[0].plan, step.products[0].asked
+    half, update = asked.op != "product", (asked.alpha, asked.beta)
+    if plan.levels or not (half or machine.leaf_updates or update == (1, 0)):
         for product in step.products:
             _product(product, operands, machine)
+        return
+    triples = [_triple(product, operands, machine) for product in step.products]
+    if half:
+        machine.multiply_half(plan.leaf, triples, asked)
     else:
-        triples = [_triple(product, operands, machine) for product in step.products]
-        machine.multiply(step.products[0].plan.leaf, triples, 1, 0)
+        machine.multiply(plan.leaf, triples, *update)
 
 
 def _one_by_one(step: ProductWithSums, operands: Operands, machine: Machine) -> None:
@@ -125,7 +164,7 @@ def _one_by_one(step: ProductWithSums, operands: Operands, machine: Machine) -> 
 
 def _product(product: Product, operands: Operands, machine: Machine) -> None:
     triple = dict(zip("ABC", _triple(product, operands, machine), strict=True))
-    walk_plan(product.plan, triple, machine, 1, int(product.accumulate))
+    walk_plan(product.plan, triple, machine, *product.asked)
 
 
 def _triple(product: Product, operands: Operands, machine: Machine) -> Triple:
