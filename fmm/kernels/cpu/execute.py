@@ -12,6 +12,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 
 Array = Any  # numpy.ndarray or an array of symbols
+_PARTS = {"re": "real", "im": "imag"}  # as arrays call them
 
 
 class Workspace(Protocol):
@@ -19,7 +20,7 @@ class Workspace(Protocol):
 
     used: int
 
-    def take(self, rows: int, cols: int, fortran: bool = False) -> Array: ...
+    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array: ...
     def release(self, mark: int) -> None: ...
 
 
@@ -42,7 +43,7 @@ def execute_plan(
     beta: Coefficient = 0,
 ) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
-    walk_plan(plan, {"A": a, "B": b, "C": c}, ArrayMachine(backend, workspace), alpha, beta)
+    walk_plan(plan, {"A": a, "B": b, "C": c}, ArrayMachine(backend, workspace), c.dtype.name, alpha, beta)
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,15 @@ class ArrayMachine:
     def used(self) -> int:
         return self.workspace.used
 
-    def take(self, rows: int, cols: int, fortran: bool) -> Array:
-        return self.workspace.take(rows, cols, fortran)
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Array:
+        return self.workspace.take(rows, cols, fortran, dtype)
 
     def release(self, mark: int) -> None:
         self.workspace.release(mark)
 
     def part(self, x: Array, place: Place) -> Array:
-        return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+        found = x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+        return getattr(found, _PARTS[place.part]) if place.part else found
 
     def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
@@ -73,7 +75,9 @@ class ArrayMachine:
     def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         self.backend.sum(step, list(reads), list(writes))
 
-    def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
+    def multiply(
+        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
         if len(products) == 1:
             self.backend.multiply(leaf, *products[0])
         else:
@@ -86,6 +90,6 @@ class ArrayMachine:
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         return False
 
-    def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         for product in products:
             run(product)

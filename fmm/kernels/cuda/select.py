@@ -55,23 +55,21 @@ class Target:
         return dict(zip(BASES, self.alignment, strict=True))
 
 
-def select_launches(
-    op: SumOp | GemmOp | TileOp | TileGroup, dtype: str, target: Target
-) -> tuple[Launch | VendorCall, ...]:
+def select_launches(op: SumOp | GemmOp | TileOp | TileGroup, target: Target) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
         return (sum_launch(op, target.divides, target.flagged),)
     if isinstance(op, GemmOp):
-        return _select_product(op, dtype, target)
+        return _select_product(op, target)
     return _by_tiles(op, target)
 
 
-def _select_product(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+def _select_product(op: GemmOp, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By the leaf: the vendor's call, tiles, or tiles of the tensor cores where they can be."""
     name = op.use.leaf.name
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
-    return SELECTORS[name](op, dtype, target)
+    return SELECTORS[name](op, op.dtype, target)
 
 
 def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
