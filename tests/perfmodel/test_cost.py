@@ -143,7 +143,7 @@ class ObjectArena:
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
 
-    def take(self, rows: int, cols: int, fortran: bool = False) -> Any:
+    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Any:
         return numbers(rows, cols, self.tally)
 
     def release(self, mark: int) -> None:

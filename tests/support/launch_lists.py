@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.operations import OperationList
@@ -29,7 +30,7 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
         if isinstance(op, SumOp):
             _sum(op, memory)
         elif isinstance(op, GemmOp):
-            _gemm(op, memory, np.dtype(tape.problem.dtype))
+            _gemm(op, memory, np.dtype(DTYPES[op.dtype].stored))
         elif isinstance(op, TileOp | TileGroup):
             for product in op.ops if isinstance(op, TileGroup) else (op,):
                 (tile or _tile)(product, memory)

@@ -13,6 +13,7 @@ from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
+_PARTS = {"re": "real", "im": "imag"}  # as arrays call them
 
 
 class Workspace(Protocol):
@@ -20,7 +21,7 @@ class Workspace(Protocol):
 
     used: int
 
-    def take(self, rows: int, cols: int, fortran: bool = False) -> Array: ...
+    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array: ...
     def release(self, mark: int) -> None: ...
 
 
@@ -47,7 +48,8 @@ def execute_plan(
     fill: Fill = "full",
 ) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
-    walk_plan(plan, {"A": a, "B": b, "C": c}, ArrayMachine(backend, workspace), alpha, beta, op, fill)
+    machine = ArrayMachine(backend, workspace)
+    walk_plan(plan, {"A": a, "B": b, "C": c}, machine, c.dtype.name, alpha, beta, op, fill)
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,15 @@ class ArrayMachine:
     def used(self) -> int:
         return self.workspace.used
 
-    def take(self, rows: int, cols: int, fortran: bool) -> Array:
-        return self.workspace.take(rows, cols, fortran)
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Array:
+        return self.workspace.take(rows, cols, fortran, dtype)
 
     def release(self, mark: int) -> None:
         self.workspace.release(mark)
 
     def part(self, x: Array, place: Place) -> Array:
-        return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+        found = x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+        return getattr(found, _PARTS[place.part]) if place.part else found
 
     def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
@@ -78,14 +81,16 @@ class ArrayMachine:
     def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         self.backend.sum(step, list(reads), list(writes))
 
-    def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
+    def multiply(
+        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
         if len(products) == 1:
             self.backend.multiply(leaf, *products[0])
         else:
             lefts, rights, dests = (list(x) for x in zip(*products, strict=True))
             self.backend.multiply_batch(leaf, lefts, rights, dests)
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], asked: Asked) -> None:
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
         for left, right, dest in products:
             self.backend.multiply_half(leaf, left, right, dest, asked)
 
@@ -98,6 +103,6 @@ class ArrayMachine:
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         return False
 
-    def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         for product in products:
             run(product)

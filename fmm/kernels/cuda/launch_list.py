@@ -103,6 +103,12 @@ class LaunchList:
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({BASES.index(x.base) for call in calls for x in call.op.pieces}))
 
+    @cached_property
+    def vendor_cuts_float32(self) -> bool:
+        """Does the vendor multiply float32 in TF32? cuBLAS is set to it for the whole list."""
+        calls = (step for step in self.steps if isinstance(step, VendorCall))
+        return any(call.op.dtype == "tf32" for call in calls)
+
     @property
     def reads_aligned(self) -> bool:
         """Do all products of our own kernels read and write 16 bytes at a time?"""

@@ -12,6 +12,7 @@ class RankOp:
     """One half of dest = alpha X X^H + beta dest (or of X^H X, where `factor` is transposed), in column-major terms."""
 
     leaf: str
+    dtype: str
     n: int
     k: int
     factor: Factor
@@ -30,7 +31,7 @@ class RankOp:
         return self.dest.base == "C"
 
 
-def rank_op(leaf: str, left: View, right: View, dest: View, alpha: float, beta: float) -> RankOp | None:
+def rank_op(leaf: str, dtype: str, left: View, right: View, dest: View, alpha: float, beta: float) -> RankOp | None:
     """The lower half of dest = alpha left right + beta dest, where right is left's adjoint; None where neither of them
     lies so that BLAS could begin with it.
 
@@ -46,4 +47,4 @@ def rank_op(leaf: str, left: View, right: View, dest: View, alpha: float, beta: 
     else:
         return None
     target = Factor(dest.base, dest.offset, max(dest.right, 1), False, 0)
-    return RankOp(leaf, dest.rows, left.cols, factor, target, upper, alpha, beta)
+    return RankOp(leaf, dtype, dest.rows, left.cols, factor, target, upper, alpha, beta)

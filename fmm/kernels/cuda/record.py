@@ -44,7 +44,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     lanes: list[int] = []
     unseen = False
     for op, lane in zip(wanted.ops, wanted.lanes, strict=True):
-        found = (op,) if isinstance(op, Turn) else select_launches(op, problem.dtype, target)
+        found = (op,) if isinstance(op, Turn) else select_launches(op, target)
         steps += found
         lanes += [lane] * len(found)
         unseen = unseen or _writes_unseen(op, found)
@@ -71,9 +71,9 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     if plan.leaf_type(problem.dtype) not in plan.types:
         raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
-    recorder = Recorder(problem.stored, problem.dtype)
+    recorder = Recorder()
     asked = problem.alpha, problem.beta, problem.op, problem.fill
-    walk_plan(plan, dict(operand_views(problem)), recorder, *asked)
+    walk_plan(plan, dict(operand_views(problem)), recorder, problem.dtype, *asked)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 
@@ -85,9 +85,7 @@ class Recorder:
 
     leaf_updates = True
 
-    def __init__(self, dtype: str, multiplied_as: str = "") -> None:
-        self.dtype, self.itemsize = dtype, DTYPES[dtype].itemsize
-        self.multiplied_as = multiplied_as or dtype  # TF32, say
+    def __init__(self) -> None:
         self.ops: list[Operation] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
@@ -96,29 +94,31 @@ class Recorder:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
-    def take(self, rows: int, cols: int, fortran: bool) -> View:
-        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, self.itemsize)
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
+        kind = DTYPES[DTYPES[dtype].stored]
+        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, kind.itemsize)
         self.peak = max(self.peak, self.used)
-        step = leading_dimension(rows if fortran else cols, self.itemsize, spaced=False)
-        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)))
+        step = leading_dimension(rows if fortran else cols, kind.itemsize, spaced=False)
+        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), kind.name)
 
     def release(self, mark: int) -> None:
         self.used = mark
 
     def part(self, x: View, place: Place) -> View:
-        offset = x.offset + (place.row * x.down + place.col * x.right) * self.itemsize
-        return View(x.base, offset, place.rows, place.cols, x.down, x.right)
+        return x.block(place)
 
     def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return order_of_sums(steps)
 
     def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
         placed = (list(zip(step.reads, reads, strict=True)), list(zip(step.writes, writes, strict=True)))
-        op = sum_op(step.label, step.program, *placed, self.dtype)
+        op = sum_op(step.label, step.program, *placed)
         if op is not None:
             self._note(op)
 
-    def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
+    def multiply(
+        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
         m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols
         if m == 0 or n == 0:
             return
@@ -126,13 +126,13 @@ class Recorder:
             for _, _, dest in products:
                 self._scale(dest, beta)
             return
-        alike = all(constant_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
+        alike = all(constant_distance(x) is not None for x in zip(*products, strict=True))
         scratch = self.used
         self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.scratch)
         for batch in [products] if alike else [[p] for p in products]:
-            self._note(gemm_op(leaf, batch, complex(alpha), complex(beta), self.itemsize, scratch))
+            self._note(gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch))
 
-    def multiply_half(self, leaf: str, products: Sequence[Triple], asked: Asked) -> None:
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
         """One after the other by BLAS, which has no batch of them; a batch of small ones as whole products."""
         dest, k = products[0][2], products[0][0].cols
         alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
@@ -140,33 +140,33 @@ class Recorder:
             return
         if k == 0 or alpha == 0:
             for _, _, dest in products:
-                self._note(MirrorOp(dest, dest, self.dtype, 0, beta, full=False))
+                self._note(MirrorOp(dest, dest, 0, beta, full=False))
             return
-        halves = asked.op == "gram" and self.multiplied_as in leaf_use(leaf).leaf.halves
+        halves = asked.op == "gram" and dtype in leaf_use(leaf).leaf.halves
         small = asked.fill == "loose" and len(products) > 1 and dest.rows <= SMALL_HALF
         if halves and not small:
-            ranks = [rank_op(leaf, *triple, alpha, beta) for triple in products]
+            ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._note(*(op for op in ranks if op))
                 return
         if asked.fill == "loose":
-            self.multiply(leaf, products, alpha, beta)
+            self.multiply(leaf, products, dtype, alpha, beta)
         else:
-            self._whole_products(leaf, products, alpha, beta)
+            self._whole_products(leaf, products, dtype, alpha, beta)
 
-    def _whole_products(self, leaf: str, products: Sequence[Triple], alpha: float, beta: float) -> None:
+    def _whole_products(self, leaf: str, products: Sequence[Triple], dtype: str, alpha: float, beta: float) -> None:
         """Into a temporary each, of which only the lower half is taken."""
         for left, right, dest in products:
             mark = self.used
-            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest))
-            self.multiply(leaf, [(left, right, whole)], 1, 0)
-            self._note(MirrorOp(whole, dest, self.dtype, alpha, beta, full=False))
+            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest), dtype)
+            self.multiply(leaf, [(left, right, whole)], dtype, 1, 0)
+            self._note(MirrorOp(whole, dest, alpha, beta, full=False))
             self.release(mark)
 
     def mirror(self, step: Mirror, source: View, dest: View) -> None:
         if dest.rows:
             alpha, beta = complex(step.alpha).real, complex(step.beta).real
-            self._note(MirrorOp(source, dest, self.dtype, alpha, beta, step.fill == "full"))
+            self._note(MirrorOp(source, dest, alpha, beta, step.fill == "full"))
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A kernel of a step table, product and all, in one launch."""
@@ -176,7 +176,7 @@ class Recorder:
         )
         if any(x.rows and x.cols for x in writes):
             use = step.product.plan.leaf_use
-            self._note(updating_op(use, self.dtype, factors[0], factors[1], step.update.program, reads, writes))
+            self._note(updating_op(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes))
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
@@ -188,7 +188,8 @@ class Recorder:
         parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
         views = [[self.part(operands[p.name], p) for p in found] for found in places]
-        fused = FusedLaunches(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
+        dtype = operands["C"].dtype
+        fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
             self._scale(operands["C"], beta)
         for lanes in fused.stages() if alpha else ():
@@ -198,10 +199,10 @@ class Recorder:
                 self._scale(block, beta)
         return True
 
-    def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Independent products in turn on two lanes, each lane with temporaries of its own."""
-        mark = self.used
-        room = max(workspace(p.plan, *p.size, self.itemsize, *p.asked) for p in products)
+        mark, itemsize = self.used, DTYPES[dtype].itemsize
+        room = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
         self._note(Turn.FORK)
         for i, product in enumerate(products):
             self.lane = i % 2
@@ -225,7 +226,7 @@ class Recorder:
         """dest = beta dest: a product of nothing."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
-        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)], self.dtype)
+        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
         if op is not None and beta != 1:
             self._note(op)
 

@@ -59,7 +59,7 @@ class Target:
 
 
 def select_launches(
-    op: SumOp | MirrorOp | GemmOp | RankOp | TileOp | TileGroup, dtype: str, target: Target
+    op: SumOp | MirrorOp | GemmOp | RankOp | TileOp | TileGroup, target: Target
 ) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
@@ -67,18 +67,18 @@ def select_launches(
     if isinstance(op, MirrorOp):
         return (mirror_launch(op, target.flagged),)
     if isinstance(op, RankOp):
-        return (VendorCall(op, f"cuBLAS, {'herk' if DTYPES[dtype].is_complex else 'syrk'}: one half"),)
+        return (VendorCall(op, f"cuBLAS, {'herk' if DTYPES[op.dtype].is_complex else 'syrk'}: one half"),)
     if isinstance(op, GemmOp):
-        return _select_product(op, dtype, target)
+        return _select_product(op, target)
     return _by_tiles(op, target)
 
 
-def _select_product(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+def _select_product(op: GemmOp, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By the leaf: the vendor's call, tiles, or tiles of the tensor cores where they can be."""
     name = op.use.leaf.name
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
-    return SELECTORS[name](op, dtype, target)
+    return SELECTORS[name](op, op.dtype, target)
 
 
 def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.problem import Fill, Operation
@@ -20,21 +20,28 @@ if TYPE_CHECKING:  # a plan is made of levels, and their steps hold plans
     from fmm.kernels.plans.plan import Plan
 
 OPERANDS = ("A", "B", "C")
+Part = Literal["", "re", "im"]  # of complex numbers: they themselves, or their real or imaginary parts
 COPY = AdditionProgram(1, (), (0,))  # its one output is its input
 
 
 @dataclass(frozen=True)
 class Place:
-    """A rectangle of A, B, C or of a temporary."""
+    """A rectangle of A, B, C or of a temporary; with a `part`, the real or imaginary parts of its complex numbers."""
 
     name: str
     row: int
     col: int
     rows: int
     cols: int
+    part: Part = ""
+
+    @property
+    def spot(self) -> tuple[str, int, int, Part]:
+        """Where it begins: what two places have in common that overwrite each other."""
+        return self.name, self.row, self.col, self.part
 
     def cropped(self, rows: int, cols: int) -> Place:
-        return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols))
+        return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols), self.part)
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,8 @@ class Sum:
     @cached_property
     def aliases(self) -> tuple[tuple[int, int], ...]:
         """(write, read) pairs that stand in the same place: sums done in place."""
-        spots = [(p.name, p.row, p.col) for p in self.reads]
-        writes = [(p.name, p.row, p.col) for p in self.writes]
+        spots = [p.spot for p in self.reads]
+        writes = [p.spot for p in self.writes]
         return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
 
     @property
@@ -194,8 +201,8 @@ class LevelSteps:
         return follows
 
 
-def whole_matrix(name: str, rows: int, cols: int) -> Place:
-    return Place(name, 0, 0, rows, cols)
+def whole_matrix(name: str, rows: int, cols: int, part: Part = "") -> Place:
+    return Place(name, 0, 0, rows, cols, part)
 
 
 def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[tuple[str, int, int], ...]:

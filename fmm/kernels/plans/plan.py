@@ -87,6 +87,10 @@ class Plan:
             dtype = step.dtype_below(dtype)
         return dtype
 
+    def type_inside(self, dtype: str, products: Iterable[Plan]) -> str:
+        """Of the first level's temporaries and products, which are done by these plans."""
+        return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
+
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)

@@ -39,11 +39,11 @@ class GemmCall(Protocol):
     def __call__(self, lane: Lane, bases: Sequence[int]) -> None: ...
 
 
-def vendor_call(op: GemmOp | RankOp, dtype: str, divides: Mapping[str, int]) -> GemmCall:
+def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
     """The call of a leaf product; `divides`: a power of two that divides each base's address."""
-    kind = DTYPES[dtype]
+    kind = DTYPES[op.dtype]
     if isinstance(op, RankOp):
-        return _RankCall(op, DTYPES[kind.stored])
+        return _RankCall(op, kind)
     number = op.use.number
     if number is None:
         return _CublasCall(op, DTYPES[kind.stored])

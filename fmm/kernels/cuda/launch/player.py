@@ -80,7 +80,7 @@ class Player:
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
-        self.math: Math = "tf32" if launches.problem.dtype == "tf32" else "ieee"
+        self.math: Math = "tf32" if launches.vendor_cuts_float32 else "ieee"
         compile_all(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
@@ -112,7 +112,7 @@ class Player:
             if isinstance(step, Launch):
                 yield _Started(lane, next(calls).start)
             elif isinstance(step, VendorCall):
-                yield _Multiplied(lane, vendor_call(step.op, self.launches.problem.dtype, divides))
+                yield _Multiplied(lane, vendor_call(step.op, divides))
             else:
                 yield step
 

@@ -23,7 +23,6 @@ class MirrorOp:
 
     source: View
     dest: View
-    dtype: str
     alpha: float = 1
     beta: float = 0
     full: bool = True
@@ -39,7 +38,7 @@ class MirrorOp:
 
     @property
     def tile(self) -> int:
-        return min(max(TILE_BYTES // DTYPES[self.dtype].itemsize, 16), 64)
+        return min(max(TILE_BYTES // self.dest.itemsize, 16), 64)
 
     @property
     def tiles(self) -> int:
@@ -56,7 +55,7 @@ def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
     raises = flagged and op.writes_result
     slots += [Slot(9, FLAG)] if raises else []
     variant = op.in_place, op.alpha != 0, op.beta != 0, op.full, raises
-    kernel = Kernel(mirror_source, (op.dtype, op.tile, variant), ENTRY, THREADS)
+    kernel = Kernel(mirror_source, (op.dest.dtype, op.tile, variant), ENTRY, THREADS)
     done = "the upper half is the lower one's mirror" if op.full else "the lower half"
     label = f"mirror_half: {done}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
     return Launch("sums", label, kernel, (op.tiles, 1, 1), parameters, tuple(slots))

@@ -63,7 +63,7 @@ def _operands(
     program: AdditionProgram,
     matrix: programs.Matrix,
     blocks: Sequence[Place],
-    shape: tuple[int, ...] | None,
+    shape: tuple[int, int] | None,
     batched: bool,
 ) -> tuple[list[Place], Sum]:
     """Where each operand stands: a block read in place if it needs no sum, else a temporary that the split writes.
