@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays import cupy_gemm
+from fmm.arrays import cupy_gemm, halves
 from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.arrays.kinds import kind_of, two_devices
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
@@ -115,6 +115,18 @@ class CupyLibrary:
 
     def pointer(self, x: Any) -> int:
         return int(x.data.ptr)
+
+    def adjoint(self, x: Any) -> Any:
+        return halves.adjoint(cupy, x)
+
+    def transposed(self, x: Any) -> Any:
+        return cupy.swapaxes(x, -1, -2)
+
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+        return cupy.zeros(shape, like.dtype)
+
+    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        halves.finish_half(cupy, product, out, alpha, beta, fill)
 
     def accepts(self, a: Any, b: Any) -> bool:
         try:

@@ -151,6 +151,21 @@ class Library(Protocol):
 
     def pointer(self, x: Any) -> int: ...
 
+    def adjoint(self, x: Any) -> Any:
+        """The matrix, or the stack of matrices, transposed, in the same memory; of complex numbers conjugated, in new
+        memory."""
+        ...
+
+    def transposed(self, x: Any) -> Any:
+        """The matrix, or the stack of matrices, transposed, in the same memory."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any: ...
+
+    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint."""
+        ...
+
     def accepts(self, a: Any, b: Any) -> bool:
         """Would the library multiply these at all? Found without multiplying. If not, its own error says it best."""
         ...

@@ -79,6 +79,25 @@ class _TorchTensors:
     def pointer(self, x: Any) -> int:
         return int(x.data_ptr())
 
+    def adjoint(self, x: Any) -> Any:
+        return x.mH.resolve_conj()
+
+    def transposed(self, x: Any) -> Any:
+        return x.mT
+
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+        return like.new_zeros(shape)
+
+    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        value = product if alpha == 1 else product * alpha
+        value = value + out * beta if beta else value
+        if value.is_complex():
+            value.imag.diagonal(dim1=-2, dim2=-1).zero_()
+        if fill == "full":
+            out.copy_(value.tril() + value.tril(-1).mH)
+        else:
+            out.copy_(torch.where(torch.ones_like(out, dtype=torch.bool).tril(), value, out))
+
     def accepts(self, a: Any, b: Any) -> bool:
         try:
             shape = product_shape(tuple(a.shape), tuple(b.shape))

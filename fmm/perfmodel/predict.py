@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -107,6 +107,23 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved)
+            starts += count / batch
+    more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
+    return seconds + more, starts + calls
+
+
+def _halves(
+    plan: Plan, work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int
+) -> tuple[float, float]:
+    """The same of products that are their own adjoints: where the leaf does one half alone a share of the whole's."""
+    leaf = plan.leaf_use.leaf
+    share = rate.half if dtype.name in leaf.halves else 1.0
+    seconds = starts = 0.0
+    for m, k, n, count, batch in work.halves:
+        if m and k:
+            compute = dtype.flops * m * k * n / rate.flops * _vendors(rate, m, k, n, max(batch, lanes))
+            moved = (m * k + m * n) * dtype.itemsize / (rate.memory or calibration.stream)
+            seconds += count * max(share * leaf.relative_time * compute, moved)
             starts += count / batch
     return seconds, starts
 

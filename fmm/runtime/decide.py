@@ -15,6 +15,7 @@ from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.explain import explained_table
+from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
@@ -56,7 +57,8 @@ class Decision:
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
-            lines += ["", explained_table(self.plan, *self.problem.size, self.problem.itemsize)]
+            table = explained_table(self.plan, *self.problem.size, self.problem.itemsize, _asked(self.problem))
+            lines += ["", table]
         if self.kernels:
             lines += ["", "runs:", *_counted(self.kernels), ""]
         lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
@@ -89,7 +91,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     chosen = model_choice(
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
-    return chosen if mode != "online" else _online(chosen, problem, device.identity)
+    return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
 
 
 @lru_cache(maxsize=4096)
@@ -143,11 +145,15 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
 @lru_cache(maxsize=4096)
 def without_layouts(problem: Problem) -> Problem:
     """The same product of matrices that lie row by row: what choices and trials are made and kept for."""
-    return Problem(*problem.size, problem.dtype, op=problem.op)
+    return Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
+
+
+def _asked(problem: Problem) -> Asked:
+    return Asked(problem.alpha, problem.beta, problem.op, problem.fill)
 
 
 def _workspace(plan: Plan, problem: Problem) -> int:
-    return workspace(plan, *problem.size, problem.itemsize)
+    return workspace(plan, *problem.size, problem.itemsize, *_asked(problem))
 
 
 def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:

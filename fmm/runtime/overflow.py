@@ -34,12 +34,14 @@ SHORT = 1024  # rows shorter than this cost more to ask for than to sum
 PANEL = 256 * 1024  # bytes scanned at a time, so that the second reduction finds its data in cache
 
 
-def may_overflow(plan: Plan, a: Array, b: Array, threads: Threads) -> bool:
+def may_overflow(
+    plan: Plan, a: Array, b: Array, threads: Threads, op: Operation = "product", fill: Fill = "full"
+) -> bool:
     """True unless no intermediate of the plan or of the classical product can leave the finite numbers."""
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
-    growth = growth_bound(plan, m, k, n)
+    growth = growth_bound(plan, m, k, n, op, fill)
 
     def safe(left: float, right: float, terms: int) -> bool:
         largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too

@@ -7,6 +7,7 @@ stack.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -47,13 +48,22 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         found = (op,) if isinstance(op, Turn) else select_launches(op, target)
         steps += found
         lanes += [lane] * len(found)
-        unseen = unseen or _writes_unseen(op, found)
-    if target.flagged:
+        # (A mirror looks at all of the half that is computed.)
+        unseen = (unseen and not _mirrors_all(op)) or _writes_unseen(op, found)
+    if target.flagged and (problem.alpha, problem.beta, problem.fill) == (1, 0, "full"):
         # (A plan that is one GEMM is the vendor's own.)
         again = recompute_launches(problem, unseen and len(wanted.ops) > 1, target.chip, target.divides)
         steps += again
         lanes += [0] * len(again)
+        # What is computed again is complex, and rounded otherwise in the other half.
+        mirrors = [op for op in wanted.ops if problem.type.is_complex and isinstance(op, MirrorOp)]
+        steps += [step for op in mirrors[-1:] for step in select_launches(op, replace(target, flagged=False))]
+        lanes += [0] * len(mirrors[-1:])
     return LaunchList(plan, problem, tuple(steps), tuple(lanes), wanted.workspace, target.alignment)
+
+
+def _mirrors_all(op: Operation) -> bool:
+    return isinstance(op, MirrorOp) and op.full and op.writes_result
 
 
 def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:

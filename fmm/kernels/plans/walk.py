@@ -66,7 +66,7 @@ class Machine(Protocol):
         """Products of this type by a leaf, of one size; several are a batch."""
 
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
-        """The lower halves of products of this type and of one size that are their own adjoints; several are a batch."""
+        """The lower halves of products of this type and size that are their own adjoints; several are a batch."""
 
     def mirror(self, step: Mirror, source: Matrix, dest: Matrix) -> None: ...
 
