@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     refusal: str = ""  # why only the library can compute it
     even_with_plan: bool = False  # it does so even if a plan is given, which is then not an error
     vendor_better: str = ""  # why its own product of these very arrays beats any plan; a plan that is given runs
+    adjoint: bool = False  # is b a's transpose, in the same memory?
     casts_result: bool = False  # `out` may have another type, to which the result is then cast
     folds_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
 

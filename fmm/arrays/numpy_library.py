@@ -89,7 +89,8 @@ class NumpyLibrary:
             NAMES.get(dtype),
             refusal=refusal,
             even_with_plan=even_with_plan,
-            vendor_better=SYRK if same_memory_transposed(a, b) else "",
+            vendor_better=SYRK if (adjoint := same_memory_transposed(a, b)) else "",
+            adjoint=adjoint,
             casts_result=True,
             folds_stacks=False,
         )

@@ -133,7 +133,13 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     tile, least = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not least or plan == VENDOR:
         return 0.0
-    return DOUBT * tile**2 / (problem.m * problem.n) if splits(plan) else THIN * tile / least
+    return few_tiles_doubt(problem, calibration) if splits(plan) else THIN * tile / least
+
+
+def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
+    """That, where C has few tiles."""
+    tile = calibration.rate(problem.dtype).tile
+    return DOUBT * tile**2 / (problem.m * problem.n) if tile > 1 and problem.m * problem.n else 0.0
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

@@ -57,6 +57,11 @@ def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Predictio
     return predicted_seconds(plan, problem, counted_work(plan, problem), calibration)
 
 
+def quick_prediction(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
+    """The same by estimates, in microseconds."""
+    return predicted_seconds(plan, problem, estimated_work(plan, problem), calibration)
+
+
 def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Leaf products at the calibrated rate (or the memory's, if that is slower), sums at the streaming rate.
 
@@ -117,10 +122,11 @@ def _halves(
 ) -> tuple[float, float]:
     """The same of products that are their own adjoints: where the leaf does one half alone a share of the whole's."""
     leaf = plan.leaf_use.leaf
-    share = rate.half if dtype.name in leaf.halves else 1.0
     seconds = starts = 0.0
     for m, k, n, count, batch in work.halves:
         if m and k:
+            whole = dtype.name not in leaf.halves or (calibration.batches and batch > 1 and m <= leaf.whole_halves)
+            share = 1.0 if whole else rate.half
             compute = dtype.flops * m * k * n / rate.flops * _vendors(rate, m, k, n, max(batch, lanes))
             moved = (m * k + m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(share * leaf.relative_time * compute, moved)
@@ -160,4 +166,4 @@ def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
 
 def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of the vendor's product."""
-    return predicted_seconds(VENDOR, problem, estimated_work(VENDOR, problem), calibration)
+    return quick_prediction(VENDOR, problem, calibration)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Processor
+from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -80,8 +81,9 @@ def _leaner_calls(library: Library, call: Call, a: Any, b: Any, out: Any, wishes
     """The same product by plans with ever less workspace."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
+    asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
     for plan in leaner_plans(problem, call.decision.plan, call.limits, call.device):
-        other = prepare(library, a, b, out, wishes._replace(plan=plan))
+        other = prepare(library, a, b, out, wishes._replace(plan=plan, asked=asked))
         if other.plan is not None:
             yield other
 

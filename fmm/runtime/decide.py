@@ -19,7 +19,8 @@ from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose
+from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
+from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import online
@@ -140,6 +141,33 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     if (entry := trial.entry) is None:
         return Decision(chosen.plan, problem, chosen.reason, chosen.considered, "being measured", trial)
     return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
+
+
+def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
+    """Is one half, with its mirror, clearly predicted to be faster than the whole product by the best plan?"""
+    problem = half.problem
+    assert problem is not None
+    whole = Problem(*problem.size, problem.dtype)
+    known = _calibration_of(problem, limits, device)
+    if known is None or problem.dtype not in known.rates or problem.k > MOST_INNER * problem.m:
+        return False
+    best = decide(whole, limits, device).plan
+    seconds = min(quick_prediction(plan, whole, known).seconds for plan in (VENDOR, best))
+    margin = known.margin + few_tiles_doubt(problem, known)
+    return quick_prediction(half.plan, without_layouts(problem), known).seconds <= (1 - margin) * seconds
+
+
+# The vendor's product of few rows and a long inner side is cut along that, which the model does not know of its other
+# functions: with more than so many times as many columns as rows, whole products stay whole.
+MOST_INNER = 16
+
+
+def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+    """What the model knows of the device: of its tuning, else otherwise."""
+    off = environment.tuning_mode() == "off"
+    tuned = None if off else files.configs_in_force().tuned(device.identity, problem.dtype)
+    known = tuned.calibration if tuned else None
+    return known or untuned_calibration(problem, limits, device)
 
 
 @lru_cache(maxsize=4096)

@@ -25,7 +25,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import Decision, decide
+from fmm.runtime.decide import Decision, decide, faster_as_half
 from fmm.runtime.devices import Device
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
@@ -170,6 +170,29 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
 
 def answer_question(asked: Question) -> Call:
     """The call that answers it; NotOursError where only the library can, PlanError where a given plan cannot run."""
+    return _as_gram(asked) or _answered(asked)
+
+
+def _as_gram(asked: Question) -> Call | None:
+    """The call for a product of a matrix and its transpose in place, if it is faster to compute one half.
+
+    NumPy's own product does so too; those of other libraries do not.
+    """
+    setting = asked.setting
+    if not setting.adjoint or asked.plan is not None or asked.asked != PLAIN:
+        return None
+    if setting.dtype not in DTYPES or DTYPES[str(setting.dtype)].is_complex:  # their adjoint is conjugated, too
+        return None
+    call = _answered(replace(asked, asked=Asked(op="gram")))
+    problem = call.decision.problem
+    if call.plan is None or problem is None or (asked.device.threads and call.plan == VENDOR):
+        return None
+    worth = asked.device.threads or faster_as_half(call.decision, call.limits, asked.device)
+    return call if worth else None
+
+
+def _answered(asked: Question) -> Call:
+    """The call for just what is asked."""
     result, on_host = _checked(asked), asked.device.threads > 0
     kind = "tf32" if asked.setting.math == "tf32" else result.dtype
     # A device's library copies an operand as a whole; on the host matrix after matrix is copied into the workspace.

@@ -87,9 +87,6 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 
-SMALL_HALF = 1024  # rows up to which a batch of whole products takes less time than as many calls for one half
-
-
 class Recorder:
     """The walk's machine that notes operations; its stack of temporaries is the workspace."""
 
@@ -152,8 +149,9 @@ class Recorder:
             for _, _, dest in products:
                 self._note(MirrorOp(dest, dest, 0, beta, full=False))
             return
-        halves = asked.op == "gram" and dtype in leaf_use(leaf).leaf.halves
-        small = asked.fill == "loose" and len(products) > 1 and dest.rows <= SMALL_HALF
+        row = leaf_use(leaf).leaf
+        halves = asked.op == "gram" and dtype in row.halves
+        small = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_halves
         if halves and not small:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
