@@ -15,6 +15,7 @@ from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.runtime import call, devices, host_run
+from fmm.runtime.gram import HALVES
 from fmm.runtime.prepare import Question, answer_question
 from tests.support.chips import H200
 
@@ -73,10 +74,9 @@ def test_against_a_higher_precision(dtype: str, plan: str | None) -> None:
 def test_fill_alpha_and_beta(dtype: str, plan: str | None) -> None:
     """What is not asked for stays, and of `out` only the half is read that is written."""
     rng = np.random.default_rng(2)
-    cases = product(
-        [(9, 33), (2, 40, 21)], (False, True), ("full", "lower", "upper"), [(1, 0), (-2, 0), (0.5, 3)], "CF"
-    )
-    for shape, rows, fill, (alpha, beta), order in cases:
+    updates: tuple[tuple[float, float], ...] = (1, 0), (-2, 0), (0.5, 3)
+    shapes: tuple[tuple[int, ...], ...] = (9, 33), (2, 40, 21)
+    for shape, rows, fill, (alpha, beta), order in product(shapes, (False, True), HALVES, updates, "CF"):
         a = numbers(rng, shape, dtype)
         n = shape[-2] if rows else shape[-1]
         old = symmetric(numbers(rng, (*shape[:-2], n, n), dtype))
