@@ -25,9 +25,10 @@ import numpy as np
 
 import fmm
 from benchmarks.gpu import environment, results_folder
+from fmm.perfmodel.papers.sforza_speedups import BEST_DEPTH, CUTOFFS, sforza_plan
 from fmm.tuner.devices.cuda import event_milliseconds
 
-Kind = Literal["syrk", "matmul", "newton-schulz"]
+Kind = Literal["syrk", "matmul", "newton-schulz", "sforza"]
 SAMPLED_ROWS = 16
 LEAST = 4.0  # milliseconds of a sample: shorter calls are repeated
 STEPS = 5
@@ -41,6 +42,7 @@ class Case:
     cols: int
     target: float | None = None  # the speedup that is hoped for
     quick: bool = False
+    depth: int = 0  # of Sforza's recursion
 
     @property
     def name(self) -> str:
@@ -61,6 +63,12 @@ CASES = (
     Case("matmul", "bfloat16", 16384, 2048, 1.5),
     Case("matmul", "bfloat16", 1024, 65536, 1.0),
     *squares("newton-schulz", "bfloat16", (4096, 1.2), (8192, 1.35)),
+    *(
+        Case("sforza", dtype, n, n, quick=(n, depth) == (10_000, 1), depth=depth)
+        for dtype in CUTOFFS
+        for n in (4000, 4001, 10_000, 10_001, 16384)
+        for depth in ((1, 2, 3, 4) if n == 10_000 else (1, BEST_DEPTH[dtype]))
+    ),
 )
 
 
@@ -79,13 +87,15 @@ class Row:
     error: float = float("nan")  # relative, in the Frobenius norm, of sampled rows
     vendor_error: float = float("nan")
     failure: str = ""
+    depth: int = 0
+    syrk: list[float] = field(default_factory=list)  # of Sforza's cases: the same by cuBLAS's syrk
 
     @property
     def speedup(self) -> float:
         return median(v / c for v, c in zip(self.vendor, self.candidate, strict=True)) if self.candidate else 0.0
 
 
-Calls = tuple[Callable[[int], Any], Callable[[int], Any]]  # of fmm, of the vendor; each is told which operands
+Calls = tuple[Callable[[int], Any], ...]  # of fmm, of the vendor, of syrk; each is told which operands
 
 
 def tensors(case: Case, count: int = 2) -> list[Any]:
@@ -108,14 +118,24 @@ def syrk_calls(case: Case, xs: list[Any]) -> Calls:
     """The lower half into one place, by fmm's choice and by cuBLAS's function."""
     out = fmm.gram(xs[0], rows=True, fill="lower")
     given = {"rows": True, "fill": "lower", "out": out}
-    by_fmm: Callable[[int], Any] = lambda i: fmm.gram(xs[i], **given)  # noqa: E731
-    return by_fmm, (lambda i: fmm.gram(xs[i], plan="vendor", **given))
+    return (lambda i: fmm.gram(xs[i], **given)), (lambda i: fmm.gram(xs[i], plan="vendor", **given))
+
+
+def sforza_calls(case: Case, xs: list[Any]) -> Calls:
+    """Sforza's algorithm as a plan, the whole product that he compares with, and syrk."""
+    plan, out = sforza_plan(case.dtype, case.depth), fmm.gram(xs[0], rows=True, plan="vendor")
+    given = {"rows": True, "out": out}
+    return (
+        lambda i: fmm.gram(xs[i], plan=plan, **given),
+        lambda i: xs[i] @ xs[i].T,
+        lambda i: fmm.gram(xs[i], plan="vendor", **given),
+    )
 
 
 def newton_calls(case: Case, xs: list[Any]) -> Calls:
     from examples.newton_schulz import orthogonalised, step_by_fmm, step_by_torch
 
-    return tuple(  # type: ignore[return-value]
+    return tuple(
         partial(lambda step, i: orthogonalised(xs[i], STEPS, step), step) for step in (step_by_fmm, step_by_torch)
     )
 
@@ -124,12 +144,13 @@ CALLS: dict[Kind, Callable[[Case, list[Any]], Calls]] = {
     "syrk": syrk_calls,
     "matmul": product_calls,
     "newton-schulz": newton_calls,
+    "sforza": sforza_calls,
 }
 
 
 def measured(case: Case, rounds: int, seconds: float) -> Row:
     """A case, checked, then timed; one that fails is a row that says why."""
-    row = Row(case.kind, case.dtype, (case.rows, case.cols), case.target)
+    row = Row(case.kind, case.dtype, (case.rows, case.cols), case.target, depth=case.depth)
     try:
         xs = tensors(case)
         calls = CALLS[case.kind](case, xs)
@@ -146,7 +167,8 @@ def measured(case: Case, rounds: int, seconds: float) -> Row:
 
 
 def _explain(case: Case, x: Any, row: Row) -> None:
-    found = fmm.explain(x, x.T) if case.kind == "matmul" else fmm.explain_gram(x, rows=True)
+    plan = sforza_plan(case.dtype, case.depth) if case.kind == "sforza" else None
+    found = fmm.explain(x, x.T) if case.kind == "matmul" else fmm.explain_gram(x, rows=True, plan=plan)
     row.plan, row.why = str(found.plan), found.reason
 
 
@@ -173,7 +195,7 @@ def _check(case: Case, calls: Calls, x: Any, row: Row) -> None:
         if case.kind == "matmul" and call is calls[0] and row.plan != "vendor" and not bool((c == c.T).all()):
             raise RuntimeError("the result is not symmetric")
         errors.append(float(np.linalg.norm((_host(c, rows) - exact)[below]) / np.linalg.norm(exact[below])))
-    row.error, row.vendor_error = errors
+    row.error, row.vendor_error = errors[:2]
     if not row.error < {"float64": 1e-12, "float32": 1e-4}.get(case.dtype, 5e-2):
         raise RuntimeError(f"wrong result: relative error {row.error:.3g}")
 
@@ -188,10 +210,11 @@ def sample(calls: Calls, row: Row, rounds: int, seconds: float) -> None:
     rounds = max(min(rounds, int(1000 * seconds / (2 * single * repeats))), 5)
     for _ in range(rounds):
         samples = {}
-        for name, call in random.sample(list(zip(("candidate", "vendor"), calls, strict=True)), 2):
+        for name, call in random.sample(list(zip(("candidate", "vendor", "syrk"), calls, strict=False)), len(calls)):
             samples[name] = event_milliseconds(lambda i, call=call: call(i % 2), repeats)  # type: ignore[misc]
         row.candidate.append(samples["candidate"])
         row.vendor.append(samples["vendor"])
+        row.syrk += [samples["syrk"]] if "syrk" in samples else []
 
 
 def table(rows: list[Row]) -> Iterator[str]:
