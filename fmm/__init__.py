@@ -2,9 +2,26 @@
 
 from fmm.api import explain, explain_gram, gram, matmul, plan
 from fmm.arrays.host_memory import release_workspace
+from fmm.integrations import install, installed, uninstall
+from fmm.integrations.places import install_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
 
 __version__ = "0.1.0"
 
-__all__ = ["Decision", "Plan", "PlanError", "explain", "explain_gram", "gram", "matmul", "plan", "release_workspace"]
+__all__ = [
+    "Decision",
+    "Plan",
+    "PlanError",
+    "explain",
+    "explain_gram",
+    "gram",
+    "install",
+    "installed",
+    "matmul",
+    "plan",
+    "release_workspace",
+    "uninstall",
+]
+
+install_as_told()

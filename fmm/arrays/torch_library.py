@@ -6,20 +6,19 @@ know.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import torch
-from torch.autograd import forward_ad
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cpu.thread_pool import blas_threads
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 NAMES = {getattr(torch, name): name for name in STORED}
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
@@ -54,7 +53,7 @@ class _TorchTensors:
 
     def __init__(self) -> None:
         self.calls = {}
-        self.quick_vendor = torch.matmul
+        self.quick_vendor, self.watched = MATMUL, calls_are_watched
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         if options:
@@ -62,7 +61,7 @@ class _TorchTensors:
         return self
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+        return self.quick_vendor(a, b) if out is None else self.quick_vendor(a, b, out=out)
 
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         """torch reads no arrays but tensors."""
@@ -142,7 +141,9 @@ class TorchLibrary(_TorchTensors):
             return Setting(device, common, "tf32", _no_kernels(), adjoint=adjoint)
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
-        return Setting(device, common, refusal=_no_kernels(), adjoint=adjoint)
+        # (Where nobody asks for a precision, newer versions say "none", and older ones cannot tell.)
+        unasked = _getter is None or precision == "none"
+        return Setting(device, common, refusal=_no_kernels(), emulation=unasked, adjoint=adjoint)
 
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
@@ -197,10 +198,13 @@ class TorchHostLibrary(_TorchTensors):
         return x.detach().numpy()
 
     def new_array(self, result: Operand) -> Any:
-        return torch.empty(result.shape, dtype=TYPES[result.dtype])
+        return torch.empty(result.shape, dtype=TYPES[result.dtype], device="cpu")
 
     def returned(self, c: Any) -> Any:
         return c
+
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        return partial(MATMUL, a, b, out=out)
 
 
 def _same_memory_transposed(a: Any, b: Any) -> bool:
@@ -213,39 +217,6 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
 
 TORCH = TorchLibrary()
 TORCH_ON_HOST = TorchHostLibrary()
-
-
-# ---- what torch does to a call besides multiplying
-
-
-def plain_call(a: Any, b: Any, out: Any) -> bool:
-    """Plain tensors on one device, and nothing that torch does to them behind the call: no transform of functions, no
-    forward gradients, no mode that changes what a product is."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(a) in PLAIN
-        and type(b) in PLAIN
-        and a.device == b.device
-        and a.device.type in ("cuda", "cpu")
-        and a.layout is b.layout is torch.strided
-        and (out is None or _writable(out, a))
-        and forward_ad._current_level < 0
-        and not torch.is_autocast_enabled(a.device.type)
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch._C._len_torch_dispatch_stack()
-    )
-
-
-def _writable(out: Any, like: Any) -> bool:
-    marked = type(out) not in PLAIN or out.requires_grad or out.is_conj() or out.is_neg()
-    return not marked and bool(out.device == like.device)
-
-
-def without_marks(a: Any, b: Any) -> tuple[Any, Any]:
-    """Conjugates and negatives as numbers: torch keeps them as marks on unchanged ones."""
-    if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
-        return a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
-    return a, b
 
 
 # ---- CuPy's current device, while the kernels are launched

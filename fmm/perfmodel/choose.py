@@ -44,6 +44,14 @@ class Limits:
 
     workspace: int
     error_growth: float = CPU_GROWTH
+    emulation: bool = True  # may numbers be multiplied in another type than theirs?
+
+    def allow(self, plan: Plan, growth: float) -> bool:
+        """May the plan, with this expected growth of the error, be chosen? Who wants no more than the vendor's error
+        wants it beside each entry of the product."""
+        leaf = plan.leaf_use.leaf
+        strict = not self.emulation or self.error_growth <= 1
+        return growth <= self.error_growth and not (strict and leaf.emulates)
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = ranked_candidates(problem, calibration)
     unchanged = next(c for c in considered if c.plan == VENDOR)
-    fitting = (c for c in considered if c.wins and c.error_growth <= limits.error_growth)
+    fitting = (c for c in considered if c.wins and limits.allow(c.plan, c.error_growth))
     best = next((c for c in fitting if c.fits(limits.workspace)), unchanged)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
 
@@ -118,7 +126,7 @@ def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequenc
 
 def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
     """Is its leaf compared unasked for this type, on rows that begin as these do, and was it measured if it must be?"""
-    rate = calibration.rates.get(plan.leaf_type(problem.dtype))
+    rate = calibration.rates.get(plan.rate_name(problem.dtype))
     measured = rate is not None and (not plan.timed_by_tiles or rate.tiled > 0)
     return measured and plan.considered_for(problem.dtype) and rows_aligned(problem, plan.leaf_use.leaf.alignment)
 
@@ -149,7 +157,9 @@ def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Cal
         return f"no plan is predicted to beat the vendor by {least:.1%} ({calibration.source})"
     if fastest.plan == best.plan or not fastest.wins:
         return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
-    what = "more error" if fastest.error_growth > limits.error_growth else "more workspace"
+    what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
+    if fastest.plan.leaf_use.leaf.emulates and not limits.emulation:
+        what = "other types of numbers"
     best_of = (
         "no plan within the limits wins clearly" if best.plan == VENDOR else "least predicted time within the limits"
     )

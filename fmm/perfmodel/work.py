@@ -330,4 +330,7 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
     for step, f in zip(plan.levels, footprints, strict=True):
         held += lanes * sum(f.held)
         lanes = max(lanes, step.lanes)
-    return held * problem.itemsize
+    sides = footprints[-1].sides if footprints else problem.size
+    m, k, n = (int(side) for side in sides)
+    scratch = plan.leaf_use.leaf.scratch(m, k, n, int(_together(plan)))
+    return held * problem.itemsize + lanes * scratch

@@ -16,8 +16,8 @@ from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.level_steps import Asked
-from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
 from fmm.perfmodel.predict import quick_prediction
@@ -83,12 +83,13 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     if tuned is not None and (entry := certified_entry(problem, limits, tuned)) is not None:
         return entry
-    known = tuned.calibration if tuned else None
+    known = tuned.trusted if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
-        environment.log_once(
-            f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
-        )
+        said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
+        if tuned and tuned.doubts:
+            said = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
+        environment.log_once(said)
     chosen = model_choice(
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
@@ -106,7 +107,14 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision 
     if found is None:
         return None
     entry, plan = found
-    if expected_growth(plan, problem.dtype) > limits.error_growth or _workspace(plan, problem) > limits.workspace:
+    allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
+    try:
+        check_runnable(plan, problem, tuned.identity.key.startswith("cpu"))
+        needed = _workspace(plan, problem)
+    except PlanError as error:
+        environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
+        return None
+    if not allowed or needed > limits.workspace:
         return None
     return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
 
@@ -164,10 +172,9 @@ MOST_INNER = 16
 
 def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """What the model knows of the device: of its tuning, else otherwise."""
-    off = environment.tuning_mode() == "off"
-    tuned = None if off else files.configs_in_force().tuned(device.identity, problem.dtype)
-    known = tuned.calibration if tuned else None
-    return known or untuned_calibration(problem, limits, device)
+    mode = environment.tuning_mode()
+    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
+    return (tuned.trusted if tuned else None) or untuned_calibration(problem, limits, device)
 
 
 @lru_cache(maxsize=4096)
@@ -184,18 +191,42 @@ def _workspace(plan: Plan, problem: Problem) -> int:
     return workspace(plan, *problem.size, problem.itemsize, *_asked(problem))
 
 
-def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try when memory ran out: fast plans that still win with ever less workspace; none at last.
+def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
+    """PlanError for a plan that a CPU cannot run, or that is too deep for the product."""
+    use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
+    if on_cpu and "cpu" not in use.leaf.devices:
+        raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+    check_products(plan, *problem.size)
+
+
+# ---- instead of a plan that could not run
+
+
+def other_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """What to try where a plan cannot run on these arrays after all: what else wins within the limits, fastest first.
 
     By the model, whoever chose the plan: an entry of a config names no others.
     """
-    tuned = (
-        None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    )
-    known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
-    if known is None or problem.dtype not in known.rates:
-        return
-    considered = choose(without_layouts(problem), known, limits).considered
+    for c in _considered(problem, limits, device):
+        allowed = c.wins and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace)
+        if allowed and c.plan not in (than, VENDOR):
+            yield c.plan
+
+
+def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """What to try when memory ran out: fast plans that still win with ever less workspace; none at last."""
     used = _workspace(than, problem)
-    fitting = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
+    fitting = [
+        c
+        for c in _considered(problem, limits, device)
+        if c.time < 1 and limits.allow(c.plan, c.error_growth) and c.workspace < used
+    ]
     yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)
+
+
+def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
+    """What the model considers, the fastest first."""
+    known = _calibration_of(problem, limits, device)
+    if known is None or problem.dtype not in known.rates:
+        return ()
+    return choose(without_layouts(problem), known, limits).considered

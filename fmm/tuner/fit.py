@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import exp, log
 from statistics import median
@@ -17,7 +17,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
-from fmm.tuner.trials import Run, Size, Trial
+from fmm.tuner.trials import BEST, Run, Size, Trial
 
 # ---- what was observed
 
@@ -33,6 +33,8 @@ class Observation:
     @property
     def kind(self) -> str:
         """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, with sums inside `inside`."""
+        if self.run.plan.leaf_use.leaf.rate:
+            return "own rate"
         if self.run.plan.timed_by_tiles:
             return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
@@ -60,7 +62,7 @@ def cached_work(plan: Plan, problem: Problem) -> Work:
 def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
     """The formula's seconds for a run, or for the part of it that is timed."""
     found = predicted_seconds(run.plan, problem, counts, calibration)
-    if run.part == "whole":
+    if run.part in ("whole", BEST):
         return found.seconds
     if calibration.lanes > 1:  # the workers are timed, without what starts them
         return found.sums if run.part == "sums" else found.products
@@ -109,13 +111,14 @@ def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -
 
 
 PRODUCTS, SUMS = frozenset({"vendor", "products", "plan"}), frozenset({"sums", "plan"})
+OWN_RATE = PRODUCTS | {"own rate"}  # of a leaf that has a rate of its own too, which is fitted by itself
 # A new term of the formula is a new row here.
 PARAMETERS = (
-    Parameter("rate.flops", 1e6, 1e17, PRODUCTS),
-    Parameter("rate.fill", 1.0, 1e8, PRODUCTS),
-    Parameter("rate.pipe", 0.1, 1e4, PRODUCTS),
-    Parameter("rate.rows", 0.1, 1e4, PRODUCTS),
-    Parameter("rate.cols", 0.1, 1e4, PRODUCTS),
+    Parameter("rate.flops", 1e6, 1e17, OWN_RATE),
+    Parameter("rate.fill", 1.0, 1e8, OWN_RATE),
+    Parameter("rate.pipe", 0.1, 1e4, OWN_RATE),
+    Parameter("rate.rows", 0.1, 1e4, OWN_RATE),
+    Parameter("rate.cols", 0.1, 1e4, OWN_RATE),
     Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
     Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
     Parameter("rate.odd", 0.5, 20.0, PRODUCTS),
@@ -169,6 +172,7 @@ class Fit:
 
 
 TILES = (64.0, 128.0, 256.0)  # sides of the blocks in which vendors' products are computed
+STEPS = 60  # at most: by then all is found that the measurements tell, and the rest is a walk along a flat valley
 SCREENED = 8  # steps after which their fits are compared
 
 
@@ -180,7 +184,20 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     if start.batches:
         starts = [TILE.put(start, dtype, tile) for tile in TILES]
         start = min(starts, key=lambda s: _fitted(s, dtype, others, SCREENED)[0])
-    return _with_tiled(_fitted(start, dtype, others)[1], dtype, tiled)
+    found = _with_tiled(_fitted(start, dtype, others)[1], dtype, tiled)
+    for name in start.rates.keys() - {dtype}:
+        found = _with_rate(found, name, [o for o in observed if o.run.plan.leaf_use.leaf.rate == name])
+    return found
+
+
+def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
+    """The fit with the rate of a leaf that has one of its own; without that rate if nobody measured it."""
+    if not observed:
+        rates = {x: rate for x, rate in found.calibration.rates.items() if x != name}
+        return replace(found, calibration=replace(found.calibration, rates=MappingProxyType(rates)))
+    own = _fitted(found.calibration, name, observed)[1]
+    intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
+    return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
 
 
 def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
@@ -195,9 +212,7 @@ def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
     return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
 
 
-def _fitted(
-    start: Calibration, dtype: str, observed: Sequence[Observation], steps: int | None = None
-) -> tuple[float, Fit]:
+def _fitted(start: Calibration, dtype: str, observed: Sequence[Observation], steps: int = STEPS) -> tuple[float, Fit]:
     """Least squares of the residuals with a robust loss, in so many steps at most, and what is left of them;
     parameters that nothing informs stay at their start."""
     from scipy.optimize import least_squares
@@ -289,6 +304,11 @@ class Error:
     p95: float
     bias: float
     upper: float
+
+    @property
+    def fields(self) -> dict[str, float]:
+        """As it stands in a section: of what was not measured, nothing but that."""
+        return asdict(self) if self.count else {"count": 0}
 
     @staticmethod
     def of(relative: Sequence[float]) -> Error:

@@ -20,7 +20,7 @@ from fmm.problem import Layout, Problem
 from fmm.runtime.decide import certified_entry, model_choice
 from fmm.runtime.prepare import launches_on
 from fmm.tuner.conclude import concluded_section, searched_entries
-from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import LADDER, square_ladder, squares_below
 from fmm.tuner.stages import tune_type
@@ -36,7 +36,7 @@ WANTED = (16384, 16384, 16384)
 
 @pytest.fixture(scope="module")
 def journal() -> Journal:
-    device = FakeDevice(truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002)
+    device = FakeDevice(truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(FAKE, key="gpu-fake"))
     made = Journal("run", device)
     assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped
     return made

@@ -115,11 +115,13 @@ HALF_FORMS: Final = ("nested", "one pass", "outer")
 def half_candidates(device: str) -> tuple[Plan, ...]:
     """What is compared for products that are their own adjoints: the vendor's way first, then cuts whose products below
     the diagonal are the vendor's or one of the plans that are fast for products."""
-    inner = [VENDOR]
+    leaves = leaves_on(device)
+    inner = [VENDOR, *(Plan(leaf=name) for leaf in leaves if "alone" in leaf.forms for name in leaf.tried_names)]
     for form in CANDIDATE_FORMS:
         if form.device == device and form.name in HALF_FORMS:
+            names = [name for leaf in leaves if form.name in leaf.forms for name in leaf.tried_names]
             levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
-            inner += [plan for level in levels for plan in form.plans(level, VENDOR.leaf)]
+            inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     found = [VENDOR]
     for cuts in CUTS[device]:
         found += [Plan.parse(f"gram^{cuts} > {plan}") for plan in dict.fromkeys(inner)]

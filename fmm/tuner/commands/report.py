@@ -29,8 +29,9 @@ from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner.commands.config import checked_fully, config_sections
+from fmm.tuner.commands.described import described
 from fmm.tuner.commands.options import add_json
-from fmm.tuner.commands.tune import described, output_path, trials_path
+from fmm.tuner.commands.tune import output_path, trials_path
 from fmm.tuner.conclude import FITTED, paired_samples
 from fmm.tuner.fit import Observation, cached_work, formula_seconds, stage_medians
 from fmm.tuner.trials import Trials, Tuning

@@ -34,13 +34,15 @@ Place = tuple[str, bool]  # a level, and whether it is the last of its plan
 
 
 def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
-    """The jobs that compile all kernels of the plans, type by type; quick ones first, so that measuring can begin."""
-    covering = _covering(plans)
-    for dtype in dtypes:
-        for plan in covering:
-            for size in SIZES if plan.considered_for(dtype) else ():
-                for label in LABELS if compile_weight(plan) >= HEAVY else ("",):
-                    yield dtype, str(plan), size, label
+    """The jobs that compile all kernels of the plans: those that are quick for all types, so that measuring can begin,
+    then the heavy ones, type by type."""
+    covering, dtypes = _covering(plans), list(dtypes)
+    for heavy in (False, True):
+        for dtype in dtypes:
+            for plan in (p for p in covering if (compile_weight(p) >= HEAVY) == heavy):
+                for size in SIZES if plan.considered_for(dtype) else ():
+                    for label in LABELS if heavy else ("",):
+                        yield dtype, str(plan), size, label
 
 
 def _covering(plans: Iterable[Plan]) -> list[Plan]:
@@ -61,7 +63,7 @@ def level_places(plan: Plan) -> frozenset[Place]:
 
 def compile_weight(plan: Plan) -> int:
     """A number that grows with the compiler's time: the products of the largest level."""
-    return max(step.products for step in plan.levels)
+    return max((step.products for step in plan.levels), default=1)
 
 
 def _makes(job: Job) -> list[tuple[str, Place]]:

@@ -37,15 +37,11 @@ class Device(Protocol):
     def conditions(self) -> Mapping[str, Any]: ...
     @property
     def dtypes(self) -> Sequence[str]:
-        """The element types that it multiplies, those tuned without being asked for first."""
-
-    @property
-    def usual(self) -> int:
-        """How many of them those are."""
+        """The element types that it multiplies, those that most programs use first."""
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
-        """What quick, default and full mean here."""
+        """What coarse, quick, default and full mean here."""
 
     @property
     def memory(self) -> int:

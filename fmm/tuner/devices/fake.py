@@ -21,7 +21,7 @@ from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import EFFORTS, GPU_EFFORTS, Effort
 from fmm.tuner.fit import formula_seconds
 from fmm.tuner.space import search_space
-from fmm.tuner.trials import Run
+from fmm.tuner.trials import BEST, TRIES, Run
 
 TRUTH = Calibration(
     "fake",
@@ -46,7 +46,6 @@ class FakeDevice:
     identity: Identity = FAKE
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory: int = 1 << 34
-    usual: int = 2
     also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
     gpu: bool = False
     asked: int = 0
@@ -94,9 +93,14 @@ class FakeSession:
 
     def sample(self, run: Run) -> float:
         self.device.asked += 1
-        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
-        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
-        seconds *= exp(self.random.gauss(0.0, self.device.noise))
+        if run.part == BEST:
+            return min(self._seconds(Run(run.plan)) for _ in range(TRIES))
+        seconds = self._seconds(run)
         if self.device.real_time:
             time.sleep(seconds * self.device.real_time)
         return seconds
+
+    def _seconds(self, run: Run) -> float:
+        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
+        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
+        return seconds * exp(self.random.gauss(0.0, self.device.noise))

@@ -27,17 +27,29 @@ GPU = [
     "strassen.batched.pad16 > vendor",
     "strassen^2.batched.pad16 > vendor",
     "strassen^3.batched.pad16 > vendor",
+    "strassen.batched.pad16 > f16x3",
+    "strassen^2.batched.pad16 > f16x3",
+    "strassen^3.batched.pad16 > f16x3",
     "strassen.overlapped.pad16 > strassen^2.batched.pad16 > vendor",
     "strassen.overlapped.pad16 > strassen^3.batched.pad16 > vendor",
     "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > vendor",
     "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > vendor",
+    "strassen.overlapped.pad16 > strassen^2.batched.pad16 > f16x3",
+    "strassen.overlapped.pad16 > strassen^3.batched.pad16 > f16x3",
+    "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > f16x3",
+    "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > f16x3",
     "winograd.overlapped.pad16 > vendor",
     "winograd.pad16 > vendor",
     "winograd^2.overlapped.pad16 > vendor",
     "winograd^2.pad16 > vendor",
+    "winograd.overlapped.pad16 > f16x3",
+    "winograd.pad16 > f16x3",
+    "winograd^2.overlapped.pad16 > f16x3",
+    "winograd^2.pad16 > f16x3",
     "aligned.batched.pad16 > vendor",
     "strassen.fused.pad4 > tile",
     "strassen.pad4 > strassen.fused.pad4 > tile",
+    "f16x3",
 ]
 
 
@@ -68,7 +80,7 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3"),
     }
 
 
