@@ -184,8 +184,8 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
     """Is b the transpose of a, in place?"""
     if a.ndim < 2 or a.ndim != b.ndim or a.data.ptr != b.data.ptr or a.dtype != b.dtype:
         return False
-    turned = cupy.swapaxes(a, -1, -2)
-    return bool(turned.shape == b.shape and turned.strides == b.strides)
+    (*stack, rows, cols), (*steps, down, right) = a.shape, a.strides
+    return bool((*stack, cols, rows) == b.shape and (*steps, right, down) == b.strides)
 
 
 CUPY = CupyLibrary()

@@ -54,7 +54,7 @@ def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     """A product that is its own adjoint, which gradients may be asked of."""
     other = a if b is None else b
     if not plain_call(a, other, out):
-        raise TypeError(f"fmm.gram wants plain tensors of one device: {ITS_OWN}")
+        return _gram_by_torch(a, b, out, request, wishes)
     a, other = without_marks(a, other)
     b = None if b is None else other
     if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
@@ -64,8 +64,21 @@ def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     return gram_product(_library(a), a, b, out, request, wishes)
 
 
+def _gram_by_torch(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
+    """By torch's own functions, which it may trace, transform or record: of compiled functions, modes and the like."""
+    if out is not None or wishes.plan not in (None, VENDOR):
+        raise TypeError(f"fmm.gram takes neither out nor plan here: {ITS_OWN}")
+    left, right = (a, b) if b is not None else (a, a.mH) if request.rows else (a.mH, a)
+    c = TORCH.vendor(left, right) * request.alpha
+    if request.fill == "full":
+        return c.tril() + c.tril(-1).mH
+    return c.tril() if request.fill == "lower" else c.triu()
+
+
 def gram_explained(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
     """What `gram` would do, and why."""
+    if not plain_call(a, a if b is None else b, out):
+        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.vendor_name,))
     a, other = without_marks(a, a if b is None else b)
     found: Decision = gram_module.gram_explained(_library(a), a, None if b is None else other, out, request, wishes)
     return found
