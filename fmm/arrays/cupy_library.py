@@ -150,8 +150,8 @@ class CupyLibrary:
         dtype = _TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
+        memory = alloc(call.workspace)  # before C, which would break up the block that held the last workspace
         c = ndarray(call.shape, dtype) if out is None else out
-        memory = alloc(call.workspace)
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr, c, (a, b, memory)
 
     def copy(self, source: Any, out: Any) -> None:

@@ -120,7 +120,7 @@ class TorchLibrary(_TorchTensors):
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
         math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
-        where = a.get_device(), a.data_ptr() == b.data_ptr()
+        where = a.get_device(), _begin_alike(a, b)
         if out is None:
             return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where
         target = out.shape, out.stride(), out.dtype
@@ -128,7 +128,7 @@ class TorchLibrary(_TorchTensors):
 
     def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
-        alike = a.data_ptr() == b.data_ptr()  # a product with its own transpose may be another plan's
+        alike = _begin_alike(a, b)  # a product with its own transpose may be another plan's
         return a.shape, b.shape, dtype, b.dtype, _precision() if dtype is torch.float32 else "", alike
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -152,13 +152,16 @@ class TorchLibrary(_TorchTensors):
         if call.copies:
             form = torch.contiguous_format
             a, b = (x.clone(memory_format=form) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        c = a.new_empty(call.shape) if out is None else out
+        # Before C, which would break up the block that held the last workspace.
         memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device)
+        c = a.new_empty(call.shape) if out is None else out
         return a.data_ptr(), b.data_ptr(), c.data_ptr(), memory.data_ptr(), c, (a, b, memory)
 
     def free_bytes(self, number: int) -> int:
         kept = torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
-        return int(torch.cuda.mem_get_info(number)[0] + kept)
+        # Left over of blocks that are partly in use: it is free, but no large block can be had of it.
+        scraps = torch.cuda.memory_stats(number).get("inactive_split_bytes.all.current", 0)
+        return int(torch.cuda.mem_get_info(number)[0] + max(kept - scraps, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_on(device)
@@ -207,9 +210,17 @@ class TorchHostLibrary(_TorchTensors):
         return partial(MATMUL, a, b, out=out)
 
 
+def _begin_alike(a: Any, b: Any) -> bool:
+    """Do they begin at the same place in memory? (Some tensors, of traces and transforms, have none.)"""
+    try:
+        return bool(a.data_ptr() == b.data_ptr())
+    except RuntimeError:
+        return False
+
+
 def _same_memory_transposed(a: Any, b: Any) -> bool:
     """Is b the transpose of a, in place?"""
-    if a.dim() < 2 or a.dim() != b.dim() or a.data_ptr() != b.data_ptr():
+    if a.dim() < 2 or a.dim() != b.dim() or not _begin_alike(a, b):
         return False
     turned = a.mT
     return bool(turned.shape == b.shape and turned.stride() == b.stride())

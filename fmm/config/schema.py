@@ -9,6 +9,7 @@
         "calibration": {"stream": ..., "rate": {...}}, the model's numbers, those of fmm.perfmodel.calibration; or null
         "intervals": {...}, "error": {...},            how sure they are, and how far off the model is on other shapes
         "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names (thresholds.py)
+        "blocks": {"fitted": {...}, "error": ...},     the block model's terms on this device; null: the built-in ones
         "noise": 0.01,                                 the noise floor, as a share; null if it was not measured
         "doubts": ["..."],                             why the model is not used; none as a rule
         "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...}, ...]
@@ -48,6 +49,7 @@ from fmm.config.environment import log_once
 from fmm.config.identity import Identity
 from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
+from fmm.hardware.chip import Fitted
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -128,6 +130,7 @@ class Tuned:
     entries: Mapping[Key, Entry]
     changed: tuple[str, ...] = ()  # versions that differ from those of the tuning: entries are not trusted
     thresholds: Thresholds | None = None
+    fitted: Fitted | None = None  # the block model's terms, where the built-in ones do not hold
     doubts: tuple[str, ...] = ()  # what speaks against the tuning: its model is not trusted
 
     @property
@@ -190,11 +193,12 @@ SECTION: Mapping[str, Check] = {
     "intervals": anything,
     "error": anything,
     "thresholds": anything,
+    "blocks": anything,
     "noise": number_or_nothing(0, 10),
     "doubts": list_of_texts,
     "entries": anything,  # one by one
 }
-_LATER = frozenset({"doubts"})  # fields that older configs do not have
+_LATER = frozenset({"doubts", "blocks"})  # fields that older configs do not have
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "deep", "apart"), POSITIVE),
@@ -266,8 +270,19 @@ def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> T
     now = identity.versions
     changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
     entries_by_key = MappingProxyType({e.key: e for e in entries})
-    doubts = tuple(found.get("doubts", ()))
-    return Tuned(identity, dtype, known, entries_by_key, changed, read_thresholds(found["thresholds"]), doubts)
+    unchecked = _inner(_inner(found["error"], "speedup"), "count") == 0
+    doubts = tuple(found.get("doubts", ["the model was not checked on other shapes"] if unchecked else ()))
+    terms = read_terms(_inner(found.get("blocks"), "fitted"))
+    return Tuned(identity, dtype, known, entries_by_key, changed, read_thresholds(found["thresholds"]), terms, doubts)
+
+
+def read_terms(raw: Raw) -> Fitted | None:
+    """The block model's terms; None where there are none, or damaged ones: then the built-in ones hold."""
+    check = bounded_number(1e-12, 1e6)
+    try:
+        return Fitted(**checked_fields(raw, "terms", {f.name: check for f in fields(Fitted)})) if raw else None
+    except ConfigError:
+        return None
 
 
 def _source(tuned: Raw, errors: Raw) -> str:

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -79,6 +80,9 @@ bool large_enough(const at::Tensor& a, const at::Tensor& b) {
   return work >= ((k | n) % 8 ? least_work_unaligned : least_work_half);
 }
 
+// A kernel that the dispatcher hands out, and that lives as long as it is held.
+using Kernel = decltype(std::declval<const c10::OperatorHandle&>().getComputedKernelForDispatchKey(DispatchKey::CPU));
+
 class Hook : public c10::OperatorKernel {
  public:
   Hook(const c10::OperatorHandle& op, const c10::OperatorHandle& asked, DispatchKey key, uint64_t number, size_t first)
@@ -110,7 +114,7 @@ class Hook : public c10::OperatorKernel {
     return true;
   }
 
-  decltype(std::declval<const c10::OperatorHandle&>().getComputedKernelForDispatchKey(DispatchKey::CPU)) own_;
+  Kernel own_;
   c10::OperatorHandle asked_;
   DispatchKey key_;
   uint64_t number_;
@@ -122,6 +126,9 @@ class Quiet : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {}
 };
+
+// Every kernel of ours that ever stood in the dispatcher: a thread may still be in it when it is taken out.
+std::vector<Kernel> ever_installed;
 
 struct Installed {
   explicit Installed(DispatchKey key) : library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
@@ -163,6 +170,7 @@ int fmm_install(int on_cuda, int count, const char** operators, const int* first
       const auto asked = dispatcher.findSchemaOrThrow(own.c_str(), "");
       auto hook = std::make_unique<Hook>(op, asked, key, static_cast<uint64_t>(i), static_cast<size_t>(first[i]));
       made->library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(hook)));
+      ever_installed.push_back(op.getComputedKernelForDispatchKey(key));
     }
     installed[on_cuda] = std::move(made);
     return 0;

@@ -221,19 +221,15 @@ class Answers:
     def install_compiled(self, key: str) -> Undo:
         """Behind the hook in C++."""
         hook = self.hook
-        questions = torch.library.Library("fmm_hook", "FRAGMENT")
-        for row in OPERATORS:
-            if not hasattr(torch.ops.fmm_hook, row.question.partition("(")[0]):
-                _questions().define(row.question)
-            questions.impl(row.question.partition("(")[0], self.answer(row), key)
+        _define_questions(key)
+        _answering[key] = self
         hook.least_work(*((0, 0, 0) if reporting() else (SMALL, SMALL_HALF, SMALL_UNALIGNED)))
         if failure := hook.install(key == "CUDA", [(row.name, row.first) for row in OPERATORS]):
-            questions._destroy()
             raise CannotInstallError(failure)
 
         def undo() -> None:
             hook.uninstall(key == "CUDA")
-            questions._destroy()
+            _answering.pop(key, None)
 
         return undo
 
@@ -244,17 +240,35 @@ class Answers:
             warnings.simplefilter("ignore")  # that a kernel replaces another one is what is asked for
             for row in OPERATORS:
                 library.impl(row.name, _python_kernel(row, self.answer(row), kernels[row.name]), key, with_keyset=True)
-        return lambda: library._destroy()
+        _ever_installed.extend(own_kernels(key).values())
+        return library._destroy  # type: ignore[no-any-return]
 
 
-_defined: list[Any] = []
+# Kernels of ours that ever stood in the dispatcher: a thread may still be in one when it is taken out.
+_ever_installed: list[Any] = []
+_answering: dict[str, Answers] = {}  # by key: whom the hook in C++ asks
+_questions: list[Any] = []  # the library fmm_hook, once it is defined; and the keys at which it is
+_asked_at: set[str] = set()
 
 
-def _questions() -> Any:
-    """The library fmm_hook, which is defined once in a process."""
-    if not _defined:
-        _defined.append(torch.library.Library("fmm_hook", "DEF"))
-    return _defined[0]
+def _define_questions(key: str) -> None:
+    """What the hook in C++ asks, defined once in a process: a thread may ask when it has just been taken out."""
+    if not _questions:
+        _questions.append(torch.library.Library("fmm_hook", "DEF"))
+        for row in OPERATORS:
+            _questions[0].define(row.question)
+    if key not in _asked_at:
+        for row in OPERATORS:
+            _questions[0].impl(row.question.partition("(")[0], _question(row, key), key)
+        _asked_at.add(key)
+
+
+def _question(row: Operator, key: str) -> Callable[..., Any]:
+    def asked(*operands: Any) -> Any:
+        answers = _answering.get(key)
+        return None if answers is None else answers.answer(row)(*operands)
+
+    return asked
 
 
 def _python_kernel(row: Operator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:

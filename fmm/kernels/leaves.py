@@ -62,7 +62,8 @@ TILE = Leaf(
     considered=("float32", "float16", "bfloat16"),
     alignment=16,  # bytes that it reads at a time; of other rows it reads single numbers
     options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS),
-    forms=("inside",),
+    forms=("inside", "alone", "one pass", "outer"),
+    unprobed=("alone", "one pass", "outer"),
     time_formula="tiles",
 )
 

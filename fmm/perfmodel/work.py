@@ -13,7 +13,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, SUMMING, TUNED
-from fmm.kernels.plans.level import Footprint, Sides
+from fmm.kernels.plans.level import Footprint, PlanLevel, Sides
 from fmm.kernels.plans.level_steps import Asked, Mirror, Product, ProductBatch, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import ALIGN
@@ -274,11 +274,18 @@ def _footprints(plan: Plan, problem: Problem) -> list[Footprint] | None:
     m, k, n = problem.size
     sides: Sides = (float(m), float(k), float(n))
     for step in plan.levels:
-        if (footprint := step.footprint(VENDOR, sides)) is None:
+        if (footprint := level_footprint(step, sides)) is None:
             return None
         found.append(footprint)
         sides = footprint.sides
     return found
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def level_footprint(level: PlanLevel, sides: Sides) -> Footprint | None:
+    """A level's, kept: candidates for one problem begin alike."""
+    return level.footprint(VENDOR, sides)
 
 
 def _rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fmm.config import environment, files
@@ -81,7 +81,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    if tuned is not None and (entry := certified_entry(problem, limits, tuned)) is not None:
+    if tuned is not None and (entry := certified_entry(problem, limits, tuned, device.threads > 0)):
         return entry
     known = tuned.trusted if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
@@ -97,7 +97,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
 
 
 @lru_cache(maxsize=4096)
-def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
+def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool = False) -> Decision | None:
     """The entry of exactly this shape, if its plan is within the limits.
 
     A shape may have two: the second one is the best of the plans that need no workspace, for calls that allow none.
@@ -109,7 +109,7 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision 
     entry, plan = found
     allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
     try:
-        check_runnable(plan, problem, tuned.identity.key.startswith("cpu"))
+        check_runnable(plan, problem, on_cpu)
         needed = _workspace(plan, problem)
     except PlanError as error:
         environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
@@ -214,18 +214,22 @@ def other_plans(problem: Problem, than: Plan, limits: Limits, device: Device) ->
 
 
 def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try when memory ran out: fast plans that still win with ever less workspace; none at last."""
-    used = _workspace(than, problem)
-    fitting = [
-        c
-        for c in _considered(problem, limits, device)
-        if c.time < 1 and limits.allow(c.plan, c.error_growth) and c.workspace < used
-    ]
-    yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)
+    """What to try when memory ran out: the best plan with at most LEANER of the workspace, and so on; none at last."""
+    room = _workspace(than, problem)
+    while room > 0:
+        room = int(room * LEANER)
+        found = next(other_plans(problem, than, replace(limits, workspace=room), device), None)
+        if found is None:
+            return
+        yield found
+        room = _workspace(found, problem)
+
+
+LEANER = 0.8  # a share that makes a difference where memory is in pieces
 
 
 def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
-    """What the model considers, the fastest first."""
+    """What the model considers within the limits, the fastest first."""
     known = _calibration_of(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return ()

@@ -30,6 +30,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
+from fmm.runtime.devices import chip_as_tuned, cuda_device
 from fmm.runtime.prepare import Call, cublas_scratch
 
 GRAPHS = GraphCache()
@@ -140,7 +141,8 @@ class StreamCall:
 
     def _made_player(self, alignment: Alignment) -> Player | str:
         """The player, or why there is none: a candidate of cuBLASLt, say, may want lines that are better aligned."""
-        target = target_on(chip_of(self.device), alignment, self.flagged)
+        chip = chip_as_tuned(cuda_device(self.device)) or chip_of(self.device)
+        target = target_on(chip, alignment, self.flagged)
         try:
             return player_of(record_launches(self.launches.plan, self.launches.problem, target), self.device)
         except PlanError as error:

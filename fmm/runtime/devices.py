@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import numpy as np
 
 from fmm.arrays.library import Processor
 from fmm.config import identity
+from fmm.config.environment import tuning_mode
+from fmm.config.files import configs_in_force
 from fmm.config.identity import Identity, gpu_key
 from fmm.hardware import datasheets
 from fmm.hardware.chip import Chip
@@ -119,3 +121,11 @@ def datasheet_of(name: str, capability: str, sms: int) -> Calibration | None:
         if named and (known.capability, known.sms) == (capability, sms):
             return datasheet(listed)
     return None
+
+
+def chip_as_tuned(device: Device) -> Chip | None:
+    """Its chip, with the block model's terms that a tuning found for it."""
+    if device.chip is None:
+        return None
+    tuned = None if tuning_mode() == "off" else configs_in_force().tuned(device.identity, "float32")
+    return device.chip if tuned is None or tuned.fitted is None else replace(device.chip, fitted=tuned.fitted)

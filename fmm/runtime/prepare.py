@@ -28,7 +28,7 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decide import Decision, check_runnable, decide, faster_as_half, other_plans
-from fmm.runtime.devices import Device
+from fmm.runtime.devices import Device, chip_as_tuned
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
     LibraryAnswersError,
@@ -321,17 +321,17 @@ def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> Laun
     assert call.launches is not None and call.device is not None and call.device.chip is not None
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
-    return record_launches(
-        plan, problem, target_on(call.device.chip, alignment_of(x, y, z, 0), flagged=may_differ(plan))
-    )
+    chip = chip_as_tuned(call.device) or call.device.chip
+    return record_launches(plan, problem, target_on(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
-    if (plan == VENDOR and not problem.halved) or device.chip is None:
+    chip = chip_as_tuned(device)
+    if (plan == VENDOR and not problem.halved) or chip is None:
         return None
     try:
-        launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, target_on(chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise

@@ -18,6 +18,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import OPERATIONS
 from fmm.tuner import fit as fitting
+from fmm.tuner.blocks import chosen_strategies, fitted_blocks
 from fmm.tuner.doubts import (
     distant_margin,
     disturbance,
@@ -166,6 +167,8 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     disturbed_by = disturbance(trials, fitted.calibration, dtype)
     model = checked_model(fitted.calibration, dtype, held, disturbed_by, largest_pair(trials))
     seen = [*fitting.stage_medians(trials, known), *held]
+    tiles = fitted_blocks(trials, device.chip)
+    strategies = chosen_strategies(dtype, device.chip, tiles)
     disturbed = [*machine_doubts(noise, disturbed_by, unexplained_share(seen, fitted.calibration))]
     entries = [replace(e, verified=not disturbed) for e in all_entries(trials, noise)]
     return {
@@ -175,7 +178,8 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "calibration": schema.calibration_fields(model.calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.fields for name, e in model.error.items()},
-        "thresholds": thresholds(model.calibration, dtype, one_level(trials)).fields,
+        "thresholds": thresholds(model.calibration, dtype, one_level(trials), strategies).fields,
+        "blocks": None if tiles is None else tiles.fields,
         "noise": noise,
         "doubts": [*disturbed, *model.doubts],
         "entries": [e.fields for e in entries],

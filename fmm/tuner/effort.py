@@ -18,6 +18,7 @@ class Effort:
     enqueued: int  # of them the model's best
     certify: int  # rounds
     stride: int = 1  # one of so many shapes of the ladder is tuned
+    blocks: bool = False  # are the strategies of our own product kernel timed?
     heaviest: float = inf  # products of the largest level whose kernels are waited for
 
 
@@ -32,6 +33,6 @@ EFFORTS = {
 GPU_EFFORTS = {
     "coarse": Effort(3, 8, 3, 8, 2, 2, 6, 6, heaviest=49),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
-    "default": Effort(70, 280, 5, 60, 10, 4, 11),
-    "full": Effort(450, 1500, 7, 120, 24, 6, 21),
+    "default": Effort(70, 280, 5, 60, 10, 4, 11, blocks=True),
+    "full": Effort(450, 1500, 7, 120, 24, 6, 21, blocks=True),
 }

@@ -10,7 +10,7 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, candidates, ranked_candidates, usual_growth
+from fmm.perfmodel.choose import Limits, ranked_candidates, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
@@ -33,8 +33,7 @@ class Found:
 
 def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
-    known = ranked_candidates(problem, calibration, compared_plans(journal.device, problem))
-    predicted = [c.plan for c in known if c.plan != VENDOR]
+    predicted = [c.plan for c in ranked_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
     ]
@@ -53,11 +52,6 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     return Found(problem, race.standing())
 
 
-def compared_plans(device: Device, problem: Problem) -> Sequence[Plan]:
-    """The plans that the device has for such a problem."""
-    return candidates(device.untuned().batches, half=True) if problem.halved else device.candidates()
-
-
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
     """These plans alone against the vendor."""
     with journal.open(STAGE, problem) as timed:
@@ -69,7 +63,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
     """The plan without workspace that the model likes best; none if there is none."""
-    known = ranked_candidates(problem, calibration, device.candidates())
+    known = ranked_candidates(problem, calibration)
     return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
 
 

@@ -16,7 +16,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked_candidates
 from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
-from fmm.tuner import shapes
+from fmm.tuner import blocks, shapes
 from fmm.tuner.conclude import concluded_section, fit_journal, starting_calibration
 from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
 from fmm.tuner.devices.device import Device
@@ -25,7 +25,6 @@ from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, RoundLimits, TimeUpError
 from fmm.tuner.search import (
     Found,
-    compared_plans,
     leanest_plan,
     needs_no_workspace,
     race_plans,
@@ -62,6 +61,8 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
         time_undisturbed(journal, dtype)
         side = find_scale(journal, dtype, effort)
         probe_rates(journal, dtype, side, effort)
+        if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
+            probe_strategies(journal, effort)
         calibration = fit_journal(journal, dtype).calibration
         problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
         if not wanted:
@@ -174,6 +175,12 @@ def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]
 
 
+def probe_strategies(journal: Journal, effort: Effort) -> None:
+    """The strategies of our own product kernel, on shapes of all kinds."""
+    for size in blocks.SIZES:
+        _raced(journal, blocks.STAGE, Problem(*size, blocks.DTYPE), [Run(), *blocks.strategy_runs()], effort)
+
+
 def _heavy(plans: Iterable[Plan]) -> bool:
     """Are there kernels to be waited for?"""
     return max(map(compile_weight, plans)) >= HEAVY
@@ -220,7 +227,7 @@ def tune_halves(
     against the vendor's own way."""
     share = SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
-        known = ranked_candidates(problem, calibration, compared_plans(journal.device, problem))
+        known = ranked_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
             found = race_plans(journal, problem, plans[:FEW_HALVES], effort)

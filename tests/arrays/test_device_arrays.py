@@ -587,7 +587,7 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
     now, library = [100.0], Large()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     needs = []
-    for free in (1 << 36, 1 << 36, 1 << 30):
+    for free in (1 << 36, 1 << 36, 1 << 24):
         library.free = free
         multiply(library, draw((8, 8)), draw((8, 8)))
         needs.append(runs[-1][0].workspace)
@@ -990,6 +990,8 @@ def test_options_reach_the_library_on_its_shortest_way_too(ways: list[str]) -> N
 def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
     ways: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch")  # whose calls these are
+
     class Untouched(Exact):
         def __getattribute__(self, name: str) -> Any:
             assert name == "__class__"

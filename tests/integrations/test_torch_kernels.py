@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -392,6 +393,37 @@ def test_uninstalled_all_is_as_it_was(device: str, compiled: bool, plans_run: li
     torch.mm(a, a)
     assert not plans_run
     assert TORCH.quick_vendor is TORCH_ON_HOST.quick_vendor is torch.matmul
+
+
+def test_others_may_multiply_while_it_comes_and_goes(
+    device: str, compiled: bool, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread may be in a kernel that is taken out."""
+    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+        monkeypatch.setattr(torch_kernels, name, 16**3)
+    monkeypatch.setattr(torch_kernels, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
+    a, b, wrong, done = drawn(device), drawn(device, 16, 16), [], threading.Event()
+    expected = torch.mm(a, a), torch.mm(b, b)
+
+    def work() -> None:
+        while not done.is_set():
+            for x, y in zip((a, b), expected, strict=True):
+                if not torch.allclose(torch.mm(x, x), y):
+                    wrong.append("wrong")
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            undo = torch_kernels.install_at("CUDA" if device == "cuda" else "CPU", compiled)
+            time.sleep(0.002)
+            undo()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong and plans_run
 
 
 def test_torch_on_the_host_is_a_place(plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,8 +256,9 @@ def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
     less, lean = 0.99 * free.best.error_growth, free.best.workspace - 1
     for growth, space in ((less, 1 << 50), (100.0, lean), (less, lean), (100.0, 0)):
         found = choose(problem, calibration, Limits(space, growth))
-        allowed = [c for c in free.considered if c.error_growth <= growth and c.workspace <= space]
+        allowed = [c for c in found.considered if c.error_growth <= growth and c.workspace <= space]
         assert found.best == min(allowed, key=lambda c: c.time)
+        assert {c.plan for c in free.considered} <= {c.plan for c in found.considered}
         assert found.best.workspace == workspace(found.best.plan, *problem.size, 4)
         assert "than allowed" in found.reason
     assert choose(problem, calibration, Limits(0, 100.0)).best.plan == VENDOR

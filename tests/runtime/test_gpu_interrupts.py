@@ -19,7 +19,8 @@ OVERLAPPED = "strassen.overlapped > vendor"
 
 def test_some_seconds_of_hostile_use() -> None:
     """`make gpu-check` takes a minute of it, and prints the counts."""
-    assert "interrupts" in printed("-m", "tests.support.hostile_device", "--seconds", "3", "--seed", "1", seconds=600)
+    command = "-m", "tests.support.hostile_device", "--seconds", "3", "--seed", "1"
+    assert "interrupts" in printed(*command, seconds=600, quiet=False)
 
 
 @pytest.mark.parametrize("at", range(1, 16, 2))

@@ -245,6 +245,13 @@ def test_mixed_types(left: str, right: str) -> None:
         agree(lambda: ((draw(shapes[0], "f8").astype(left), draw(shapes[1], "f8").astype(right)), {}))  # noqa: B023
 
 
+def test_copies_of_a_folded_stack_are_counted_whole() -> None:
+    """All its rows are multiplied at once, so they are copied at once: in a workspace that nothing made larger."""
+    a, b = draw((9, 40, 50), "f8").astype("f4"), draw((50, 60), "f8")
+    fmm.release_workspace()
+    np.testing.assert_allclose(fmm.matmul(a, b, plan="winograd > vendor"), np.matmul(a, b), atol=1e-12)
+
+
 FAST_PAIRS = [(s, t) for s in ("f4", "f8", "F", "D", ">f8", "i4") for t in ("f4", "f8", "F", "D", ">c8")]
 
 

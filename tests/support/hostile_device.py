@@ -145,7 +145,7 @@ class HostileUse:
         each.check(each.multiply(), True)
 
     def among_threads(self) -> None:
-        """Other threads multiply, on streams of their own and on this one's, while this one is interrupted."""
+        """Other threads multiply while this one is interrupted."""
         wrong: list[BaseException] = []
 
         def work(some: list[Operands]) -> None:

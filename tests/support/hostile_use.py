@@ -188,9 +188,9 @@ class HostileUse:
         case.check(not hit and bool(found), found[0] if found else None)
 
     def fork(self) -> None:
-        """A child multiplies, sometimes without any address space left, sometimes born while a thread of its parent is in
-        the middle of a product. (OpenBLAS stops its own threads at a fork, and hangs if one is at work: it has but one
-        then.)"""
+        """A child multiplies, sometimes without any address space left, sometimes born while a thread of its parent is
+        in the middle of a product. (OpenBLAS stops its own threads at a fork, and hangs if one is at work: it has but
+        one then.)"""
         case, other = Case(self.chance), Case(self.chance)
         full, times = self.chance.random() < 0.5, self.chance.choice((0, 20))
         library = loaded_openblas()
@@ -243,6 +243,7 @@ def _child(case: Case, full: bool) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(20)
         if full:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where Python tells of threads that had no memory to begin
             with open("/proc/self/statm", encoding="ascii") as file:
                 size = int(file.read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 20), resource.RLIM_INFINITY))

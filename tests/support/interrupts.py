@@ -19,12 +19,13 @@ from typing import Any
 from tests.support import ROOT
 
 
-def printed(*command: str, seconds: float = 60) -> str:
-    """What another interpreter prints; it must end well, in time, and say nothing of exceptions that were lost."""
+def printed(*command: str, seconds: float = 60, quiet: bool = True) -> str:
+    """What another interpreter prints; it must end well, in time, and (`quiet`) say nothing of exceptions that were
+    lost."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert not done.stderr
+    assert not (quiet and done.stderr), done.stderr
     return done.stdout
 
 

@@ -35,6 +35,7 @@ from fmm.tuner.devices.fake import TRUTH, FakeDevice, FakeSession
 from fmm.tuner.doubts import noise_floor
 from fmm.tuner.effort import EFFORTS
 from fmm.tuner.journal import Journal, ReplayedError, RoundLimits, paired_speedup
+from fmm.tuner.parameters import BY_NAME, FACTOR, PARAMETERS, QUANTITY
 from fmm.tuner.search import within_limits
 from fmm.tuner.shapes import ShapesError
 from fmm.tuner.space import built_plan, choices_of_plans, search_space
@@ -451,7 +452,7 @@ def test_every_parameter_is_found_from_exact_times() -> None:
     start = FakeDevice().untuned()
     found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
-    for parameter in fitting.PARAMETERS:
+    for parameter in PARAMETERS:
         if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill", "host"):
             true = parameter.get(ODD_TRUTH, "float64")
             assert parameter.get(found.calibration, "float64") == pytest.approx(true, rel=0.15), parameter.name
@@ -478,8 +479,32 @@ def test_what_nothing_informs_stays_as_it_was() -> None:
     vendors = [o for o in observed(ODD_TRUTH) if o.kind == "vendor"]
     found = fitting.fit_calibration(start, "float64", vendors)
     assert (found.calibration.stream, found.calibration.small) == (start.stream, start.small)
-    assert set(found.intervals) == {p.name for p in fitting.PARAMETERS if "vendor" in p.informed_by}
+    assert (
+        {"rate.flops", "rate.pipe"} < set(found.intervals) <= {p.name for p in PARAMETERS if "vendor" in p.informed_by}
+    )
     assert found.calibration.rate("float64").flops == pytest.approx(3e10, rel=0.05)
+
+
+def test_what_the_measurements_leave_open_is_not_fitted() -> None:
+    """Large products tell a rate, and nothing of what small or thin ones lose. The rest has the value with which
+    nothing changes, and no interval."""
+    start, large = FakeDevice().untuned(), ((3000, 3000, 3000), (3000, 6000, 1500))
+    some = [o for o in observed(TRUTH, ("whole",)) if o.kind == "vendor" and o.problem.size in large]
+    assert len(some) == 2
+    found = fitting.fit_calibration(start, "float64", some)
+    assert list(found.intervals) == ["rate.flops"]
+    rate = found.calibration.rate("float64")
+    assert (rate.rows, rate.cols, rate.pipe) == (0.0, 0.0, 0.0) and rate.flops == pytest.approx(1.1e11, rel=0.05)
+
+
+def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
+    noisy = [replace(o, seconds=o.seconds * (1.04 if i % 2 else 0.96)) for i, o in enumerate(observed(ODD_TRUTH))]
+    found = fitting.fit_calibration(FakeDevice().untuned(), "float64", noisy)
+    assert 4 <= len(found.intervals) < 14
+    for name, (low, high) in found.intervals.items():
+        parameter = BY_NAME[name]
+        if not parameter.linear:
+            assert high / low <= (QUANTITY if parameter.unit else FACTOR) ** 2 * 1.01, name
 
 
 def test_outliers_do_not_carry_the_fit_away() -> None:

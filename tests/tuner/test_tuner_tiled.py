@@ -10,10 +10,11 @@ import pytest
 
 from fmm.config import schema
 from fmm.config.schema import Tuned
+from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, datasheet
-from fmm.perfmodel.choose import Limits, candidates, choose, ranked_candidates
+from fmm.perfmodel.choose import Limits, choose, ranked_candidates
 from fmm.perfmodel.predict import predict, predict_vendor
 from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
@@ -27,7 +28,7 @@ from fmm.tuner.stages import tune_type
 from fmm.tuner.trials import Trial
 from tests.support.devices import H200
 
-FUSED, HYBRID = (p for p in candidates(True) if p.timed_by_tiles)
+FUSED, HYBRID = (p for p in probed_plans("cuda") if p.timed_by_tiles)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
 RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, waves=40.0, inside=0.7)
 TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)

@@ -87,11 +87,14 @@ class Helper:
         return helper
 
     def _serve(self, ready: Any, idle: bool) -> None:
-        self.number, _here.inbox = threading.get_native_id(), self.inbox.put
-        with suppress(Exception):
-            threading.current_thread().name = f"fmm-{next(_numbers)}"
-        if idle:
-            _idle.append(self.inbox.put)
+        try:
+            self.number, _here.inbox = threading.get_native_id(), self.inbox.put
+            with suppress(Exception):
+                threading.current_thread().name = f"fmm-{next(_numbers)}"
+            if idle:
+                _idle.append(self.inbox.put)
+        except MemoryError:
+            return  # who waits for it gives it up
         ready.release()
         while True:
             with suppress(BaseException):

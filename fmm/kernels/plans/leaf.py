@@ -54,6 +54,7 @@ class Leaf:
     # In which forms it may end a plan (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but only
     # to see whether a plan beats it too.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
+    unprobed: tuple[str, ...] = ()  # those of them in which a tuning's probes do not measure it
     tried: int = 4  # of a numbered leaf: so many numbers are considered
     relative_error: float = 1.0  # its error as a multiple of the vendor's
     # Does it multiply in another type than it is asked for? Its error is then small beside the largest numbers of a row
@@ -68,6 +69,11 @@ class Leaf:
     def sums_inside(self) -> bool:
         """May sums be done inside its products?"""
         return bool(self.types_inside)
+
+    @property
+    def probed(self) -> tuple[str, ...]:
+        """The forms in which a tuning's probes measure it."""
+        return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property
     def spelled(self) -> str:

@@ -15,9 +15,9 @@ from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner import tables
-from fmm.tuner.commands.described import described
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
+from fmm.tuner.described import described
 from fmm.tuner.trials import frame
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fmm.config import files, schema, store
-from fmm.tuner.commands.described import described
 from fmm.tuner.commands.progress import Progress
 from fmm.tuner.conclude import concluded_section
+from fmm.tuner.described import described
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.environment import source_commit, typed_command

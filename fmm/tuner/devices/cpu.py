@@ -25,10 +25,10 @@ from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.side_by_side import threads_per_product
 from fmm.kernels.cpu.step_timer import StepTimes, time_steps
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
+from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, cpu, in_lanes
-from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime.limits import memory_share
@@ -44,6 +44,8 @@ ROWS = 8  # rows of a result that are checked
 
 class CpuDevice:
     """The processor that this runs on, with as many threads as BLAS uses now."""
+
+    chip = None
 
     def __init__(self) -> None:
         self.threads = blas_threads()
@@ -76,7 +78,7 @@ class CpuDevice:
         return in_lanes(cpu(self.threads), self.lanes)
 
     def candidates(self) -> Sequence[Plan]:
-        return candidates(False)
+        return probed_plans("cpu")
 
     def peers(self) -> Sequence[Plan]:
         return ()

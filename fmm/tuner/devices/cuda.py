@@ -16,11 +16,11 @@ import numpy as np
 
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
+from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, Work
-from fmm.kernels.plans.candidates import peer_plans
+from fmm.kernels.plans.candidates import peer_plans, probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
@@ -52,6 +52,10 @@ class CudaDevice:
         return devices.cuda_device(self.index).identity
 
     @property
+    def chip(self) -> Chip | None:
+        return devices.cuda_device(self.index).chip
+
+    @property
     def conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
@@ -78,7 +82,7 @@ class CudaDevice:
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
     def candidates(self) -> Sequence[Plan]:
-        return candidates(True)
+        return probed_plans("cuda")
 
     def peers(self) -> Sequence[Plan]:
         return peer_plans("cuda")

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from fmm.config.identity import Identity
+from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
@@ -44,6 +45,10 @@ class Device(Protocol):
         """What coarse, quick, default and full mean here."""
 
     @property
+    def chip(self) -> Chip | None:
+        """A CUDA device as kernels and the block model see it; None for a CPU."""
+
+    @property
     def memory(self) -> int:
         """Bytes for operands and workspace."""
 
@@ -51,7 +56,7 @@ class Device(Protocol):
         """What is believed before anything is measured."""
 
     def candidates(self) -> Sequence[Plan]:
-        """Plans worth a comparison, the vendor's first."""
+        """Plans worth a place among the probes, the vendor's first."""
 
     def peers(self) -> Sequence[Plan]:
         """What else the vendor has for a product: a plan must beat these too."""

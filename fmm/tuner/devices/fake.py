@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from fmm.config.identity import Identity
+from fmm.hardware.chip import Chip
+from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
-from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import FailedError
@@ -48,6 +49,7 @@ class FakeDevice:
     memory: int = 1 << 34
     also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
     gpu: bool = False
+    chip: Chip | None = None
     asked: int = 0
 
     @property
@@ -58,7 +60,7 @@ class FakeDevice:
         return in_lanes(replace(cpu(2), name=self.identity.name, batches=self.gpu), self.truth.lanes)
 
     def candidates(self) -> Sequence[Plan]:
-        return candidates(self.gpu)
+        return probed_plans("cuda" if self.gpu else "cpu")
 
     def peers(self) -> Sequence[Plan]:
         return [Plan.parse(leaf) for leaf in self.also]

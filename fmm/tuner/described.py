@@ -17,6 +17,7 @@ def described(section: dict[str, Any]) -> Iterator[str]:
         rates = section["calibration"]
         yield f"  products at {rates['rate']['flops'] / 1e9:.4g} Gflop/s, sums at {rates['stream'] / 1e9:.4g} GB/s"
         yield from described_thresholds(read_thresholds(section["thresholds"]))
+        yield from _blocks(section.get("blocks"))
         yield f"  noise floor {share_or_nothing(section['noise'])}"
         yield f"  {_errors(section['error'])}"
     for doubt in section.get("doubts") or ():
@@ -44,6 +45,12 @@ def described_thresholds(found: Thresholds | None) -> Iterator[str]:
     yield f"  one level from tau1 {found.tau1}, two from tau2 {found.tau2}, three from tau3 {found.tau3}"
     if found.block_strategy:
         yield f"  block strategy: {', '.join(f'{name} at {side}' for side, name in found.block_strategy.items())}"
+
+
+def _blocks(found: dict[str, Any] | None) -> Iterator[str]:
+    if found:
+        terms = "fitted to this device" if found["fitted"] else "as built in"
+        yield f"  block model on {found['shapes']} shapes, its terms {terms}: off by {found['error']:.1%}"
 
 
 def _errors(error: dict[str, Any] | None) -> str:
