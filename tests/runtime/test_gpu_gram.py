@@ -55,6 +55,22 @@ def test_types(library: Any, dtype: str, plan: str) -> None:
         assert np.abs(library.host(c) - expected).max() <= 4 * eps * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("plan", ["tile", "gram^2 > tile"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_by_our_own_kernel(library: Any, dtype: str, plan: str) -> None:
+    """Of 16-bit types only tiles on and below the diagonal: more of them than the device has room for, and odd edges."""
+    for n, k in ((4104, 128), (2048, 520), (1000, 264), (257, 64), (8, 8)):
+        a = library.array(draw((n, k)), dtype)
+        library.spoil(1 << 22)
+        wide = library.host(a)
+        expected = wide @ wide.T
+        eps = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5}[dtype]
+        for b in (None, a.T):
+            c = fmm.gram(a, b, rows=b is None, plan=plan)
+            is_adjoint(library, c)
+            assert np.abs(library.host(c) - expected).max() <= 4 * eps * np.abs(expected).max(), (n, k)
+
+
 @pytest.mark.parametrize("plan", [None, *PLANS])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
 def test_fill_alpha_and_beta(library: Any, dtype: str, plan: str | None) -> None:
