@@ -58,7 +58,7 @@ def test_types(library: Any, dtype: str, plan: str) -> None:
 @pytest.mark.parametrize("plan", ["tile", "gram^2 > tile"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_by_our_own_kernel(library: Any, dtype: str, plan: str) -> None:
-    """Of 16-bit types only tiles on and below the diagonal: more of them than the device has room for, and odd edges."""
+    """Of 16-bit types only tiles on and below the diagonal: more of them than the device has room for, odd edges."""
     for n, k in ((4104, 128), (2048, 520), (1000, 264), (257, 64), (8, 8)):
         a = library.array(draw((n, k)), dtype)
         library.spoil(1 << 22)
