@@ -1,6 +1,6 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
-from fmm.api import explain, matmul, plan
+from fmm.api import explain, explain_gram, gram, matmul, plan
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
 from fmm.integrations.places import install_as_told
@@ -14,6 +14,8 @@ __all__ = [
     "Plan",
     "PlanError",
     "explain",
+    "explain_gram",
+    "gram",
     "install",
     "installed",
     "matmul",

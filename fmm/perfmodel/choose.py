@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from fmm.kernels.plans.candidates import candidate_plans, levels_above
+from fmm.kernels.plans.candidates import candidate_plans, half_candidates, levels_above
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
@@ -77,7 +77,7 @@ class Candidate:
     @property
     def workspace(self) -> int:
         problem = self.prediction.problem
-        return workspace(self.plan, *problem.size, problem.itemsize)
+        return workspace(self.plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill)
 
     def fits(self, limit: int) -> bool:
         """Is the workspace within the limit? Counted exactly only where the estimate leaves a doubt."""
@@ -99,9 +99,11 @@ class Choice:
     considered: tuple[Candidate, ...]
 
 
-def candidates(batches: bool) -> tuple[Plan, ...]:
-    """What is compared on a device that starts batches together (a GPU), and on one that does not (a CPU)."""
-    return candidate_plans("cuda" if batches else "cpu")
+def candidates(batches: bool, half: bool = False) -> tuple[Plan, ...]:
+    """What is compared on a device that starts batches together (a GPU), and on one that does not (a CPU); `half`: for
+    products that are their own adjoints."""
+    device = "cuda" if batches else "cpu"
+    return half_candidates(device) if half else candidate_plans(device)
 
 
 @depends_on_rows
@@ -110,7 +112,8 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = ranked_candidates(problem, calibration)
     winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
-    if problem.flops >= LARGE or (winning and not winning[0].fits(limits.workspace)):
+    tight = bool(winning) and not winning[0].fits(limits.workspace)
+    if not problem.halved and (problem.flops >= LARGE or tight):
         considered = _by_time(*considered, *composed_candidates(problem, calibration, limits))
         winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
     unchanged = next(c for c in considered if c.plan == VENDOR)
@@ -122,7 +125,7 @@ def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequenc
     """All candidates, the fastest first; equally fast ones in the order of the list."""
     base = predict_vendor(problem, calibration).seconds
     found: list[Candidate] = []
-    for plan in among or candidates(calibration.batches):
+    for plan in among or candidates(calibration.batches, problem.halved):
         if may_be_chosen(plan, problem, calibration) and not _cut_too_small(plan, problem, calibration.least):
             with suppress(PlanError):  # it cannot be done at these sides
                 found += _rated(plan, problem, calibration, base)
@@ -193,7 +196,13 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     tile, least = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not least or plan == VENDOR:
         return 0.0
-    return DOUBT * tile**2 / (problem.m * problem.n) if splits(plan) else THIN * tile / least
+    return few_tiles_doubt(problem, calibration) if splits(plan) else THIN * tile / least
+
+
+def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
+    """That, where C has few tiles."""
+    tile = calibration.rate(problem.dtype).tile
+    return DOUBT * tile**2 / (problem.m * problem.n) if tile > 1 and problem.m * problem.n else 0.0
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Processor, Setting, contiguous
+from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -43,14 +44,20 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     if out is not None and call.direct and call.overlap(*(library.pointer(x) for x in (a, b, out))):
         call = prepared(library, a, b, None, wishes)
     target = out if call.direct else None
-    c = _attempt(library, call, a, b, target, wishes)
-    if isinstance(c, Failure):  # what the failed attempt had allocated is given back now that the exception is gone
-        c = _product_instead(library, call, a, b, target, wishes, c)
+    c = by_plan(library, call, a, b, target, wishes)
     if c is None:
         return library.vendor(a, b, out)
     if target is None and out is not None:
         library.copy(c, out)
         return out
+    return c
+
+
+def by_plan(library: Library, call: Call, a: Any, b: Any, target: Any, wishes: Wishes) -> Any:
+    """C by a call's plan or another one, in `target` if that is given; None if the library must multiply."""
+    c = _attempt(library, call, a, b, target, wishes)
+    if isinstance(c, Failure):  # what the failed attempt had allocated is given back now that the exception is gone
+        c = _product_instead(library, call, a, b, target, wishes, c)
     return c
 
 
@@ -82,9 +89,10 @@ def _product_instead(library: Library, call: Call, a: Any, b: Any, out: Any, wis
     """C by other plans of the model's; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
+    asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
     try:
         for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
-            own = wishes._replace(plan=plan, replaceable=True)
+            own = wishes._replace(plan=plan, replaceable=True, asked=asked)
             other = prepared(library, a, b, out, own)
             c = failed if other.plan is None else _attempt(library, other, a, b, out, own)
             if not isinstance(c, Failure):
@@ -121,7 +129,7 @@ def explained(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Dec
     """What `product` would do, and why; nothing is computed."""
     own = library.adopted(a, b, out) or (a, b, out)
     call = prepare(library, *own, wishes)
-    return replace(call.decision, kernels=_kernel_lines(library, call, *own))
+    return replace(call.decision, kernels=kernel_lines(library, call, *own))
 
 
 def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> Decision:
@@ -139,7 +147,7 @@ def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 
-def _kernel_lines(library: Library, call: Call, a: Any, b: Any, out: Any) -> tuple[str, ...]:
+def kernel_lines(library: Library, call: Call, a: Any, b: Any, out: Any) -> tuple[str, ...]:
     """What runs, a line each."""
     if call.launches is not None:
         a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))

@@ -15,10 +15,12 @@ from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.explain import explained_table
+from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose
+from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
+from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import online
@@ -56,7 +58,8 @@ class Decision:
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
-            lines += ["", explained_table(self.plan, *self.problem.size, self.problem.itemsize)]
+            table = explained_table(self.plan, *self.problem.size, self.problem.itemsize, _asked(self.problem))
+            lines += ["", table]
         if self.kernels:
             lines += ["", "runs:", *_counted(self.kernels), ""]
         lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
@@ -90,7 +93,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     chosen = model_choice(
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
-    return chosen if mode != "online" else _online(chosen, problem, device.identity)
+    return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
 
 
 @lru_cache(maxsize=4096)
@@ -148,14 +151,44 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
 
 
+def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
+    """Is one half, with its mirror, clearly predicted to be faster than the whole product by the best plan?"""
+    problem = half.problem
+    assert problem is not None
+    whole = Problem(*problem.size, problem.dtype)
+    known = _calibration_of(problem, limits, device)
+    if known is None or problem.dtype not in known.rates or problem.k > MOST_INNER * problem.m:
+        return False
+    best = decide(whole, limits, device).plan
+    seconds = min(quick_prediction(plan, whole, known).seconds for plan in (VENDOR, best))
+    margin = known.margin + few_tiles_doubt(problem, known)
+    return quick_prediction(half.plan, without_layouts(problem), known).seconds <= (1 - margin) * seconds
+
+
+# The vendor's product of few rows and a long inner side is cut along that, which the model does not know of its other
+# functions: with more than so many times as many columns as rows, whole products stay whole.
+MOST_INNER = 16
+
+
+def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+    """What the model knows of the device: of its tuning, else otherwise."""
+    mode = environment.tuning_mode()
+    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
+    return (tuned.trusted if tuned else None) or untuned_calibration(problem, limits, device)
+
+
 @lru_cache(maxsize=4096)
 def without_layouts(problem: Problem) -> Problem:
     """The same product of matrices that lie row by row: what choices and trials are made and kept for."""
-    return Problem(*problem.size, problem.dtype, op=problem.op)
+    return Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
+
+
+def _asked(problem: Problem) -> Asked:
+    return Asked(problem.alpha, problem.beta, problem.op, problem.fill)
 
 
 def _workspace(plan: Plan, problem: Problem) -> int:
-    return workspace(plan, *problem.size, problem.itemsize)
+    return workspace(plan, *problem.size, problem.itemsize, *_asked(problem))
 
 
 def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
@@ -197,9 +230,7 @@ LEANER = 0.8  # a share that makes a difference where memory is in pieces
 
 def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
     """What the model considers within the limits, the fastest first."""
-    mode = environment.tuning_mode()
-    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    known = (tuned.trusted if tuned else None) or untuned_calibration(problem, limits, device)
+    known = _calibration_of(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return ()
     return choose(without_layouts(problem), known, limits).considered

@@ -41,8 +41,9 @@ also_released(GRAPHS.clear)
 
 
 def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
-    """C by the call's plan, on the library's current stream; `given`: the caller named the plan,
-    which then runs even after products that had to be computed again.
+    """C by the call's plan, on the library's current stream; None if the vendor must multiply.
+
+    `given`: the caller named the plan, which then runs even after products that had to be computed again.
 
     PlanError, before anything is launched, where the plan cannot run on operands that lie like these.
     """
@@ -60,10 +61,10 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         if given:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
-        return library.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
+        return None  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
-    if not (given or flag.trusted()):
-        return library.vendor(a, b, out)
+    if may_differ(call.decision.plan) and not (given or flag.trusted()):
+        return None
     ready = flag.prepared.get(id(call))
     if ready is None:
         ready = _made_ready(call, flag, device)
@@ -73,12 +74,19 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
     try:
         ready.run(p, q, r, workspace, seen=out is not None)
     except Exception:
-        if out is not None:  # a launch has failed: what the others wrote is written over, if the device still can
+        # A launch has failed: what the others wrote is written over, if the device still can.
+        if out is not None and _is_plain(call):
             with suppress(Exception):
                 library.vendor(a, b, out)
         raise
     del kept  # given back in the stream's order: what is launched next may have it
     return c
+
+
+def _is_plain(call: Call) -> bool:
+    """Is it the whole product, and nothing besides?"""
+    problem = call.decision.problem
+    return problem is not None and (problem.alpha, problem.beta, problem.fill) == (1, 0, "full")
 
 
 def _made_ready(call: Call, flag: StreamFlag, device: int) -> StreamCall:

@@ -17,6 +17,7 @@ from fmm.kernels.cpu.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
@@ -45,7 +46,7 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
         library.written(out)
     multiplier = _Multiplier(call)
     try:
-        if call.plan == VENDOR:
+        if call.plan == VENDOR and not multiplier.half:
             multiplier.fill(x, y, z)  # one product, which hears of the caller's settings (numpy.errstate)
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
             _fill_apart(multiplier, x, y, z, None if out is None else library.vendor_call(a, b, out), given)
@@ -119,6 +120,10 @@ class _Multiplier:
         assert call.plan is not None and call.device is not None
         self.call, self.plan, self.threads = call, call.plan, Threads(call.device.threads)
         self.dtype, self.begun = np.dtype(call.dtype), False
+        problem = call.decision.problem
+        assert problem is not None
+        self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+        self.half = problem.halved
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
         """Everything that is needed of the workspace is allocated before c is touched, from when on it is `begun`."""
@@ -134,20 +139,22 @@ class _Multiplier:
         with backend_for(self.threads.count, flops) as chosen:
             chosen.first((a, b), partial(self._check, a, b, chosen.threads))
             self.begun = True
-            execute_plan(self.plan, a, b, c, chosen, arena)
+            execute_plan(self.plan, a, b, c, chosen, arena, *self.asked)
 
     def _readable(self, x: Array, pack: bool, arena: Arena) -> Array:
         """The matrix as BLAS can read it: copied, if it has another type, negative strides or gaps along both axes."""
         if not pack:
             return x
-        if self.plan == VENDOR:
+        if self.plan == VENDOR and not self.half:
             return x if x.dtype == self.dtype else x.astype(self.dtype)
         copy = arena.take(x.shape[0], x.shape[1], fortran=abs(x.strides[0]) < abs(x.strides[1]))
         np.copyto(copy, x)
         return copy
 
     def _check(self, a: Array, b: Array, threads: Threads) -> None:
-        if may_overflow(self.plan, a, b, threads):
+        if self.half and not any(level.saves_products for level in self.plan.levels):
+            return  # nothing is added up that the vendor does not add up
+        if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill):
             raise _LeftToVendorError
 
 
@@ -172,6 +179,8 @@ def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array,
 
 def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     """What really multiplies, a line each."""
+    if problem.halved and not plan.levels:
+        return (f"BLAS's syrk or herk on {counted_words(threads, 'thread')}, one half; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
         return (f"{vendor}: one product of {whole}",)

@@ -16,6 +16,7 @@ from fmm.config.schema import Entry
 from fmm.kernels.plans.leaf import LEAVES
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.problem import OPERATIONS
 from fmm.tuner import fit as fitting
 from fmm.tuner.blocks import chosen_strategies, fitted_blocks
 from fmm.tuner.doubts import (
@@ -34,7 +35,7 @@ from fmm.tuner.journal import Journal
 from fmm.tuner.search import needs_no_workspace
 from fmm.tuner.shapes import Size
 from fmm.tuner.thresholds import chosen_from, thresholds
-from fmm.tuner.trials import Trial
+from fmm.tuner.trials import PRODUCT, Trial
 
 # The stages whose trials the fit sees. Never the held-out ones; nor those of the search, which are on few shapes and of
 # plans that Optuna made up, unlike those between which the model is to choose. The first stage is one of rough
@@ -82,6 +83,13 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
         if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
             found += lean_entry(searched, confirmed, noise)
     return found
+
+
+def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
+    """Those of each operation."""
+    for op in OPERATIONS:
+        own = [t for t in trials if t.op == op]
+        yield from (replace(entry, op=op) for entry in searched_entries(own, noise))
 
 
 def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
@@ -133,7 +141,7 @@ def one_level(trials: Sequence[Trial]) -> list[tuple[Size, float]]:
     """Shape and best speedup of one-level plans that were not held out: what the epsilon correction is found from."""
     found: dict[Size, float] = {}
     for stage in (*FITTED, "search"):
-        own = [t for t in trials if t.stage == stage]
+        own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
         for size in dict.fromkeys(t.size for t in own):
             for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
                 if Plan.parse(plan).depth == 1:
@@ -162,7 +170,7 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     tiles = fitted_blocks(trials, device.chip)
     strategies = chosen_strategies(dtype, device.chip, tiles)
     disturbed = [*machine_doubts(noise, disturbed_by, unexplained_share(seen, fitted.calibration))]
-    entries = [replace(e, verified=not disturbed) for e in searched_entries(trials, noise)]
+    entries = [replace(e, verified=not disturbed) for e in all_entries(trials, noise)]
     return {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.conditions},

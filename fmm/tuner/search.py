@@ -37,6 +37,8 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     predicted = [
         p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
     ]
+    if problem.halved:
+        return race_plans(journal, problem, predicted[: effort.trials], effort)
     without, peers = leanest_plan(problem, calibration, journal.device), list(journal.device.peers())[: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(STAGE, problem) as timed:
@@ -67,7 +69,7 @@ def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> 
 
 def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     """Is it a plan that needs no workspace: for those who have none to give?"""
-    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize) == 0
+    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
 def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
@@ -77,7 +79,7 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize
     try:
-        needed = workspace(plan, m, k, n, problem.itemsize)
+        needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
     except PlanError:
         return False
     allowed = Limits(needed, usual_growth(device.untuned().batches))

@@ -26,16 +26,17 @@ class Arena:
         self.memory, self.dtype = memory, dtype
         self.used = self.peak = 0
 
-    def take(self, rows: int, cols: int, fortran: bool = False) -> Array:
-        """An uninitialised rows x cols array, rows (or columns, if `fortran`) contiguous."""
+    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
+        """An uninitialised rows x cols array, rows (or columns, if `fortran`) contiguous; of another type if named."""
         if fortran:
-            return self.take(cols, rows).T
-        start, item = self.used, self.dtype.itemsize
+            return self.take(cols, rows, dtype=dtype).T
+        kind = np.dtype(dtype) if dtype else self.dtype
+        start, item = self.used, kind.itemsize
         self.used += temporary_bytes(rows, cols, item)
         self.peak = max(self.peak, self.used)
         assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
         stride = leading_dimension(cols, item)
-        flat = self.memory[start : start + rows * stride * item].view(self.dtype)
+        flat = self.memory[start : start + rows * stride * item].view(kind)
         return flat.reshape(rows, stride)[:, :cols]
 
     def release(self, mark: int) -> None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
+from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
+_PARTS = {"re": "real", "im": "imag"}  # as arrays call them
 
 
 class Workspace(Protocol):
@@ -19,7 +21,7 @@ class Workspace(Protocol):
 
     used: int
 
-    def take(self, rows: int, cols: int, fortran: bool = False) -> Array: ...
+    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array: ...
     def release(self, mark: int) -> None: ...
 
 
@@ -29,6 +31,8 @@ class Backend(Protocol):
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
+    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None: ...
+    def mirror(self, step: Mirror, source: Array, dest: Array) -> None: ...
 
 
 def execute_plan(
@@ -40,9 +44,12 @@ def execute_plan(
     workspace: Workspace,
     alpha: Coefficient = 1,
     beta: Coefficient = 0,
+    op: Operation = "product",
+    fill: Fill = "full",
 ) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
-    walk_plan(plan, {"A": a, "B": b, "C": c}, ArrayMachine(backend, workspace), alpha, beta)
+    machine = ArrayMachine(backend, workspace)
+    walk_plan(plan, {"A": a, "B": b, "C": c}, machine, c.dtype.name, alpha, beta, op, fill)
 
 
 @dataclass(frozen=True)
@@ -58,14 +65,15 @@ class ArrayMachine:
     def used(self) -> int:
         return self.workspace.used
 
-    def take(self, rows: int, cols: int, fortran: bool) -> Array:
-        return self.workspace.take(rows, cols, fortran)
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Array:
+        return self.workspace.take(rows, cols, fortran, dtype)
 
     def release(self, mark: int) -> None:
         self.workspace.release(mark)
 
     def part(self, x: Array, place: Place) -> Array:
-        return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+        found = x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+        return getattr(found, _PARTS[place.part]) if place.part else found
 
     def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
@@ -73,12 +81,21 @@ class ArrayMachine:
     def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         self.backend.sum(step, list(reads), list(writes))
 
-    def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
+    def multiply(
+        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
         if len(products) == 1:
             self.backend.multiply(leaf, *products[0])
         else:
             lefts, rights, dests = (list(x) for x in zip(*products, strict=True))
             self.backend.multiply_batch(leaf, lefts, rights, dests)
+
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        for left, right, dest in products:
+            self.backend.multiply_half(leaf, left, right, dest, asked)
+
+    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+        self.backend.mirror(step, source, dest)
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         return False
@@ -86,6 +103,6 @@ class ArrayMachine:
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         return False
 
-    def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         for product in products:
             run(product)

@@ -78,7 +78,7 @@ class _SymbolicArena:
 
     used = 0
 
-    def take(self, rows: int, cols: int, fortran: bool = False) -> Array:
+    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
         return np.full((rows, cols), None, dtype=object)
 
     def release(self, mark: int) -> None:

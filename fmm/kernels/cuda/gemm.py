@@ -14,6 +14,7 @@ class GemmOp:
     """`count` products dest = alpha left right + beta dest, in BLAS's column-major terms."""
 
     leaf: str
+    dtype: str  # that is multiplied
     m: int
     n: int
     k: int
@@ -24,6 +25,8 @@ class GemmOp:
     alpha: complex = 1
     beta: complex = 0
     scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
+    # Is the upper half of dest enough (the lower one of what lies there row by row)? The other half may get anything.
+    upper_half: bool = False
 
     @property
     def pieces(self) -> tuple[Factor, Factor, Factor]:
@@ -41,29 +44,29 @@ class GemmOp:
     @property
     def by_vendor(self) -> GemmOp:
         """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor")
+        return replace(self, leaf="vendor", upper_half=False)
 
 
 def gemm_op(
     leaf: str,
     products: Sequence[tuple[View, View, View]],
-    alpha: complex,
-    beta: complex,
-    itemsize: int,
+    dtype: str,
+    alpha: complex = 1,
+    beta: complex = 0,
     scratch: int = 0,
 ) -> GemmOp:
-    """Products of one size, at constant distances: a batch."""
+    """Products of one size and this type, at constant distances: a batch."""
     lefts, rights, dests = zip(*products, strict=True)
     m, n, k = lefts[0].rows, rights[0].cols, lefts[0].cols
     if not columns_contiguous(dests[0]):
         lefts, rights, dests = (tuple(transposed_view(v) for v in views) for views in (rights, lefts, dests))
         m, n = n, m
-    left, right, dest = (_batch_factor(views, itemsize) for views in (lefts, rights, dests))
-    return GemmOp(leaf, m, n, k, left, right, dest, len(products), alpha, beta, scratch)
+    left, right, dest = (_batch_factor(views) for views in (lefts, rights, dests))
+    return GemmOp(leaf, dtype, m, n, k, left, right, dest, len(products), alpha, beta, scratch)
 
 
-def _batch_factor(views: Sequence[View], itemsize: int) -> Factor:
-    x, distance = views[0], constant_distance(views, itemsize)
+def _batch_factor(views: Sequence[View]) -> Factor:
+    x, distance = views[0], constant_distance(views)
     assert distance is not None and 1 in x.strides
     columns = columns_contiguous(x)
     return Factor(x.base, x.offset, max(x.right if columns else x.down, 1), not columns, distance)

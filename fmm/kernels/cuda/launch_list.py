@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -63,7 +64,7 @@ class Launch:
 class VendorCall:
     """A product by the vendor's library."""
 
-    op: GemmOp
+    op: GemmOp | RankOp
     label: str
     does: Work = "product"
 
@@ -101,6 +102,12 @@ class LaunchList:
         """The numbers of the bases that the vendor's products read or write: of a captured list these must stay."""
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({BASES.index(x.base) for call in calls for x in call.op.pieces}))
+
+    @cached_property
+    def vendor_cuts_float32(self) -> bool:
+        """Does the vendor multiply float32 in TF32? cuBLAS is set to it for the whole list."""
+        calls = (step for step in self.steps if isinstance(step, VendorCall))
+        return any(call.op.dtype == "tf32" for call in calls)
 
     @property
     def reads_aligned(self) -> bool:

@@ -13,18 +13,20 @@ from itertools import zip_longest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.cuda.gemm import gemm_op
+from fmm.kernels.cuda.gemm import GemmOp, gemm_op
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
+from fmm.kernels.cuda.rank import rank_op
 from fmm.kernels.cuda.recompute.recompute import recompute_launches
 from fmm.kernels.cuda.select import Target, select_launches
+from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
-from fmm.kernels.cuda.views import View, constant_distance, operand_views
+from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, operand_views
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
 from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
@@ -45,16 +47,25 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     lanes: list[int] = []
     unseen = False
     for op, lane in zip(wanted.ops, wanted.lanes, strict=True):
-        found = (op,) if isinstance(op, Turn) else select_launches(op, problem.dtype, target)
+        found = (op,) if isinstance(op, Turn) else select_launches(op, target)
         steps += found
         lanes += [lane] * len(found)
-        unseen = unseen or _writes_unseen(op, found)
-    if target.flagged:
+        # (A mirror looks at all of the half that is computed.)
+        unseen = (unseen and not _mirrors_all(op)) or _writes_unseen(op, found)
+    if target.flagged and (problem.alpha, problem.beta, problem.fill) == (1, 0, "full"):
         # (A plan that is one GEMM is the vendor's own.)
         again = recompute_launches(problem, unseen and len(wanted.ops) > 1, target.chip, target.divides)
         steps += again
         lanes += [0] * len(again)
+        # What is computed again is complex, and rounded otherwise in the other half.
+        mirrors = [op for op in wanted.ops if problem.type.is_complex and isinstance(op, MirrorOp)]
+        steps += [step for op in mirrors[-1:] for step in select_launches(op, replace(target, flagged=False))]
+        lanes += [0] * len(mirrors[-1:])
     return LaunchList(plan, problem, tuple(steps), tuple(lanes), wanted.workspace, target.alignment)
+
+
+def _mirrors_all(op: Operation) -> bool:
+    return isinstance(op, MirrorOp) and op.full and op.writes_result
 
 
 def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
@@ -76,8 +87,9 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     if plan.leaf_type(problem.dtype) not in plan.types:
         raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
-    recorder = Recorder(problem.stored)
-    walk_plan(plan, dict(operand_views(problem)), recorder, problem.alpha, problem.beta)
+    recorder = Recorder()
+    asked = problem.alpha, problem.beta, problem.op, problem.fill
+    walk_plan(plan, dict(operand_views(problem)), recorder, problem.dtype, *asked)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 
@@ -86,8 +98,7 @@ class Recorder:
 
     leaf_updates = True
 
-    def __init__(self, dtype: str) -> None:
-        self.dtype, self.itemsize = dtype, DTYPES[dtype].itemsize
+    def __init__(self) -> None:
         self.ops: list[Operation] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
@@ -97,18 +108,18 @@ class Recorder:
         self.ops += ops
         self.lanes += [self.lane] * len(ops)
 
-    def take(self, rows: int, cols: int, fortran: bool) -> View:
-        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, self.itemsize)
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
+        kind = DTYPES[DTYPES[dtype].stored]
+        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, kind.itemsize)
         self.peak = max(self.peak, self.used)
-        step = leading_dimension(rows if fortran else cols, self.itemsize, spaced=False)
-        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)))
+        step = leading_dimension(rows if fortran else cols, kind.itemsize, spaced=False)
+        return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), kind.name)
 
     def release(self, mark: int) -> None:
         self.used = mark
 
     def part(self, x: View, place: Place) -> View:
-        offset = x.offset + (place.row * x.down + place.col * x.right) * self.itemsize
-        return View(x.base, offset, place.rows, place.cols, x.down, x.right)
+        return x.block(place)
 
     def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return order_of_sums(steps)
@@ -127,14 +138,16 @@ class Recorder:
         key = id(step), *((v.base, v.offset - origins[v.base], v[2:]) for v in (*reads, *writes))
         if key not in self._sums:
             placed = (list(zip(step.reads, reads, strict=True)), list(zip(step.writes, writes, strict=True)))
-            self._sums[key] = step, origins, sum_op(step.label, step.program, *placed, self.dtype)
+            self._sums[key] = step, origins, sum_op(step.label, step.program, *placed)
         _, known, op = self._sums[key]
         if op is None or known == origins:
             return op
         moved = (x._replace(offset=x.offset + origins[x.base] - known[x.base]) for x in op.arrays)
         return replace(op, arrays=tuple(moved))
 
-    def multiply(self, leaf: str, products: Sequence[Triple], alpha: Coefficient, beta: Coefficient) -> None:
+    def multiply(
+        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
         m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols
         if m == 0 or n == 0:
             return
@@ -142,11 +155,50 @@ class Recorder:
             for _, _, dest in products:
                 self._scale(dest, beta)
             return
-        alike = all(constant_distance(x, self.itemsize) is not None for x in zip(*products, strict=True))
+        alike = all(constant_distance(x) is not None for x in zip(*products, strict=True))
         scratch = self.used
         for batch in [products] if alike else [[p] for p in products]:
             self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.scratch(m, k, n, len(batch)))
-            self._note(gemm_op(leaf, batch, complex(alpha), complex(beta), self.itemsize, scratch))
+            self._note(gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch))
+
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """One after the other by BLAS, which has no batch of them; a batch of small ones as whole products."""
+        dest, k = products[0][2], products[0][0].cols
+        alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
+        if not dest.rows:
+            return
+        if k == 0 or alpha == 0:
+            for _, _, dest in products:
+                self._note(MirrorOp(dest, dest, 0, beta, full=False))
+            return
+        row = leaf_use(leaf).leaf
+        halves = asked.op == "gram" and dtype in row.halves
+        small = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_halves
+        if halves and not small:
+            ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
+            if all(ranks):
+                self._note(*(op for op in ranks if op))
+                return
+        if asked.fill == "loose":
+            begun = len(self.ops)
+            self.multiply(leaf, products, dtype, alpha, beta)
+            self.ops[begun:] = [_half_enough(op, dest) for op in self.ops[begun:]]
+        else:
+            self._whole_products(leaf, products, dtype, alpha, beta)
+
+    def _whole_products(self, leaf: str, products: Sequence[Triple], dtype: str, alpha: float, beta: float) -> None:
+        """Into a temporary each, of which only the lower half is taken."""
+        for left, right, dest in products:
+            mark = self.used
+            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest), dtype)
+            self.multiply(leaf, [(left, right, whole)], dtype, 1, 0)
+            self._note(MirrorOp(whole, dest, alpha, beta, full=False))
+            self.release(mark)
+
+    def mirror(self, step: Mirror, source: View, dest: View) -> None:
+        if dest.rows:
+            alpha, beta = complex(step.alpha).real, complex(step.beta).real
+            self._note(MirrorOp(source, dest, alpha, beta, step.fill == "full"))
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A kernel of a step table, product and all, in one launch."""
@@ -156,7 +208,7 @@ class Recorder:
         )
         if any(x.rows and x.cols for x in writes):
             use = step.product.plan.leaf_use
-            self._note(updating_op(use, self.dtype, factors[0], factors[1], step.update.program, reads, writes))
+            self._note(updating_op(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes))
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
@@ -168,7 +220,8 @@ class Recorder:
         parts = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, p, level.unit) for x, p in parts]
         views = [[self.part(operands[p.name], p) for p in found] for found in places]
-        fused = FusedLaunches(level, strategy, self.dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
+        dtype = operands["C"].dtype
+        fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
             self._scale(operands["C"], beta)
         for lanes in fused.stages() if alpha else ():
@@ -178,10 +231,10 @@ class Recorder:
                 self._scale(block, beta)
         return True
 
-    def side_by_side(self, products: Sequence[Product], run: Callable[[Product], None]) -> None:
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Independent products in turn on two lanes, each lane with temporaries of its own."""
-        mark = self.used
-        room = max(workspace(p.plan, *p.size, self.itemsize, 1, int(p.accumulate)) for p in products)
+        mark, itemsize = self.used, DTYPES[dtype].itemsize
+        room = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
         self._note(Turn.FORK)
         for i, product in enumerate(products):
             self.lane = i % 2
@@ -205,9 +258,15 @@ class Recorder:
         """dest = beta dest: a product of nothing."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
-        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)], self.dtype)
+        op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
         if op is not None and beta != 1:
             self._note(op)
+
+
+def _half_enough(op: Operation, dest: View) -> Operation:
+    """A product of whose result the lower half is enough, for kernels that can make use of it: of rows."""
+    of_rows = isinstance(op, GemmOp) and not columns_contiguous(dest)
+    return replace(op, upper_half=True) if isinstance(op, GemmOp) and of_rows else op
 
 
 def order_of_sums(steps: LevelSteps) -> dict[str, bool]:

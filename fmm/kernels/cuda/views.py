@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.level_steps import Place
 from fmm.problem import Problem
 
 
 class View(NamedTuple):
-    """A rectangle of memory; strides in elements of the problem's type, the offset from the base in bytes."""
+    """A rectangle of memory; strides in elements of its own type, the offset from the base in bytes."""
 
     base: str
     offset: int
@@ -18,6 +20,22 @@ class View(NamedTuple):
     cols: int
     down: int  # from one row to the next
     right: int  # from one column to the next
+    dtype: str  # as it is stored
+    unit: int = 1  # from one number to the next where they are contiguous: 2 for the parts of complex numbers
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    def block(self, place: Place) -> View:
+        """The rectangle of it, or the real or imaginary parts of what stands there."""
+        offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
+        found = self._replace(offset=offset, rows=place.rows, cols=place.cols)
+        if not place.part:
+            return found
+        real = DTYPES[self.dtype].real
+        shift = DTYPES[real].itemsize if place.part == "im" else 0
+        return found._replace(offset=offset + shift, down=2 * self.down, right=2 * self.right, dtype=real, unit=2)
 
     @property
     def strides(self) -> tuple[int, int]:
@@ -56,27 +74,27 @@ class Factor(NamedTuple):
     stride: int  # elements from one of a batch to the next
 
 
-def constant_distance(views: Sequence[View], itemsize: int) -> int | None:
+def constant_distance(views: Sequence[View]) -> int | None:
     """The constant distance, in elements, between views that are alike; None if there is none."""
     base, _, *shape = views[0]
     if any(v[0] != base or [*v[2:]] != shape for v in views):  # (the offset is the second field)
         return None
     steps = {y.offset - x.offset for x, y in pairwise(views)} or {0}
-    return steps.pop() // itemsize if len(steps) == 1 else None
+    return steps.pop() // views[0].itemsize if len(steps) == 1 else None
 
 
 def columns_contiguous(x: View) -> bool:
     """Are its columns contiguous?"""
-    return x.down == 1 and (x.right != 1 or x.rows == 1)
+    return x.down == x.unit and (x.right != x.unit or x.rows == 1)
 
 
 def transposed_view(x: View) -> View:
-    return View(x.base, x.offset, x.cols, x.rows, x.right, x.down)
+    return x._replace(rows=x.cols, cols=x.rows, down=x.right, right=x.down)
 
 
 def operand_views(problem: Problem) -> dict[str, View]:
     """A, B and C of a problem, each whole."""
     return {
-        name: View(name, 0, *shape, *layout.strides)
+        name: View(name, 0, *shape, *layout.strides, problem.stored)
         for name, shape, layout in zip("ABC", problem.shapes, problem.layouts, strict=True)
     }

@@ -149,6 +149,30 @@ def _plans_of(name: str, device: str, forms: Callable[[Leaf], tuple[str, ...]]) 
     return [plan for form in made for leaf in leaves for level in levels for plan in form.plans(level, leaf)]
 
 
+# Cuts of a product that is its own adjoint that are compared, by device; and forms and levels of the products below the
+# diagonal. On a CPU BLAS's own function has nothing to gain from many small ones.
+CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
+HALF_FORMS: Final = ("nested", "one pass", "outer")
+HALF_LEVELS: Final = 1  # algorithms that are tried there
+
+
+@depends_on_rows
+@lru_cache(maxsize=4)
+def half_candidates(device: str) -> tuple[Plan, ...]:
+    """What is compared for products that are their own adjoints: the vendor's way first, then cuts whose products below
+    the diagonal are the vendor's or one of the plans that are fast for products."""
+    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
+    for form in _forms_on(device):
+        levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
+        names = [x for leaf in leaves_on(device) if form.name in leaf.forms for x in leaf.tried_names]
+        if form.name in HALF_FORMS:
+            inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
+    found = [VENDOR]
+    for cuts in CUTS[device]:
+        found += [Plan.parse(f"gram^{cuts} > {plan}") for plan in dict.fromkeys(inner)]
+    return tuple(found)
+
+
 def leaves_on(device: str) -> list[Leaf]:
     """The leaves that such a device has and that are considered at all."""
     return [leaf for leaf in LEAVES if device in leaf.devices and leaf.forms]

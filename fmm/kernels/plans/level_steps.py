@@ -11,29 +11,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fmm.kernels.algorithms.additions import AdditionProgram
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
+from fmm.problem import Fill, Operation
 
 if TYPE_CHECKING:  # a plan is made of levels, and their steps hold plans
     from fmm.kernels.plans.plan import Plan
 
 OPERANDS = ("A", "B", "C")
+Part = Literal["", "re", "im"]  # of complex numbers: they themselves, or their real or imaginary parts
 COPY = AdditionProgram(1, (), (0,))  # its one output is its input
 
 
 @dataclass(frozen=True)
 class Place:
-    """A rectangle of A, B, C or of a temporary."""
+    """A rectangle of A, B, C or of a temporary; with a `part`, the real or imaginary parts of its complex numbers."""
 
     name: str
     row: int
     col: int
     rows: int
     cols: int
+    part: Part = ""
+
+    @property
+    def spot(self) -> tuple[str, int, int, Part]:
+        """Where it begins: what two places have in common that overwrite each other."""
+        return self.name, self.row, self.col, self.part
 
     def cropped(self, rows: int, cols: int) -> Place:
-        return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols))
+        return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols), self.part)
 
     def within(self, other: Place) -> bool:
         """Is it a part of the other rectangle, in one matrix?"""
@@ -62,8 +70,8 @@ class Sum:
     @cached_property
     def aliases(self) -> tuple[tuple[int, int], ...]:
         """(write, read) pairs that stand in the same place: sums done in place."""
-        spots = [(p.name, p.row, p.col) for p in self.reads]
-        writes = [(p.name, p.row, p.col) for p in self.writes]
+        spots = [p.spot for p in self.reads]
+        writes = [p.spot for p in self.writes]
         return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
 
     @property
@@ -79,19 +87,54 @@ class Sum:
         return Sum(self.label, program, places, tuple(w for _, w in kept))
 
 
+class Asked(NamedTuple):
+    """What is asked of a plan besides sizes: C = alpha A B + beta C, and of a C that is its own adjoint how much."""
+
+    alpha: Coefficient = 1
+    beta: Coefficient = 0
+    op: Operation = "product"
+    fill: Fill = "full"
+
+
+PLAIN, ADDED = Asked(), Asked(1, 1)
+
+
 @dataclass(frozen=True)
 class Product:
-    """dest = left right (+ dest if `accumulate`), by a plan of its own."""
+    """dest = alpha left right + beta dest, by a plan of its own."""
 
     left: Place
     right: Place
     dest: Place
     plan: Plan
-    accumulate: bool = False
+    asked: Asked = PLAIN
 
     @property
     def size(self) -> tuple[int, int, int]:
         return self.left.rows, self.left.cols, self.right.cols
+
+    @property
+    def accumulate(self) -> bool:
+        """Does it read what stands in dest?"""
+        return self.asked.beta != 0
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The lower half of dest = alpha source + beta dest; with fill `full` the upper half becomes its adjoint.
+
+    The source may be dest itself, whose lower half is then left as it is. Of complex numbers the diagonal becomes real.
+    """
+
+    source: Place
+    dest: Place
+    alpha: Coefficient = 1
+    beta: Coefficient = 0
+    fill: Fill = "full"
+
+    @property
+    def in_place(self) -> bool:
+        return self.source == self.dest
 
 
 @dataclass(frozen=True)
@@ -110,7 +153,8 @@ class ProductWithSums:
 
 @dataclass(frozen=True)
 class ProductBatch:
-    """Independent products of one size by one plan, their operands and results at constant distances."""
+    """Independent products of one size by one plan, of which the same is asked, their operands and results at constant
+    distances."""
 
     products: tuple[Product, ...]
 
@@ -128,14 +172,14 @@ class LevelSteps:
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
-    steps: tuple[Sum | Product | ProductWithSums | ProductBatch, ...]
+    steps: tuple[Sum | Product | ProductWithSums | ProductBatch | Mirror, ...]
     lanes: int = 1
 
     def __hash__(self) -> int:
         return id(self)
 
     @property
-    def flat(self) -> Iterator[Sum | Product]:
+    def flat(self) -> Iterator[Sum | Product | Mirror]:
         """The steps with everything taken apart."""
         for step in self.steps:
             if isinstance(step, ProductBatch):
@@ -171,8 +215,8 @@ class LevelSteps:
         return follows
 
 
-def whole_matrix(name: str, rows: int, cols: int) -> Place:
-    return Place(name, 0, 0, rows, cols)
+def whole_matrix(name: str, rows: int, cols: int, part: Part = "") -> Place:
+    return Place(name, 0, 0, rows, cols, part)
 
 
 def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[tuple[str, int, int], ...]:

@@ -102,7 +102,7 @@ class Player:
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
-        self.math: Math = "tf32" if launches.problem.dtype == "tf32" else "ieee"
+        self.math: Math = "tf32" if launches.vendor_cuts_float32 else "ieee"
         compile_all(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
@@ -135,7 +135,7 @@ class Player:
                 ahead = lane == 0 and WRITES_NO_C.issuperset(slot.base for slot in step.slots)
                 yield _Started(lane, next(calls).start, ahead)
             elif isinstance(step, VendorCall):
-                yield _Multiplied(lane, vendor_call(step.op, self.launches.problem.dtype, divides))
+                yield _Multiplied(lane, vendor_call(step.op, divides))
             else:
                 yield step
 

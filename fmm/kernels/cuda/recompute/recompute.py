@@ -86,7 +86,7 @@ def product_again(problem: Problem) -> TileOp:
     """C = A B by the tiled kernel, if the flag is up."""
     s = TILED_AGAIN[problem.stored]
     views = operand_views(problem)
-    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], 1, 0, problem.itemsize)
+    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored)
     made = tile_op(op, problem.stored, s)
     return replace(made, kernel=replace(made.kernel, flag="obeys"))
 

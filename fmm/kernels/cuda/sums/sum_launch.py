@@ -111,9 +111,7 @@ def _holds_block(array: Array, spot: Spot, rows: int, cols: int) -> bool:
 Placed = tuple[Place, View]
 
 
-def sum_op(
-    label: str, program: AdditionProgram, reads: Sequence[Placed], writes: Sequence[Placed], dtype: str
-) -> SumOp | None:
+def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes: Sequence[Placed]) -> SumOp | None:
     """The launch that does a step of sums; None where there is nothing to write."""
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
@@ -123,7 +121,8 @@ def sum_op(
     if all(columns_contiguous(v) for _, v in writes):
         reads, writes = ([_transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
-    arrays, spots, batches = _Fitting((*reads, *writes), DTYPES[dtype].itemsize).run()
+    (dtype,) = {v.dtype for _, v in (*reads, *writes)}
+    arrays, spots, batches = _Fitting((*reads, *writes)).run()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
@@ -182,7 +181,7 @@ def _same_places(reads: Sequence[Placed], writes: Sequence[Placed]) -> tuple[tup
 def _transposed_place(placed: Placed) -> Placed:
     """The same place of the transposed problem, whose fast index runs along the contiguous columns."""
     p, v = placed
-    return Place(p.name, p.col, p.row, p.cols, p.rows), transposed_view(v)
+    return Place(p.name, p.col, p.row, p.cols, p.rows, p.part), transposed_view(v)
 
 
 def _as_reals(x: Array) -> Array:
@@ -192,16 +191,16 @@ def _as_reals(x: Array) -> Array:
 class _Fitting:
     """Finds few arrays that hold all places of a step: grids of blocks, equal layers, or a block on its own."""
 
-    def __init__(self, placed: Sequence[Placed], itemsize: int) -> None:
-        self.placed, self.itemsize = placed, itemsize
+    def __init__(self, placed: Sequence[Placed]) -> None:
+        self.placed = placed
         self.arrays: list[Array] = []
         self.batches: list[int] = []  # arrays that hold several temporaries
         self.spots: list[Spot | None] = [None] * len(placed)
 
     def run(self) -> tuple[list[Array], tuple[Spot, ...], list[int]]:
-        names: dict[str, list[int]] = {}
+        names: dict[tuple[str, str], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
-            names.setdefault(place.name, []).append(i)
+            names.setdefault((place.name, place.part), []).append(i)
         alone = [i for members in names.values() if not self._grid(members) for i in members]
         for run in self._layers(sorted(alone)):
             self._stack(run)
@@ -220,7 +219,7 @@ class _Fitting:
             if misplaced and p.rows and p.cols:
                 return False
         place, view = self.placed[members[0]]
-        offset = view.offset - (place.row * view.down + place.col * view.right) * self.itemsize
+        offset = view.offset - (place.row * view.down + place.col * view.right) * view.itemsize
         blocks = height * view.down, width * view.right
         if place.name not in "ABC":
             self.batches.append(len(self.arrays))
@@ -242,12 +241,12 @@ class _Fitting:
 
     def _continues(self, run: Sequence[int], i: int) -> bool:
         nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
-        first, last = (constant_distance(pair, self.itemsize) for pair in (nearest[:2], nearest[-2:]))
+        first, last = (constant_distance(pair) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)
 
     def _stack(self, run: Sequence[int]) -> None:
         views = [self.placed[i][1] for i in run]
-        v, distance = views[0], constant_distance(views, self.itemsize) or 0
+        v, distance = views[0], constant_distance(views) or 0
         array = Array(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
         if len(run) > 1:
             self.batches.append(len(self.arrays))

@@ -194,16 +194,16 @@ class Taken(NamedTuple):
 class Watched(Recorder):
     """Notes which temporaries are alive while each operation is recorded."""
 
-    def __init__(self, dtype: str) -> None:
-        super().__init__(dtype)
+    def __init__(self) -> None:
+        super().__init__()
         self.alive: list[Taken] = []
         self.seen: list[tuple[Any, tuple[Taken, ...]]] = []
 
-    def take(self, rows: int, cols: int, fortran: bool) -> View:
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
         # What lies beyond the top of the stack has been given back; the other lane's temporaries lie beyond it too.
         start = self.used
         self.alive = [t for t in self.alive if t.stop <= start]
-        view = super().take(rows, cols, fortran)
+        view = super().take(rows, cols, fortran, dtype)
         self.alive.append(Taken(self.lane, start, self.used))
         return view
 
@@ -240,8 +240,8 @@ def _elements(x: Factor, i: int, shape: tuple[int, int], item: int) -> Any:
 @given(problem=problems(), plan=st.sampled_from(PLANS))
 def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan: Plan) -> None:
     """Every access to the workspace lies in one living temporary, and no two of them share a byte."""
-    watched = Watched(problem.stored)
-    walk_plan(plan, dict(operand_views(problem)), watched, problem.alpha, problem.beta)
+    watched = Watched()
+    walk_plan(plan, dict(operand_views(problem)), watched, problem.dtype, problem.alpha, problem.beta)
     assert watched.peak == record_operations(plan, problem).workspace
     for op, alive in watched.seen:
         ordered = sorted(alive, key=lambda t: t.start)

@@ -262,7 +262,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
     medium = named_strategy("Medium")
 
     def view(base: str, row: int, col: int, rows: int, cols: int) -> View:
-        return View(base, 4 * (64 * row + col), rows, cols, 64, 1)
+        return View(base, 4 * (64 * row + col), rows, cols, 64, 1, "float32")
 
     ops = []
     for i, (m, n, k) in enumerate([(21, 13, 9), (20, 12, 8)]):

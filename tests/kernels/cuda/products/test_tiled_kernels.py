@@ -70,7 +70,7 @@ def operation(
     assert kernel.product
     left, right = kernel.product
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
-    views = {f: View(f, 0, r, c, c + gap + 4 * i, 1) for i, (f, (r, c)) in enumerate(shapes.items())}
+    views = {f: View(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
     op = updating_op(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open=False)
