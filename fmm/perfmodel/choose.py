@@ -115,9 +115,11 @@ def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequenc
 
 def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
     """Is its leaf compared unasked for this type, on rows that begin as these do, and was it measured if it must be?"""
-    rate = calibration.rates.get(plan.leaf_type(problem.dtype))
+    if not plan.considered_for(problem.dtype):
+        return False
+    rate = calibration.known_rate(plan.leaf_type(problem.dtype))
     measured = rate is not None and (not plan.timed_by_tiles or rate.tiled > 0)
-    return measured and plan.considered_for(problem.dtype) and rows_aligned(problem, plan.leaf_use.leaf.alignment)
+    return measured and rows_aligned(problem, plan.leaf_use.leaf.alignment)
 
 
 def splits(plan: Plan) -> bool:

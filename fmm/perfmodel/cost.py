@@ -4,8 +4,7 @@ The counts come from the steps that are walked, at the actual sizes, level by le
 moves each block that it needs once (temporaries inside the sum stay in registers or cache), a leaf moves A and B in and
 C out once, whatever its own blocking does; sums done inside a product move what they read besides it, and what they
 write but for one block, which is the product's C. Left out: scalings by a coefficient, caches between steps, partly
-used transactions of rows that are not contiguous; where a level changes the type of numbers, its sums are counted as if
-all of them were of the type above. What has no elements costs nothing.
+used transactions of rows that are not contiguous. What has no elements costs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.registry import depends_on_rows
-from fmm.perfmodel.level_counts import LevelCounts, counted_level
+from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level
 from fmm.problem import Shape
 
 Leaves = tuple[tuple[Shape, int], ...]
@@ -31,7 +30,7 @@ Leaves = tuple[tuple[Shape, int], ...]
 class Cost:
     """Exact counts of one plan on one problem; bytes are those of the problem's item size."""
 
-    flops: int  # 2mkn of every leaf product
+    flops: int  # 2mkn of every leaf product, whatever its type
     additions: int  # elements added or subtracted by the sums
     bytes_read: int  # by the sums
     bytes_written: int  # by the sums
@@ -90,11 +89,10 @@ class _Units(NamedTuple):
     transaction: int
     batched: bool
 
-    def traffic(self, rectangles: Mapping[int, int]) -> tuple[int, int]:
-        """Bytes and transactions of rectangles: elements -> how many."""
-        elements = sum(size * times for size, times in rectangles.items())
-        moves = sum(-(-size * self.itemsize // self.transaction) * times for size, times in rectangles.items())
-        return elements * self.itemsize, moves
+    def traffic(self, rectangles: Mapping[Moved, int], itemsize_below: int) -> tuple[int, int]:
+        """Bytes and transactions of rectangles."""
+        sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
+        return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
 
 class _Tally(NamedTuple):
@@ -116,10 +114,10 @@ def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, unit
     level = _fused(plan, shape, beta) if plan.fused else counted_level(plan, shape, alpha, beta)
     if level is None:
         return _leaf(shape, units, plan.leaf_use.leaf.scratch)
-    read, loads = units.traffic(level.read)
-    written, stores = units.traffic(level.written)
-    calls = level.launches - _saved(plan, level, units.batched)
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
+    read, loads = units.traffic(level.read, inside.itemsize)
+    written, stores = units.traffic(level.written, inside.itemsize)
+    calls = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
     start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     inner = [(_tally(p, size, 1, int(acc), inside), times) for (p, size, acc), times in level.calls.items()]
@@ -134,15 +132,15 @@ def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
     level, c = counted_level(plan, shape, 1, 0), shape[0] * shape[2]
     assert level is not None
     scaled = int(plan.levels[0].atomic and beta != 1)
-    read = {c: 1} if scaled and beta else {}
-    return level._replace(read=read, written={c: 1} if scaled else {}, launches=scaled, temporaries={})
+    read = {(c, False): 1} if scaled and beta else {}
+    return level._replace(read=read, written={(c, False): 1} if scaled else {}, launches=scaled, temporaries={})
 
 
 def _leaf(shape: Shape, units: _Units, scratch: int) -> _Tally:
     m, k, n = shape
     if not m * k * n:
         return _Tally(0, 0, 0, 0, 0, 0, scratch, ((shape, 1),))
-    moved, moves = units.traffic(Counter((m * k, k * n, m * n)))
+    moved, moves = units.traffic(Counter(((m * k, False), (k * n, False), (m * n, False))), units.itemsize)
     return _Tally(0, 0, 0, moved, moves, 1, scratch, ((shape, 1),))
 
 

@@ -19,7 +19,7 @@ from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_products, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_products, check_type, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
@@ -267,6 +267,7 @@ def check_given(plan: Plan, problem: Problem, device: Device) -> None:
     use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
     if device.threads and "cpu" not in use.leaf.devices:
         raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+    check_type(plan, problem.dtype)
     check_products(plan, *problem.size)
 
 

@@ -25,9 +25,9 @@ from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductWithSums, Sum
 from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import check_type, workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Problem
 
@@ -47,8 +47,9 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         lanes += [lane] * len(found)
         unseen = unseen or _writes_unseen(op, found)
     if target.flagged:
-        # (A plan that is one GEMM is the vendor's own.)
-        again = recompute_launches(problem, unseen and len(wanted.ops) > 1, target.chip, target.divides)
+        # (A plan that is one GEMM is the vendor's own, unless its leaf saves products.)
+        scanned = unseen and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
+        again = recompute_launches(problem, scanned, target.chip, target.divides)
         steps += again
         lanes += [0] * len(again)
     return LaunchList(plan, problem, tuple(steps), tuple(lanes), wanted.workspace, target.alignment)
@@ -67,8 +68,7 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
-    if plan.leaf_type(problem.dtype) not in plan.types:
-        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
+    check_type(plan, problem.dtype)
     recorder = Recorder()
     walk_plan(plan, dict(operand_views(problem)), recorder, problem.dtype, problem.alpha, problem.beta)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)

@@ -76,6 +76,14 @@ def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
     return (VendorCall(op, _batch_label("cuBLAS", op)),)
 
 
+def _by_three_products(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall, ...]:
+    """A call for each product of a batch, where cuBLAS has none for all of them: of complex128."""
+    name = f"cuBLAS, {dtype} by three real products"
+    if dtype in BATCHED_3M or op.count == 1:
+        return (VendorCall(op, _batch_label(name, op)),)
+    return tuple(VendorCall(one, name) for one in op.one_by_one)
+
+
 def _by_candidate(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
     return (VendorCall(op, _batch_label(f"cuBLASLt, candidate {op.use.number}", op)),)
 
@@ -91,9 +99,16 @@ def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Ven
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
 
 
+BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
+
 # By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
 Selector = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
-SELECTORS: dict[str, Selector] = {"vendor": _by_vendor, "lt": _by_candidate, "tile": _by_own_kernel}
+SELECTORS: dict[str, Selector] = {
+    "vendor": _by_vendor,
+    "vendor3m": _by_three_products,
+    "lt": _by_candidate,
+    "tile": _by_own_kernel,
+}
 
 
 def _batch_label(name: str, op: GemmOp) -> str:

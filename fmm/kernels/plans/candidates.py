@@ -8,7 +8,7 @@ else's having to know of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,8 +100,21 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
         if form.device == device:
             names = [name for leaf in leaves if form.name in leaf.forms for name in leaf.tried_names]
             found += [plan for name in names for level in considered_levels() for plan in form.plans(level, name)]
+    found += [plan for level in considered_levels() if level.above for plan in _with_above(level, found, device)]
     found += [Plan(leaf=name) for leaf in leaves if "alone" in leaf.forms for name in leaf.tried_names]
     return tuple(dict.fromkeys(found))
+
+
+def _with_above(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
+    """The plans below a level that changes the numbers. A batch is one of leaves; a CPU runs its orders alike, but for
+    the lean one."""
+    (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
+    if device == "cpu" and (first.batched or first.side_by_side):
+        return
+    for plan in plans:
+        if not (first.batched and plan.levels):
+            with suppress(PlanError):
+                yield Plan((first, *plan.levels), plan.leaf)
 
 
 def leaves_on(device: str) -> list[Leaf]:

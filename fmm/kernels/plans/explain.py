@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import leaf_products, workspace
+from fmm.kernels.plans.workspace import leaf_products, multiplications, workspace
 
 
 class Row(NamedTuple):
@@ -25,6 +25,7 @@ def explained_rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterato
     """The levels from the outside in, each on the largest product of the level above it."""
     while (steps := lower_level(plan, m, k, n)) is not None:
         products = list(steps.products)
+        itemsize = plan.itemsize_inside(itemsize, [p.plan for p in products])
         taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
         yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", plan.levels[0].does(steps), len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
@@ -41,8 +42,8 @@ def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     leaves = leaf_products(plan, m, k, n)
     text += filter(None, (level.launched for level in plan.levels))
-    work = sum(count * size[0] * size[1] * size[2] for size, count in leaves.items())
-    share = f"{work / (m * k * n):.1%} of the classical multiplications, " if m * k * n else ""
+    done, classical = multiplications(plan, m, k, n), m * k * n
+    share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
     total = spelled_bytes(workspace(plan, m, k, n, itemsize))
     return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products, workspace {total}"])
 

@@ -51,6 +51,7 @@ class Leaf:
     # to see whether a plan beats it too.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     tried: int = 4  # of a numbered leaf: so many numbers are considered
+    saves_products: bool = False  # fewer multiplications inside it: inf and NaN can come where the vendor has none
     relative_error: float = 1.0  # its error as a multiple of the vendor's
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.

@@ -30,6 +30,17 @@ def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coeffici
     return own + steps.lanes * max((workspace(p, *size, inside, 1, int(acc)) for p, *size, acc in inner), default=0)
 
 
+def check_type(plan: Plan, dtype: str) -> None:
+    """PlanError if a level cannot be asked for numbers of this type, or the leaf does not multiply what is left."""
+    if plan.takes_type(dtype):
+        return
+    for step in plan.levels:
+        if step.types is not None and dtype not in step.types:
+            raise PlanError(f"{plan}: {step} is for {' and '.join(step.types)}, not for {dtype}")
+        dtype = step.dtype_below(dtype)
+    raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {dtype}")
+
+
 def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, int], int]:
     """The multiset of leaf products (m, k, n) -> how many."""
     return dict(_leaves(plan, m, k, n, 0))
@@ -46,6 +57,18 @@ def _leaves(plan: Plan, m: int, k: int, n: int, beta: int) -> tuple[tuple[tuple[
         for size, count in _leaves(p.plan, *p.size, int(p.accumulate)):
             found[size] = found.get(size, 0) + count
     return tuple(found.items())
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def multiplications(plan: Plan, m: int, k: int, n: int, beta: int = 0) -> float:
+    """All that the leaf products do, in multiplications of the numbers that the plan is asked for."""
+    steps = lower_level(plan, m, k, n, 1, beta)
+    if steps is None:
+        return float(m * k * n)
+    products = list(steps.products)
+    own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
+    return own * sum(multiplications(p.plan, *p.size, int(p.accumulate)) for p in products)
 
 
 FEW = 4096  # products that any plan may make

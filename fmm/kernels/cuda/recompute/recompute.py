@@ -35,8 +35,8 @@ TILED_AGAIN = {"float32": named_strategy("Square")}
 
 
 def may_differ(plan: Plan) -> bool:
-    """Can a plan put an inf or NaN where the classical product has none? Not one whose levels save no product."""
-    return any(level.saves_products for level in plan.levels)
+    """Can a plan put an inf or NaN where the classical product has none? Not one that saves no product."""
+    return plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
 
 
 def recompute_launches(problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
