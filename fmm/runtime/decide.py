@@ -59,7 +59,8 @@ class Decision:
             lines += ["", explained_table(self.plan, *self.problem.size, self.problem.itemsize)]
         if self.kernels:
             lines += ["", "runs:", *_counted(self.kernels), ""]
-        lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
+        notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
+        lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
             lines += [f"  {c.time:5.2f}  {c.plan}" for c in self.considered]

@@ -8,7 +8,7 @@ from fmm.kernels.algorithms.consider import FORM_NAMES as NAMED
 from fmm.kernels.algorithms.consider import SEARCHED, considered_forms
 from fmm.kernels.plans.candidates import CANDIDATE_FORMS, candidate_plans, considered_levels, peer_plans
 from fmm.perfmodel.choose import candidates as compared
-from fmm.tuner.space import search_space
+from fmm.tuner.space import search_space, space_of_type
 
 CPU = [
     "vendor",
@@ -22,6 +22,7 @@ CPU = [
     "li-fig23 > li-fig23 > vendor",
     "li-fig23 > li-fig23 > li-fig23 > vendor",
 ]
+CPU += [f"{order} > {plan}" for order in ("3m", "3m.sequential") for plan in tuple(CPU)]  # of complex numbers
 GPU = [
     "vendor",
     "strassen.batched.pad16 > vendor",
@@ -39,6 +40,10 @@ GPU = [
     "strassen.fused.pad4 > tile",
     "strassen.pad4 > strassen.fused.pad4 > tile",
 ]
+REAL = tuple(GPU)
+GPU += [f"3m > {plan}" for plan in REAL]
+GPU += ["3m.batched > vendor", *(f"3m.overlapped > {plan}" for plan in REAL if "overlapped" not in plan)]
+GPU += [*(f"3m.sequential > {plan}" for plan in REAL), "vendor3m"]
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", CPU), ("cuda", GPU)])
@@ -49,7 +54,7 @@ def test_what_is_compared(device: str, expected: list[str]) -> None:
 
 
 def test_what_else_the_vendor_has() -> None:
-    assert [str(plan) for plan in peer_plans("cuda")] == ["lt0", "lt1", "lt2", "lt3"]
+    assert [str(plan) for plan in peer_plans("cuda")] == ["lt0", "lt1", "lt2", "lt3", "vendor3m"]
     assert peer_plans("cpu") == ()
 
 
@@ -61,6 +66,7 @@ def test_what_is_searched() -> None:
         "traversal": ("", "stacked", "sequential"),
         "fringe": ("", "unequal", "pad", "peel"),
         "balanced": ("", "balanced(2)"),
+        "numbers": ("", "3m", "3m.sequential"),
     }
     assert search_space("cuda") == {
         "scheme": ("strassen", "winograd", "aligned"),
@@ -68,8 +74,14 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "vendor3m"),
+        "numbers": ("", "3m", "3m.batched", "3m.overlapped", "3m.sequential"),
     }
+    # Only complex numbers are searched with levels for them.
+    for device in ("cpu", "cuda"):
+        space = search_space(device)
+        assert space_of_type(space, "complex64") == space
+        assert space_of_type(space, "float32") == {name: x for name, x in space.items() if name != "numbers"}
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:

@@ -74,6 +74,8 @@ class SumKernel:
     whole: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses to them need no tests
     element: str
     tall: frozenset[int] = frozenset()  # arrays that lie column by column, where all others lie row by row
+    # Complex matrices: layer 0 is the real parts, layer 1 the imaginary ones, a number beside each other in memory.
+    parts: frozenset[int] = frozenset()
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -106,7 +108,7 @@ class SumKernel:
     @cached_property
     def ahead(self) -> bool:
         """Are loads started far ahead of their use, through shared memory?"""
-        return not self.tall and sum(event.kind == "load" for event in self.events) >= max(
+        return not (self.tall or self.parts) and sum(event.kind == "load" for event in self.events) >= max(
             MANY_LOADS, 2 * peak_values(self.events)
         )
 
@@ -135,6 +137,14 @@ class SumKernel:
             return 1, THREADS * self.lanes
         down = SECTOR // DTYPES[self.element].itemsize
         return HIGH * down, THREADS // WARP // HIGH * (WARP // down) * self.lanes
+
+    def partner(self, event: Event) -> int:
+        """Of a load or store in an array of parts: the other part's value (of a store, output) number; -1: none."""
+        spots = self.reads if event.kind == "load" else self.writes
+        number = event.value if event.kind == "load" else event.source
+        spot = spots[number]
+        other = spot._replace(i=1 - spot.i)
+        return spots.index(other) if spot.array in self.parts and other in spots else -1
 
     @property
     def slots(self) -> int:

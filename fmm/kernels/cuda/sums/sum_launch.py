@@ -75,7 +75,9 @@ class SumOp:
         lanes = self.kernel.lanes
         size = lanes * DTYPES[self.kernel.element].itemsize
         fits = all(
-            x.col == 1 and x.offset % size == 0 and not any(step % lanes for step in (x.row, x.down, x.right))
+            (x.col == 1 or i in self.kernel.parts)
+            and x.offset % size == 0
+            and not any(step % lanes for step in (x.row, *(() if i in self.kernel.parts else (x.down, x.right))))
             for i, x in enumerate(self.arrays)
             if i not in self.kernel.tall
         )
@@ -122,7 +124,8 @@ def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes
         reads, writes = ([_transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
-    arrays, spots, batches = _Fitting((*reads, *writes)).run()
+    fitted = _Fitting((*reads, *writes))
+    arrays, spots, batches = fitted.run()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
@@ -134,7 +137,7 @@ def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes
     whole = frozenset(a for a in batches if all(_holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a))
     shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
     kernel = _interned_kernel(
-        SumKernel(lines, len(scalars), *shape, whole, element, _turned_arrays(arrays, *shape[:2]))
+        SumKernel(lines, len(scalars), *shape, whole, element, _turned_arrays(arrays, *shape[:2]), fitted.parts)
     )
     if cols % kernel.lanes:
         kernel = _interned_kernel(replace(kernel, whole=frozenset()))
@@ -195,6 +198,7 @@ class _Fitting:
         self.placed = placed
         self.arrays: list[Array] = []
         self.batches: list[int] = []  # arrays that hold several temporaries
+        self.parts: frozenset[int] = frozenset()  # of complex numbers: two layers, a number beside each other
         self.spots: list[Spot | None] = [None] * len(placed)
 
     def run(self) -> tuple[list[Array], tuple[Spot, ...], list[int]]:
@@ -250,6 +254,8 @@ class _Fitting:
         array = Array(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)
         if len(run) > 1:
             self.batches.append(len(self.arrays))
+        if [self.placed[i][0].part for i in run] == ["re", "im"] and distance == 1:
+            self.parts |= {len(self.arrays)}
         self.arrays.append(array)
         for layer, i in enumerate(run):
             self.spots[i] = Spot(len(self.arrays) - 1, layer, 0)

@@ -113,7 +113,8 @@ class ThreeProducts(PlanLevel):
             steps.append(_split("A", m, k, [left], [operand], self.conjugates[0]))
             steps.append(_split("B", k, n, [right], [operand], self.conjugates[1]))
             steps.append(Product(left, right, dest, inner))
-            steps.append(_added("add", [dest], [weight], _parts("C", m, n), complex(alpha), old))
+            added = _added("add", [dest], [weight], _parts("C", m, n), complex(alpha), old)
+            steps += [added] if added.writes else []
             old = complex(1)
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
@@ -197,7 +198,7 @@ def _split(
     """The real operands that are made of a complex matrix."""
     sign = -1 if conjugated else 1
     program = separate_sums([(re, sign * im) for re, im in operands], 2)
-    return _needed(Sum(f"split {name}", program, _parts(name, rows, cols), tuple(places)))
+    return Sum(f"split {name}", program, _parts(name, rows, cols), tuple(places))
 
 
 def _added(

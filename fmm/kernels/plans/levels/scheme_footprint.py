@@ -37,7 +37,7 @@ def block_counts(steps: Callable[[int | None, Shape], LevelSteps], size: Shape, 
     m, k, n = (mark * parts for mark, parts in zip(MARKED, size, strict=True))
     found = steps(usual, (m, k, n))
     sums = [step for step in found.steps if isinstance(step, Sum)]
-    moved = [(place.rows, place.cols) for step in sums for place in (*step.reads, *step.writes)]
+    moved = [(place.rows, place.cols) for step in sums for place in (*step.needed_reads, *step.writes)]
     held = [(rows, cols) for _, rows, cols in found.temporaries]
     padded = steps(16, (m - 1, k - 1, n - 1))
     return BlockCounts(len(sums), _blocks(moved), _blocks(held), (found.in_place, padded.in_place))

@@ -113,12 +113,17 @@ TURNED = f"{BATCHED} > vendor.inner", f"{IN_TURN} > vendor.outer"
             (IN_TURN, "complex64"),
             (TURNED[0], "float32"),
             (TURNED[1], "float64"),
+            ("3m", "complex64"),
+            ("3m.sequential", "complex128"),
         ],
         [
             (BATCHED, "bfloat16"),
             (IN_TURN, "float32"),
             ("strassen^2.batched.pad16", "float32"),
             ("winograd^2.pad16", "float32"),  # lanes one after the other
+            ("3m.batched.conj-b", "complex128"),
+            ("3m.sequential.conj-a", "complex64"),
+            ("3m > vendor.inner", "complex64"),
             *product(TURNED[:1], ("float64", "bfloat16")),
             *product(TURNED[1:], ("float32", "bfloat16")),
         ],
