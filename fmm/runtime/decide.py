@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 
 from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
@@ -81,7 +83,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     if tuned is not None and (entry := certified_entry(problem, limits, tuned)) is not None:
         return entry
-    known = tuned.calibration if tuned else None
+    known = _with_real_rates(tuned, device) if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
         environment.log_once(
@@ -91,6 +93,16 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
     return chosen if mode != "online" else _online(chosen, problem, device.identity)
+
+
+def _with_real_rates(tuned: Tuned, device: Device) -> Calibration | None:
+    """A tuned type's calibration; of complex numbers, also with the rate of real ones, if they were tuned too: plans
+    may be made of real products."""
+    known, real = tuned.calibration, DTYPES[tuned.dtype].real
+    other = files.configs_in_force().tuned(device.identity, real) if known and real else None
+    if known is None or other is None or other.calibration is None:
+        return known
+    return replace(known, rates=MappingProxyType({**other.calibration.rates, **known.rates}))
 
 
 @lru_cache(maxsize=4096)
@@ -159,7 +171,8 @@ def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -
     tuned = (
         None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     )
-    known = tuned.calibration if tuned and tuned.calibration else untuned_calibration(problem, limits, device)
+    measured = _with_real_rates(tuned, device) if tuned else None
+    known = measured or untuned_calibration(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return
     considered = choose(without_layouts(problem), known, limits).considered
