@@ -23,7 +23,7 @@ from fmm.kernels.cpu.arena import Arena, Array, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
-from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import leaf_flops, workspace
 from fmm.perfmodel.cost import cost
@@ -47,6 +47,14 @@ class Part:
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         if self.products:
             self.whole.multiply(leaf, left, right, dest)
+
+    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+        if self.products:
+            self.whole.multiply_half(leaf, left, right, dest, asked)
+
+    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+        if self.sums:
+            self.whole.mirror(step, source, dest)
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
         if self.products:

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from fmm.arrays.kinds import type_name
+from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.problem import Problem
+from fmm.problem import Operation, Problem
 from fmm.runtime import call, devices
 from fmm.runtime.decide import Decision
+from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 
@@ -89,6 +91,68 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     return call.product_of_any(library, a, b, out, wishes)
 
 
+def gram(
+    a: Any,
+    b: Any = None,
+    /,
+    out: Any = None,
+    *,
+    rows: bool = False,
+    fill: Half = "full",
+    alpha: float = 1,
+    beta: float = 0,
+    plan: Plan | Decision | str | None = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+) -> Any:
+    """A matrix times its own adjoint, alpha a^H a + beta out: one half is computed, and the other one is its mirror.
+
+    The result is its own adjoint bit for bit (of real numbers symmetric; of complex ones Hermitian, with a real
+    diagonal). Stacks of matrices are multiplied one by one. NumPy's and CuPy's arrays and torch's tensors; of tensors
+    that require gradients, these are products by fmm too.
+
+    b
+        Another matrix: then alpha a b + beta out, of which the caller knows that a b is its own adjoint (two
+        polynomials of one symmetric matrix, say). What lies above the diagonal of a b is never computed.
+    rows
+        Products of a's rows, a a^H, instead of its columns.
+    fill
+        "full", or "lower" or "upper": then the other half of `out` is left as it is (of a new array, zero).
+    alpha, beta
+        Real numbers. With beta, `out` must be given; only its lower half (its upper one for "upper") is read.
+    plan, max_error_growth, workspace
+        As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
+    """
+    wishes, request = _wishes(plan, max_error_growth, workspace), _gram_request(b, rows, fill, alpha, beta)
+    library, a, b, out = _gram_arrays(a, b, out)
+    if library.differentiable:
+        return _torch_gradients().gram(a, b, out, request, wishes)
+    return gram_product(library, a, b, out, request, wishes)
+
+
+def explain_gram(
+    a: Any,
+    b: Any = None,
+    /,
+    out: Any = None,
+    *,
+    rows: bool = False,
+    fill: Half = "full",
+    alpha: float = 1,
+    beta: float = 0,
+    plan: Plan | Decision | str | None = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+) -> Decision:
+    """What fmm.gram would do with this call, and why. Nothing is multiplied."""
+    wishes, request = _wishes(plan, max_error_growth, workspace), _gram_request(b, rows, fill, alpha, beta)
+    library, a, b, out = _gram_arrays(a, b, out)
+    if library.differentiable:
+        found: Decision = _torch_gradients().gram_explained(a, b, out, request, wishes)
+        return found
+    return gram_explained(library, a, b, out, request, wishes)
+
+
 def explain(
     a: Any,
     b: Any,
@@ -119,12 +183,16 @@ def plan(
     k: int,
     n: int,
     *,
+    op: Operation = "product",
     dtype: Any = np.float64,
     device: str | int = "cpu",
     max_error_growth: float | None = None,
     workspace: int | None = None,
 ) -> Decision:
-    """The decision for an m x k by k x n product, without arrays; `device` is "cpu", or the number of a CUDA device."""
+    """The decision for an m x k by k x n product, without arrays; `device` is "cpu", or the number of a CUDA device.
+
+    `op`: "product"; "gram" for what fmm.gram does with one matrix, "symmetric" with two (m and n are then equal).
+    """
     for name, side in (("m", m), ("k", k), ("n", n)):
         if not isinstance(side, int | np.integer) or side < 0:
             raise ValueError(f"{name} must be a whole number, 0 or more, not {side!r}")
@@ -142,7 +210,7 @@ def plan(
     if room is None:
         room = memory_share(NUMPY if on_cpu else cupy_library(), number)
     growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
-    return call.planned(Problem(int(m), int(k), int(n), kind), Limits(room, growth), found)
+    return call.planned(Problem(int(m), int(k), int(n), kind, op=op), Limits(room, growth), found)
 
 
 _NUMPYS = [t.name for t in BLAS_TYPES]
@@ -179,6 +247,29 @@ def _wishes(plan: Plan | Decision | str | None, max_error_growth: Any, workspace
     return Wishes(
         _given(plan), None if growth is None else float(growth), None if workspace is None else int(workspace)
     )
+
+
+def _gram_request(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramRequest:
+    """What else fmm.gram was asked, checked."""
+    if fill not in HALVES:
+        raise ValueError(f"fill must be one of {', '.join(HALVES)}, not {fill!r}")
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{name} must be a real number, not {value!r}")
+    if rows and b is not None:
+        raise ValueError("rows says which product of one matrix is meant: there is another one, b")
+    return GramRequest(bool(rows), fill, float(alpha), float(beta))
+
+
+def _gram_arrays(a: Any, b: Any, out: Any) -> tuple[Library, Any, Any, Any]:
+    """The library whose arrays these are, and the arrays; what NumPy makes arrays of, as such."""
+    out = _single(out)
+    library: Library = library_of(a, a if b is None else b, out)
+    if library is NUMPY:
+        a, b = np.asanyarray(a), None if b is None else np.asanyarray(b)
+    elif (own := library.adopted(a, a if b is None else b, out)) is not None:
+        a, b, out = own[0], None if b is None else own[1], own[2]
+    return library, a, b, out
 
 
 def _single(out: Any) -> Any:

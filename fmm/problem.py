@@ -9,8 +9,14 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES, DType
 
 Shape = tuple[int, int, int]  # (m, k, n)
-Operation = Literal["product"]  # A B; more may come
-OPERATIONS: tuple[Operation, ...] = ("product",)
+# A B; A B where B is A's adjoint (its transpose; of complex numbers, the conjugate one); A B that is known to be its
+# own adjoint for another reason. Of the latter two only one half is computed.
+Operation = Literal["product", "gram", "symmetric"]
+OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
+# What is written of a C that is its own adjoint: all; the lower half, and nothing of the upper one; the lower half,
+# where the upper one may be left with anything (inside a plan).
+Fill = Literal["full", "lower", "loose"]
+FILLS: tuple[Fill, ...] = ("full", "lower")  # that may be asked for
 
 
 class Layout(NamedTuple):
@@ -44,12 +50,17 @@ class Problem:
     beta: complex = 0
     op: Operation = "product"
     batch: int = 1
+    fill: Fill = "full"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; valid: {', '.join(DTYPES)}")
         if self.op not in OPERATIONS:
             raise ValueError(f"unknown operation {self.op!r}; valid: {', '.join(OPERATIONS)}")
+        if self.fill not in FILLS or (self.fill != "full" and not self.halved):
+            raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(FILLS)}")
+        if self.halved and self.m != self.n:
+            raise ValueError(f"a product that is its own adjoint is square, not {self.m} x {self.n}")
         for name, side in zip("mkn", self.size, strict=True):
             if side < 0:
                 raise ValueError(f"{name} must be 0 or more, not {side}")
@@ -63,6 +74,11 @@ class Problem:
     @property
     def size(self) -> Shape:
         return self.m, self.k, self.n
+
+    @property
+    def halved(self) -> bool:
+        """Is C its own adjoint, so that half of it is enough?"""
+        return self.op != "product"
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:

@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays import cupy_gemm
+from fmm.arrays import cupy_gemm, halves
 from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.arrays.kinds import kind_of, two_devices
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
@@ -70,7 +70,7 @@ class CupyLibrary:
             return None
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.kind in "fc" else 0
-        where = current_device(), a.data.device_id, b.data.device_id
+        where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
         if out is None:
             return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where
         if type(out) is not ndarray:
@@ -81,7 +81,8 @@ class CupyLibrary:
     def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
-        return a.shape, b.shape, dtype, b.dtype, mode
+        # A product with its own transpose may be another plan's.
+        return a.shape, b.shape, dtype, b.dtype, mode, a.data.ptr == b.data.ptr
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         current = current_device()
@@ -97,10 +98,12 @@ class CupyLibrary:
         dtype = np.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
         common = _common_type(a, b)
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.name in STORED else 0
+        adjoint = _same_memory_transposed(a, b)
         if mode == TF32 and dtype.name == "float32":
-            return Setting(current, common, "tf32")
+            return Setting(current, common, "tf32", adjoint=adjoint)
         unusual = mode in (PEDANTIC, FP16, BF16, TF32)
-        return Setting(current, common, refusal=f"CuPy's compute type for {dtype.name} is set" if unusual else "")
+        refusal = f"CuPy's compute type for {dtype.name} is set" if unusual else ""
+        return Setting(current, common, refusal=refusal, adjoint=adjoint)
 
     def device_number(self, x: Any) -> int:
         return int(x.data.device_id)
@@ -115,6 +118,18 @@ class CupyLibrary:
 
     def pointer(self, x: Any) -> int:
         return int(x.data.ptr)
+
+    def adjoint(self, x: Any) -> Any:
+        return halves.adjoint(cupy, x)
+
+    def transposed(self, x: Any) -> Any:
+        return cupy.swapaxes(x, -1, -2)
+
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+        return cupy.zeros(shape, like.dtype)
+
+    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        halves.finish_half(cupy, product, out, alpha, beta, fill)
 
     def accepts(self, a: Any, b: Any) -> bool:
         try:
@@ -155,6 +170,14 @@ def _common_type(a: Any, b: Any) -> str | None:
     if a.dtype == b.dtype:
         return str(a.dtype.name)
     return None if "bfloat16" in (a.dtype.name, b.dtype.name) else str(np.promote_types(a.dtype, b.dtype).name)
+
+
+def _same_memory_transposed(a: Any, b: Any) -> bool:
+    """Is b the transpose of a, in place?"""
+    if a.ndim < 2 or a.ndim != b.ndim or a.data.ptr != b.data.ptr or a.dtype != b.dtype:
+        return False
+    turned = cupy.swapaxes(a, -1, -2)
+    return bool(turned.shape == b.shape and turned.strides == b.strides)
 
 
 CUPY = CupyLibrary()

@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     refusal: str = ""  # why only the library can compute it
     even_with_plan: bool = False  # it does so even if a plan is given, which is then not an error
     vendor_better: str = ""  # why its own product of these very arrays beats any plan; a plan that is given runs
+    adjoint: bool = False  # is b a's transpose, in the same memory?
     casts_result: bool = False  # `out` may have another type, to which the result is then cast
     folds_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
 
@@ -150,6 +151,21 @@ class Library(Protocol):
         ...
 
     def pointer(self, x: Any) -> int: ...
+
+    def adjoint(self, x: Any) -> Any:
+        """The matrix, or the stack of matrices, transposed, in the same memory; of complex numbers conjugated, in new
+        memory."""
+        ...
+
+    def transposed(self, x: Any) -> Any:
+        """The matrix, or the stack of matrices, transposed, in the same memory."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any: ...
+
+    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint."""
+        ...
 
     def accepts(self, a: Any, b: Any) -> bool:
         """Would the library multiply these at all? Found without multiplying. If not, its own error says it best."""

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fmm.arrays import host_memory
+from fmm.arrays import halves, host_memory
 from fmm.arrays.library import Operand, Processor, Setting, contiguous
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cpu.arena import Array
@@ -89,7 +89,8 @@ class NumpyLibrary:
             NAMES.get(dtype),
             refusal=refusal,
             even_with_plan=even_with_plan,
-            vendor_better=SYRK if same_memory_transposed(a, b) else "",
+            vendor_better=SYRK if (adjoint := same_memory_transposed(a, b)) else "",
+            adjoint=adjoint,
             casts_result=True,
             folds_stacks=False,
         )
@@ -152,6 +153,18 @@ class NumpyLibrary:
 
     def pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])
+
+    def adjoint(self, x: Any) -> Any:
+        return halves.adjoint(np, x)
+
+    def transposed(self, x: Any) -> Any:
+        return np.swapaxes(x, -1, -2)
+
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+        return np.zeros(shape, like.dtype)
+
+    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        halves.finish_half(np, product, out, alpha, beta, fill)
 
     def accepts(self, a: Any, b: Any) -> bool:
         """Asked of the operands without a's rows and b's columns: NumPy takes or rejects them alike."""

@@ -79,6 +79,25 @@ class _TorchTensors:
     def pointer(self, x: Any) -> int:
         return int(x.data_ptr())
 
+    def adjoint(self, x: Any) -> Any:
+        return x.mH.resolve_conj()
+
+    def transposed(self, x: Any) -> Any:
+        return x.mT
+
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+        return like.new_zeros(shape)
+
+    def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        value = product if alpha == 1 else product * alpha
+        value = value + out * beta if beta else value
+        if value.is_complex():
+            value.imag.diagonal(dim1=-2, dim2=-1).zero_()
+        if fill == "full":
+            out.copy_(value.tril() + value.tril(-1).mH)
+        else:
+            out.copy_(torch.where(torch.ones_like(out, dtype=torch.bool).tril(), value, out))
+
     def accepts(self, a: Any, b: Any) -> bool:
         try:
             shape = product_shape(tuple(a.shape), tuple(b.shape))
@@ -102,25 +121,28 @@ class TorchLibrary(_TorchTensors):
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
         math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
+        where = a.get_device(), a.data_ptr() == b.data_ptr()
         if out is None:
-            return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, a.get_device()
+            return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where
         target = out.shape, out.stride(), out.dtype
-        return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, a.get_device(), target
+        return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
     def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
-        return a.shape, b.shape, dtype, b.dtype, _precision() if dtype is torch.float32 else ""
+        alike = a.data_ptr() == b.data_ptr()  # a product with its own transpose may be another plan's
+        return a.shape, b.shape, dtype, b.dtype, _precision() if dtype is torch.float32 else "", alike
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         device = a.get_device()
         common = NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
         single = a.dtype is torch.float32 or a.dtype is torch.complex64
         precision = _precision() if single else "ieee"
+        adjoint = _same_memory_transposed(a, b)
         if precision == "tf32" and a.dtype is torch.float32:
-            return Setting(device, common, "tf32", _no_kernels())
+            return Setting(device, common, "tf32", _no_kernels(), adjoint=adjoint)
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
-        return Setting(device, common, refusal=_no_kernels())
+        return Setting(device, common, refusal=_no_kernels(), adjoint=adjoint)
 
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
@@ -163,7 +185,7 @@ class TorchHostLibrary(_TorchTensors):
         better = ""
         if _same_memory_transposed(a, b):
             better = "b is a transposed in place, of which its own product may make use"
-        return Setting(number, NAMES[a.dtype], vendor_better=better)
+        return Setting(number, NAMES[a.dtype], vendor_better=better, adjoint=bool(better))
 
     def device_number(self, x: Any) -> int:
         return blas_threads()

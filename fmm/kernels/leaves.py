@@ -36,6 +36,8 @@ VENDOR = Leaf(
     "the vendor's BLAS as it comes",
     ("cpu", "cuda"),
     ALL,
+    halves=("float32", "float64", "complex64", "complex128"),  # BLAS's syrk and herk
+    whole_halves=1024,
     call="one BLAS call",
     forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
     multiply=numpy_product,

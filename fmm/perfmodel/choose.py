@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.kernels.plans.candidates import candidate_plans as registered
+from fmm.kernels.plans.candidates import half_candidates
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
@@ -62,7 +63,7 @@ class Candidate:
     @property
     def workspace(self) -> int:
         problem = self.prediction.problem
-        return workspace(self.plan, *problem.size, problem.itemsize)
+        return workspace(self.plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill)
 
     def fits(self, limit: int) -> bool:
         """Is the workspace within the limit? Counted exactly only where the estimate leaves a doubt."""
@@ -79,9 +80,11 @@ class Choice:
     considered: tuple[Candidate, ...]
 
 
-def candidates(batches: bool) -> tuple[Plan, ...]:
-    """What is compared on a device that starts batches together (a GPU), and on one that does not (a CPU)."""
-    return registered("cuda" if batches else "cpu")
+def candidates(batches: bool, half: bool = False) -> tuple[Plan, ...]:
+    """What is compared on a device that starts batches together (a GPU), and on one that does not (a CPU); `half`: for
+    products that are their own adjoints."""
+    device = "cuda" if batches else "cpu"
+    return half_candidates(device) if half else registered(device)
 
 
 @depends_on_rows
@@ -99,7 +102,7 @@ def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequenc
     """All candidates, the fastest first; equally fast ones in the order of the list."""
     base = predict_vendor(problem, calibration).seconds
     found = []
-    for plan in among or candidates(calibration.batches):
+    for plan in among or candidates(calibration.batches, problem.halved):
         if not may_be_chosen(plan, problem, calibration):
             continue
         work = estimated_work(plan, problem)
@@ -132,7 +135,13 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     tile, least = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not least or plan == VENDOR:
         return 0.0
-    return DOUBT * tile**2 / (problem.m * problem.n) if splits(plan) else THIN * tile / least
+    return few_tiles_doubt(problem, calibration) if splits(plan) else THIN * tile / least
+
+
+def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
+    """That, where C has few tiles."""
+    tile = calibration.rate(problem.dtype).tile
+    return DOUBT * tile**2 / (problem.m * problem.n) if tile > 1 and problem.m * problem.n else 0.0
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

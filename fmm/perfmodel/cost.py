@@ -17,11 +17,12 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level
-from fmm.problem import Shape
+from fmm.problem import Fill, Operation, Shape
 
 Leaves = tuple[tuple[Shape, int], ...]
 
@@ -30,7 +31,7 @@ Leaves = tuple[tuple[Shape, int], ...]
 class Cost:
     """Exact counts of one plan on one problem; bytes are those of the problem's item size."""
 
-    flops: int  # 2mkn of every leaf product, whatever its type
+    flops: int  # 2mkn of every leaf product, whatever its type; about half of it where one half of C is computed
     additions: int  # elements added or subtracted by the sums
     bytes_read: int  # by the sums
     bytes_written: int  # by the sums
@@ -40,6 +41,7 @@ class Cost:
     leaves: Leaves  # the multiset of leaf products: (m, k, n), how many
     workspace: int  # bytes of temporaries at the peak
     depth: int  # levels of the plan
+    halves: Leaves = ()  # leaf products that are their own adjoints, of which one half is computed
 
     @property
     def bytes(self) -> int:
@@ -49,7 +51,14 @@ class Cost:
     @property
     def arithmetics(self) -> int:
         """As Li et al. count: 2mkn - mn for a product (no addition to zero), and the additions of the sums."""
-        return self.flops - sum(m * n * times for (m, k, n), times in self.leaves if k) + self.additions
+        starts = sum(m * n * times for (m, k, n), times in self.leaves if k)
+        starts += sum(half_elements(m) * times for (m, k, _), times in self.halves if k)
+        return self.flops - starts + self.additions
+
+
+def half_elements(n: int) -> int:
+    """Of an n x n matrix that is its own adjoint: how many are enough."""
+    return n * (n + 1) // 2
 
 
 def cost(
@@ -62,6 +71,8 @@ def cost(
     alpha: Coefficient = 1,
     beta: Coefficient = 0,
     *,
+    op: Operation = "product",
+    fill: Fill = "full",
     batched: bool = False,
 ) -> Cost:
     """The cost of C = alpha A B + beta C; a problem with an empty side costs nothing at all.
@@ -75,10 +86,11 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally(plan, (m, k, n), alpha, beta, _Units(itemsize, transaction, batched))
+    t = _tally(plan, (m, k, n), Asked(alpha, beta, op, fill), _Units(itemsize, transaction, batched))
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
+    flops += 2 * sum(half_elements(rows) * inner * times for (rows, inner, _), times in t.halves)
     numbers = (t.additions, t.bytes_read, t.bytes_written, t.leaf_bytes, t.transactions, t.launches)
-    return Cost(flops, *numbers, tuple(sorted(t.leaves)), t.workspace, plan.depth)
+    return Cost(flops, *numbers, tuple(sorted(t.leaves)), t.workspace, plan.depth, tuple(sorted(t.halves)))
 
 
 # ---- adding up the levels
@@ -106,21 +118,22 @@ class _Tally(NamedTuple):
     launches: int
     workspace: int
     leaves: Leaves
+    halves: Leaves = ()
 
 
 @depends_on_rows
 @lru_cache(maxsize=4096)
-def _tally(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient, units: _Units) -> _Tally:
-    level = _fused(plan, shape, beta) if plan.fused else counted_level(plan, shape, alpha, beta)
+def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
+    level = _fused(plan, shape, asked.beta) if plan.fused else counted_level(plan, shape, asked)
     if level is None:
-        return _leaf(shape, units, plan.leaf_use.leaf.scratch)
+        return _leaf(shape, units, plan.leaf_use.leaf.scratch, asked.op != "product")
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
     calls = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
     start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
-    inner = [(_tally(p, size, 1, int(acc), inside), times) for (p, size, acc), times in level.calls.items()]
+    inner = [(_tally(p, size, wanted, inside), times) for (p, size, wanted), times in level.calls.items()]
     return _total(start, inner, level.lanes)
 
 
@@ -129,27 +142,25 @@ def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
 
     Where products are added atomically, C is first made beta times what it was.
     """
-    level, c = counted_level(plan, shape, 1, 0), shape[0] * shape[2]
+    level, c = counted_level(plan, shape, PLAIN), shape[0] * shape[2]
     assert level is not None
     scaled = int(plan.levels[0].atomic and beta != 1)
     read = {(c, False): 1} if scaled and beta else {}
     return level._replace(read=read, written={(c, False): 1} if scaled else {}, launches=scaled, temporaries={})
 
 
-def _leaf(shape: Shape, units: _Units, scratch: int) -> _Tally:
+def _leaf(shape: Shape, units: _Units, scratch: int, half: bool) -> _Tally:
     m, k, n = shape
+    found: tuple[Leaves, Leaves] = ((), ((shape, 1),)) if half else (((shape, 1),), ())
     if not m * k * n:
-        return _Tally(0, 0, 0, 0, 0, 0, scratch, ((shape, 1),))
-    moved, moves = units.traffic(Counter(((m * k, False), (k * n, False), (m * n, False))), units.itemsize)
-    return _Tally(0, 0, 0, moved, moves, 1, scratch, ((shape, 1),))
+        return _Tally(0, 0, 0, 0, 0, 0, scratch, *found)
+    sizes = (m * k, half_elements(n)) if half else (m * k, k * n, m * n)
+    moved, moves = units.traffic(Counter((size, False) for size in sizes), units.itemsize)
+    return _Tally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 
 def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], lanes: int) -> _Tally:
     """Everything adds up but the workspace: products take turns, in as many lanes."""
-    leaves: dict[Shape, int] = {}
-    for tally, times in inner:
-        for shape, count in tally.leaves:
-            leaves[shape] = leaves.get(shape, 0) + count * times
     return _Tally(
         start.additions + sum([t.additions * times for t, times in inner]),
         start.bytes_read + sum([t.bytes_read * times for t, times in inner]),
@@ -158,8 +169,17 @@ def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], lanes: int) -> _T
         start.transactions + sum([t.transactions * times for t, times in inner]),
         start.launches + sum([t.launches * times for t, times in inner]),
         start.workspace + lanes * max([t.workspace for t, _ in inner], default=0),
-        tuple(leaves.items()),
+        _merged([(t.leaves, times) for t, times in inner]),
+        _merged([(t.halves, times) for t, times in inner]),
     )
+
+
+def _merged(found: Sequence[tuple[Leaves, int]]) -> Leaves:
+    leaves: dict[Shape, int] = {}
+    for some, times in found:
+        for shape, count in some:
+            leaves[shape] = leaves.get(shape, 0) + count * times
+    return tuple(leaves.items())
 
 
 def _saved(plan: Plan, level: LevelCounts, batched: bool) -> int:

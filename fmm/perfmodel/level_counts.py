@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
 from fmm.kernels.plans.blocks import Cut
 from fmm.kernels.plans.level import PlanLevel
-from fmm.kernels.plans.level_steps import OPERANDS, LevelSteps, Place, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import OPERANDS, Asked, LevelSteps, Mirror, Place, ProductWithSums, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
@@ -41,13 +41,13 @@ class LevelCounts(NamedTuple):
     written: Mapping[Moved, int]
     launches: int
     temporaries: Mapping[Rectangle, int]
-    calls: Mapping[tuple[Plan, Shape, bool], int]
+    calls: Mapping[tuple[Plan, Shape, Asked], int]
     lanes: int  # how many of them run at a time
 
 
-def counted_level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficient) -> LevelCounts | None:
+def counted_level(plan: Plan, shape: Shape, asked: Asked) -> LevelCounts | None:
     """The counts of a plan's first level, None for a leaf; by its formulas if the blocks are large enough."""
-    first = plan.levels[0] if plan.levels else None
+    first, (alpha, beta) = plan.levels[0] if plan.levels else None, asked[:2]
     cut = first.cut if first and (first.takes_alpha_beta or (alpha, beta) == (1, 0)) else None
     if first and cut and (powers := _powers(cut, shape)):
         residues = tuple(side % parts for side, parts in zip(shape, cut.parts, strict=True))
@@ -55,7 +55,7 @@ def counted_level(plan: Plan, shape: Shape, alpha: Coefficient, beta: Coefficien
         leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
         if (formulas := _formulas(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.at(shape, plan.rest)
-    steps = _uncached(plan, *shape, alpha, beta)
+    steps = _uncached(plan, *shape, *asked)
     return None if steps is None else _counted(steps)
 
 
@@ -72,9 +72,23 @@ def _counted(steps: LevelSteps) -> LevelCounts:
         for counter, sizes, below in ((read, loads, summed.reads_below), (written, stores, summed.writes_below)):
             for moved in list(zip(sizes, below, strict=True))[skipped:]:
                 counter[moved] += times * (moved[0] > 0)
+    for mirror in (step for step in steps.steps if isinstance(step, Mirror) and step.dest.rows):
+        more, before, after = _mirrored(mirror)
+        additions += more
+        launches += 1
+        read[before, _below([mirror.source])[0]] += 1
+        written[after, _below([mirror.dest])[0]] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
-    calls = Counter((p.plan, p.size, p.accumulate) for p in steps.products)
+    calls = Counter((p.plan, p.size, p.asked) for p in steps.products)
     return LevelCounts(additions, read, written, launches, temporaries, calls, steps.lanes)
+
+
+def _mirrored(step: Mirror) -> tuple[int, int, int]:
+    """Of a half that is updated or mirrored: additions, elements read and written."""
+    lower = step.dest.rows * (step.dest.rows + 1) // 2
+    upper = lower - step.dest.rows if step.fill == "full" else 0
+    added = lower if step.beta else 0
+    return added, lower + added, upper + (0 if step.in_place else lower)
 
 
 class _Summed(NamedTuple):
@@ -182,7 +196,7 @@ class _Formulas(NamedTuple):
     written: tuple[tuple[Digits, bool, int], ...]
     launches: int
     temporaries: tuple[tuple[tuple[Digits, ...], int], ...]
-    calls: tuple[tuple[tuple[Digits, ...], bool, int], ...]
+    calls: tuple[tuple[tuple[Digits, ...], Asked, int], ...]
     lanes: int
 
     def at(self, shape: Shape, inner: Plan) -> LevelCounts:
@@ -198,7 +212,7 @@ class _Formulas(NamedTuple):
             return tuple([value(side) for side in sides])
 
         temporaries = _merged((sizes(sides), times) for sides, times in self.temporaries)
-        calls = _merged(((inner, sizes(sides), acc), times) for sides, acc, times in self.calls)
+        calls = _merged(((inner, sizes(sides), asked), times) for sides, asked, times in self.calls)
         read = _merged(((value(digits), below), times) for digits, below, times in self.read)
         written = _merged(((value(digits), below), times) for digits, below, times in self.written)
         counts = value(self.additions), read, written, self.launches, temporaries, calls, self.lanes
@@ -240,7 +254,7 @@ def _formulas(
         tuple((_digits(size), below, times) for (size, below), times in counted.written.items()),
         counted.launches,
         tuple((tuple(map(_digits, size)), times) for size, times in counted.temporaries.items()),
-        tuple((tuple(map(_digits, size)), acc, times) for (_, size, acc), times in counted.calls.items()),
+        tuple((tuple(map(_digits, size)), asked, times) for (_, size, asked), times in counted.calls.items()),
         counted.lanes,
     )
 

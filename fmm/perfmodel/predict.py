@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -55,6 +55,11 @@ class Prediction:
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of a plan, its counts taken from its steps at the actual sizes."""
     return predicted_seconds(plan, problem, counted_work(plan, problem), calibration)
+
+
+def quick_prediction(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
+    """The same by estimates, in microseconds."""
+    return predicted_seconds(plan, problem, estimated_work(plan, problem), calibration)
 
 
 def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
@@ -108,6 +113,24 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved)
             starts += count / batch
+    more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
+    return seconds + more, starts + calls
+
+
+def _halves(
+    plan: Plan, work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int
+) -> tuple[float, float]:
+    """The same of products that are their own adjoints: where the leaf does one half alone a share of the whole's."""
+    leaf = plan.leaf_use.leaf
+    seconds = starts = 0.0
+    for m, k, n, count, batch in work.halves:
+        if m and k:
+            whole = dtype.name not in leaf.halves or (calibration.batches and batch > 1 and m <= leaf.whole_halves)
+            share = 1.0 if whole else rate.half
+            compute = dtype.flops * m * k * n / rate.flops * _vendors(rate, m, k, n, max(batch, lanes))
+            moved = (m * k + m * n) * dtype.itemsize / (rate.memory or calibration.stream)
+            seconds += count * max(share * leaf.relative_time * compute, moved)
+            starts += count / batch
     return seconds, starts
 
 
@@ -143,4 +166,4 @@ def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:
 
 def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
     """Predicted time of the vendor's product."""
-    return predicted_seconds(VENDOR, problem, estimated_work(VENDOR, problem), calibration)
+    return quick_prediction(VENDOR, problem, calibration)

@@ -20,10 +20,11 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cpu.elementwise import elementwise_calls
-from fmm.kernels.plans.level_steps import LevelSteps, Part, Place, Product, Sum
+from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Part, Place, Product, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.registry import depends_on_rows
+from fmm.problem import Fill, Operation
 
 # ---- the papers' closed forms, for Strassen's algorithm on n x n matrices
 
@@ -119,6 +120,8 @@ class _Walk:
                 found = self.ran(step.program, [self.read(p) for p in step.reads], step.aliases)
                 for place, value in zip(step.writes, found, strict=True):
                     self.held[place.spot] = value
+            elif isinstance(step, Mirror):
+                self.held[step.dest.spot] = self.read(step.source)
             else:
                 self._product(step)
         errors: dict[tuple[int, int], float] = {}  # of a complex number in two parts: that of both together
@@ -129,7 +132,7 @@ class _Walk:
 
     def _product(self, step: Product) -> None:
         key = step.dest.spot
-        inner = error_bound(step.plan, *step.size)
+        inner = error_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
         value = self.multiplied(self.read(step.left), self.read(step.right), step.left.cols, inner)
         self.held[key] = self.added(self.held[key], value) if step.accumulate else value
 
@@ -149,7 +152,7 @@ class _Walk:
 
 @depends_on_rows
 @lru_cache(maxsize=4096)
-def error_bound(plan: Plan, m: int, k: int, n: int) -> float:
+def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
     """f for C = A B by this plan, every level, fringe and addition walked as the NumPy backend runs it.
 
     Blocks at the fringe count as if they were whole, so that f is an upper bound there.
@@ -158,7 +161,7 @@ def error_bound(plan: Plan, m: int, k: int, n: int) -> float:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
     if 0 in (m, k, n):
         return 0.0
-    steps = lower_level(plan, m, k, n)
+    steps = lower_level(plan, m, k, n, 1, 0, op, fill)
     return float(classical_bound(k)) if steps is None else _Walk().level(steps)
 
 

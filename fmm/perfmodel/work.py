@@ -5,6 +5,7 @@ An estimate takes each level's footprint, as if its blocks were all alike; a lev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, SUMMING, TUNED
 from fmm.kernels.plans.level import Footprint, Sides
+from fmm.kernels.plans.level_steps import Asked, Mirror, Product, ProductBatch, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import ALIGN
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -20,7 +22,7 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Rate
 from fmm.perfmodel.cost import cost
-from fmm.problem import Problem
+from fmm.problem import Problem, Shape
 
 # Bytes at whose multiples every row must begin: for the vendor's fastest products, and for all but its slowest.
 ACCESS, WORD = 16, 4
@@ -74,15 +76,18 @@ class Work:
     copied: float = 0.0  # ... or takes aligned copies of either kind instead
     alone: bool = False  # are A's rows the only ones of these kinds?
     tiles: Tiles | None = None  # of leaf products by the tiled kernel
+    halves: tuple[Leaf, ...] = ()  # leaf products that are their own adjoints, of which half is computed
 
     @property
     def smallest(self) -> float:
         """The shortest side of the leaf products."""
-        return min(min(leaf[:3]) for leaf in self.leaves)
+        return min(min(leaf[:3]) for leaf in (*self.leaves, *self.halves))
 
 
 def counted_work(plan: Plan, problem: Problem) -> Work:
     """Exact work, from the plan's steps; the shares are the estimate's."""
+    if problem.halved:
+        return estimated_work(plan, problem)
     leaves, traffic, passes = _counts(plan, problem)
     return replace(estimated_work(plan, problem), leaves=leaves, traffic=traffic, passes=passes)
 
@@ -132,6 +137,8 @@ def estimated_work(plan: Plan, problem: Problem) -> Work:
 
     Levels that know no such footprint are counted exactly instead.
     """
+    if problem.halved:
+        return half_work(plan, problem)
     footprints = _footprints(plan, problem)
     if footprints is None:
         steps = lower_level(plan, *problem.size)
@@ -170,6 +177,86 @@ def estimated_work(plan: Plan, problem: Problem) -> Work:
         deep / whole,
         **_rows_of_products(plan, problem, direct),
     )
+
+
+# ---- products that are their own adjoints
+
+
+class _Parts:
+    """What a plan of such a product comes to, below its levels that cut such ones: products by plans, and halves by the
+    leaf."""
+
+    def __init__(self) -> None:
+        self.traffic = self.passes = 0.0
+        self.products: Counter[tuple[Plan, Shape, int]] = Counter()  # the last: how many start together
+        self.halves: Counter[tuple[Shape, int]] = Counter()
+
+    def walk(self, plan: Plan, size: Shape, asked: Asked, together: int = 1) -> None:
+        steps = lower_level(plan, *size, *asked) if asked.op != "product" else None
+        if asked.op == "product":
+            self.products[plan, size, 1 if plan.levels else together] += 1
+        elif steps is None:
+            self.halves[size, together] += 1
+        else:
+            for step in steps.steps:
+                self._step(step)
+
+    def _step(self, step: object) -> None:
+        if isinstance(step, Product):
+            self.walk(step.plan, step.size, step.asked)
+        elif isinstance(step, ProductBatch):
+            for product in step.products:
+                self.walk(product.plan, product.size, product.asked, len(step.products))
+        else:
+            self.passes += 1
+            self.traffic += _moved(step)
+
+
+def _moved(step: object) -> float:
+    """Elements that a sum or a mirror reads and writes."""
+    if isinstance(step, Sum):
+        return float(sum(place.rows * place.cols for place in (*step.reads, *step.writes)))
+    assert isinstance(step, Mirror)
+    return step.dest.rows**2 * (1.0 if step.in_place else 1.5 if step.fill == "full" else 1.0)
+
+
+OF_TRAFFIC, OF_PRODUCTS = ("sequential", "ragged", "overlapped", "scalar", "deep"), ("unaligned", "odd", "copied")
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def half_work(plan: Plan, problem: Problem) -> Work:
+    """Of a product that is its own adjoint: its parts' work together, shares weighted by what they are shares of."""
+    found = _Parts()
+    found.walk(plan, problem.size, Asked(1, 0, problem.op, problem.fill))
+    parts = [
+        (float(count), float(together), estimated_work(inner, Problem(*size, problem.dtype)))
+        for (inner, size, together), count in found.products.items()
+    ]
+    leaves = [(m, k, n, c * times, max(b, t)) for c, t, w in parts for m, k, n, times, b in w.leaves]
+    halves = [(float(m), float(k), float(n), float(c), float(t)) for ((m, k, n), t), c in found.halves.items()]
+    traffic = found.traffic + sum(c * w.traffic for c, _, w in parts)
+    passes = found.passes + sum(c * w.passes for c, _, w in parts)
+    return Work(
+        tuple(leaves),
+        traffic,
+        passes,
+        alone=any(w.alone for *_, w in parts),
+        tiles=next((w.tiles for *_, w in parts if w.tiles), None),
+        halves=tuple(halves),
+        **_weighted(OF_TRAFFIC, [(c * w.traffic, w) for c, _, w in parts], traffic),
+        **_weighted(OF_PRODUCTS, [(c * _multiply_adds(w), w) for c, _, w in parts], 0.0),
+    )
+
+
+def _multiply_adds(work: Work) -> float:
+    return sum(m * k * n * times for m, k, n, times, _ in work.leaves)
+
+
+def _weighted(names: Sequence[str], parts: Sequence[tuple[float, Work]], least: float) -> dict[str, float]:
+    """Shares of the parts as shares of the whole."""
+    whole = max(sum(weight for weight, _ in parts), least) or 1.0
+    return {name: sum(weight * getattr(work, name) for weight, work in parts) / whole for name in names}
 
 
 def _footprints(plan: Plan, problem: Problem) -> list[Footprint] | None:
@@ -223,6 +310,8 @@ def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
     """Bytes of temporaries, rows not rounded up: enough to tell most plans that fit from those that do not."""
+    if problem.halved:
+        return float(workspace(plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill))
     footprints = _footprints(plan, problem)
     if footprints is None:
         return float(workspace(plan, *problem.size, problem.itemsize))

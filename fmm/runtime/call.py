@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Processor
+from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -43,17 +44,23 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     if out is not None and call.direct and call.overlap(*(library.pointer(x) for x in (a, b, out))):
         call = prepared(library, a, b, None, wishes)
     target = out if call.direct else None
+    c = by_plan(library, call, a, b, target, wishes)
+    if c is None:
+        return library.vendor(a, b, out)
+    if target is None and out is not None:
+        library.copy(c, out)
+        return out
+    return c
+
+
+def by_plan(library: Library, call: Call, a: Any, b: Any, target: Any, wishes: Wishes) -> Any:
+    """C by a call's plan or a leaner one, in `target` if that is given; None if the library must multiply."""
     try:
         c = _runner(library.processor).run_call(library, call, a, b, target, wishes.plan is not None)
     except library.out_of_memory:
         c = OUT_OF_MEMORY
     if c is OUT_OF_MEMORY:  # what the failed attempt had allocated is given back now that the exception is gone
         c = _leaner_product(library, call, a, b, target, wishes)
-    if c is None:
-        return library.vendor(a, b, out)
-    if target is None and out is not None:
-        library.copy(c, out)
-        return out
     return c
 
 
@@ -74,8 +81,9 @@ def _leaner_calls(library: Library, call: Call, a: Any, b: Any, out: Any, wishes
     """The same product by plans with ever less workspace."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
+    asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
     for plan in leaner_plans(problem, call.decision.plan, call.limits, call.device):
-        other = prepare(library, a, b, out, wishes._replace(plan=plan))
+        other = prepare(library, a, b, out, wishes._replace(plan=plan, asked=asked))
         if other.plan is not None:
             yield other
 
@@ -106,7 +114,7 @@ def _runner(processor: Processor) -> Any:
 def explained(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
     """What `product` would do, and why; nothing is computed."""
     call = prepare(library, *(library.adopted(a, b, out) or (a, b, out)), wishes)
-    return replace(call.decision, kernels=_kernel_lines(library, call))
+    return replace(call.decision, kernels=kernel_lines(library, call))
 
 
 def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -118,7 +126,7 @@ def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 
-def _kernel_lines(library: Library, call: Call) -> tuple[str, ...]:
+def kernel_lines(library: Library, call: Call) -> tuple[str, ...]:
     """What runs, a line each."""
     if call.launches is not None:
         return call.launches.describe()

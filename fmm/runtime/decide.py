@@ -17,10 +17,12 @@ from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table
+from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose
+from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
+from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime import online
@@ -58,7 +60,8 @@ class Decision:
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
         if self.problem:
-            lines += ["", explained_table(self.plan, *self.problem.size, self.problem.itemsize)]
+            table = explained_table(self.plan, *self.problem.size, self.problem.itemsize, _asked(self.problem))
+            lines += ["", table]
         if self.kernels:
             lines += ["", "runs:", *_counted(self.kernels), ""]
         notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
@@ -92,7 +95,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     chosen = model_choice(
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
-    return chosen if mode != "online" else _online(chosen, problem, device.identity)
+    return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
 
 
 def _with_real_rates(tuned: Tuned, device: Device) -> Calibration | None:
@@ -153,14 +156,45 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
 
 
+def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
+    """Is one half, with its mirror, clearly predicted to be faster than the whole product by the best plan?"""
+    problem = half.problem
+    assert problem is not None
+    whole = Problem(*problem.size, problem.dtype)
+    known = _calibration_of(problem, limits, device)
+    if known is None or problem.dtype not in known.rates or problem.k > MOST_INNER * problem.m:
+        return False
+    best = decide(whole, limits, device).plan
+    seconds = min(quick_prediction(plan, whole, known).seconds for plan in (VENDOR, best))
+    margin = known.margin + few_tiles_doubt(problem, known)
+    return quick_prediction(half.plan, without_layouts(problem), known).seconds <= (1 - margin) * seconds
+
+
+# The vendor's product of few rows and a long inner side is cut along that, which the model does not know of its other
+# functions: with more than so many times as many columns as rows, whole products stay whole.
+MOST_INNER = 16
+
+
+def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+    """What the model knows of the device: of its tuning, else otherwise."""
+    off = environment.tuning_mode() == "off"
+    tuned = None if off else files.configs_in_force().tuned(device.identity, problem.dtype)
+    known = tuned.calibration if tuned else None
+    return known or untuned_calibration(problem, limits, device)
+
+
 @lru_cache(maxsize=4096)
 def without_layouts(problem: Problem) -> Problem:
     """The same product of matrices that lie row by row: what choices and trials are made and kept for."""
-    return Problem(*problem.size, problem.dtype, op=problem.op)
+    return Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
+
+
+def _asked(problem: Problem) -> Asked:
+    return Asked(problem.alpha, problem.beta, problem.op, problem.fill)
 
 
 def _workspace(plan: Plan, problem: Problem) -> int:
-    return workspace(plan, *problem.size, problem.itemsize)
+    return workspace(plan, *problem.size, problem.itemsize, *_asked(problem))
 
 
 def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:

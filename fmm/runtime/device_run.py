@@ -37,8 +37,10 @@ also_released(GRAPHS.clear)
 
 
 def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
-    """C by the call's plan, on the library's current stream; `given`: the caller named the plan,
-    which then runs even after products that had to be computed again."""
+    """C by the call's plan, on the library's current stream; None if the vendor must multiply.
+
+    `given`: the caller named the plan, which then runs even after products that had to be computed again.
+    """
     device = call.setting.device
     stream, context = library.current_stream(device)
     if context is None:
@@ -50,10 +52,10 @@ def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given
 def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, device: int, stream: int) -> Any:
     """Everything that may run out of memory is allocated before the first launch."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
-        return library.vendor(a, b, out)  # a plan may have to be compiled first, and its memory is not the graph's
+        return None  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
-    if not (given or flag.trusted()):
-        return library.vendor(a, b, out)
+    if may_differ(call.decision.plan) and not (given or flag.trusted()):
+        return None
     ready = flag.prepared.get(id(call))
     if ready is None:
         ready = _made_ready(call, flag, device)

@@ -16,6 +16,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
@@ -64,6 +65,10 @@ class _Multiplier:
         assert call.plan is not None and call.device is not None
         self.call, self.plan, self.threads = call, call.plan, Threads(call.device.threads)
         self.dtype = np.dtype(call.dtype)
+        problem = call.decision.problem
+        assert problem is not None
+        self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+        self.half = problem.halved
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
         """Everything that is needed of the workspace is allocated before c is touched."""
@@ -78,20 +83,22 @@ class _Multiplier:
         flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] if self.plan != VENDOR else 0
         with backend_for(self.threads.count, flops) as chosen:
             chosen.first((a, b), partial(self._check, a, b, chosen.threads))
-            execute_plan(self.plan, a, b, c, chosen, arena)
+            execute_plan(self.plan, a, b, c, chosen, arena, *self.asked)
 
     def _readable(self, x: Array, pack: bool, arena: Arena) -> Array:
         """The matrix as BLAS can read it: copied, if it has another type, negative strides or gaps along both axes."""
         if not pack:
             return x
-        if self.plan == VENDOR:
+        if self.plan == VENDOR and not self.half:
             return x if x.dtype == self.dtype else x.astype(self.dtype)
         copy = arena.take(x.shape[0], x.shape[1], fortran=abs(x.strides[0]) < abs(x.strides[1]))
         np.copyto(copy, x)
         return copy
 
     def _check(self, a: Array, b: Array, threads: Threads) -> None:
-        if may_overflow(self.plan, a, b, threads):
+        if self.half and not any(level.saves_products for level in self.plan.levels):
+            return  # nothing is added up that the vendor does not add up
+        if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill):
             raise _MayOverflowError
 
 
@@ -116,6 +123,10 @@ def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array,
 
 def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     """What really multiplies, a line each."""
+    if problem.halved and not plan.levels:
+        return (
+            f"BLAS's own function for one half, on {counted_words(threads, 'thread')}; the other one is its mirror",
+        )
     vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
         return (f"{vendor}: one product of {whole}",)

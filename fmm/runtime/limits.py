@@ -6,6 +6,7 @@ import time
 from typing import NamedTuple
 
 from fmm.arrays.library import Library
+from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import Plan
 
 SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
@@ -18,6 +19,7 @@ class Wishes(NamedTuple):
     plan: Plan | None = None  # this one
     error_growth: float | None = None  # at most; else what is usual on the device
     workspace: int | None = None  # bytes at most; else a share of what is free
+    asked: Asked = PLAIN  # besides A B
 
 
 NO_WISHES = Wishes()

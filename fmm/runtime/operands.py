@@ -15,6 +15,8 @@ import numpy as np
 
 from fmm.arrays.library import Operand, contiguous
 from fmm.dtypes import DTYPES
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.problem import Layout, Problem
 
@@ -67,7 +69,13 @@ class Matrices:
 
 
 def arranged_matrices(
-    a: Operand, b: Operand, out: Operand | None, result: Operand, kind: str = "", packs_whole: bool = True
+    a: Operand,
+    b: Operand,
+    out: Operand | None,
+    result: Operand,
+    kind: str = "",
+    packs_whole: bool = True,
+    asked: Asked = PLAIN,
 ) -> Matrices:
     """The matrices of a call on a and b, whose product is like `result` if it is a new array.
 
@@ -84,7 +92,7 @@ def arranged_matrices(
     if direct and out is not None:
         c = out
     left, right, dest = a, b, c
-    folds = a.ndim > 2 and prod(b.shape[:-2]) == 1
+    folds = a.ndim > 2 and prod(b.shape[:-2]) == 1 and asked.op == "product"
     if folds:
         tall, product = tall_matrix(a), tall_matrix(c)
         if tall is not None and product is not None and (packs[0] or matrix_layout(tall)) and matrix_layout(product):
@@ -93,8 +101,14 @@ def arranged_matrices(
             folds = False
     size = left.shape[-2], left.shape[-1], right.shape[-1]
     layouts = tuple(matrix_layout(x) or Layout("C", max(x.shape[-1], 1)) for x in (left, right, dest))
-    problem = Problem(*size, kind or result.dtype, (layouts[0], layouts[1], layouts[2]))
+    placed = layouts[0], layouts[1], layouts[2]
+    update = _number(asked.alpha), _number(asked.beta)
+    problem = Problem(*size, kind or result.dtype, placed, *update, asked.op, fill=asked.fill)
     return Matrices(a, b, c, packs, direct, folds, problem)
+
+
+def _number(c: Coefficient) -> complex:
+    return c if isinstance(c, int | float | complex) else complex(c)
 
 
 # ---- vectors

@@ -21,9 +21,10 @@ import numpy as np
 
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Product, Sum
+from fmm.kernels.plans.level_steps import Mirror, Product, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Fill, Operation
 
 ROOM = 0.99  # rounding can carry a sum that is just below the largest number over the edge
 SUMMED = 1 << 18  # numbers whose squares are summed at a time, so that rounding stays within SLACK
@@ -33,12 +34,14 @@ SHORT = 1024  # rows shorter than this cost more to ask for than to sum
 PANEL = 256 * 1024  # bytes scanned at a time, so that the second reduction finds its data in cache
 
 
-def may_overflow(plan: Plan, a: Array, b: Array, threads: Threads) -> bool:
+def may_overflow(
+    plan: Plan, a: Array, b: Array, threads: Threads, op: Operation = "product", fill: Fill = "full"
+) -> bool:
     """True unless no intermediate of the plan or of the classical product can leave the finite numbers."""
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
-    growth = growth_bound(plan, m, k, n)
+    growth = growth_bound(plan, m, k, n, op, fill)
 
     def safe(left: float, right: float, terms: int) -> bool:
         largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too
@@ -93,19 +96,22 @@ def largest_magnitude(x: Array, threads: Threads) -> float:
 
 
 @lru_cache(maxsize=4096)
-def growth_bound(plan: Plan, m: int, k: int, n: int) -> float:
+def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
     """How much larger than max|A| max|B| k an intermediate can be, by the absolute coefficients of the recipes."""
-    recipe = lower_level(plan, m, k, n)
+    recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
     size = dict.fromkeys("ABC", 1.0)
     largest = 1.0
     for step in recipe.flat:
         if isinstance(step, Product):
-            inner = growth_bound(step.plan, *step.size) * size[step.left.name] * size[step.right.name]
+            inner = growth_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
+            inner *= size[step.left.name] * size[step.right.name]
             before = size.get(step.dest.name, 0.0)
             size[step.dest.name] = inner + before if step.accumulate else max(inner, before)
             largest = max(largest, size[step.dest.name])
+        elif isinstance(step, Mirror):
+            size[step.dest.name] = max(size.get(step.dest.name, 0.0), size[step.source.name])
         else:
             largest = max(largest, _sum(step, size))
     return largest

@@ -18,13 +18,14 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_products, check_type, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import Decision, decide
+from fmm.runtime.decide import Decision, decide, faster_as_half
 from fmm.runtime.devices import Device
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
@@ -152,6 +153,7 @@ class Question:
     limits: Limits
     plan: Plan | None = None
     result: Operand | None = None  # the product as a new array; None: without gaps, its last axis contiguous
+    asked: Asked = PLAIN
 
 
 def _question(library: Library, setting: Setting, a: object, b: object, out: object, wishes: Wishes) -> Question:
@@ -163,23 +165,45 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
         result = library.result_operand(a, b, shape, setting.dtype)
     target = None if out is None else library.operand(out)
-    return Question(left, right, target, setting, device, Limits(free, growth), wishes.plan, result)
+    return Question(left, right, target, setting, device, Limits(free, growth), wishes.plan, result, wishes.asked)
 
 
 def answer_question(asked: Question) -> Call:
     """The call that answers it; NotOursError where only the library can, PlanError where a given plan cannot run."""
+    return _as_gram(asked) or _answered(asked)
+
+
+def _as_gram(asked: Question) -> Call | None:
+    """The call for a product of a matrix and its transpose in place, if it is faster to compute one half.
+
+    NumPy's own product does so too; those of other libraries do not.
+    """
+    setting = asked.setting
+    if not setting.adjoint or asked.plan is not None or asked.asked != PLAIN:
+        return None
+    if setting.dtype not in DTYPES or DTYPES[str(setting.dtype)].is_complex:  # their adjoint is conjugated, too
+        return None
+    call = _answered(replace(asked, asked=Asked(op="gram")))
+    problem = call.decision.problem
+    if call.plan is None or problem is None or (asked.device.threads and call.plan == VENDOR):
+        return None
+    worth = asked.device.threads or faster_as_half(call.decision, call.limits, asked.device)
+    return call if worth else None
+
+
+def _answered(asked: Question) -> Call:
+    """The call for just what is asked."""
     result, on_host = _checked(asked), asked.device.threads > 0
     kind = "tf32" if asked.setting.math == "tf32" else result.dtype
     # A device's library copies an operand as a whole; on the host matrix after matrix is copied into the workspace.
-    work = arranged_matrices(asked.a, asked.b, asked.out, result, kind, packs_whole=not on_host)
+    work = arranged_matrices(asked.a, asked.b, asked.out, result, kind, not on_host, asked.asked)
     copied = work.copied_bytes(whole=not on_host)
     limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied, 0))
     decision, launches = _decided(asked, work.problem, limits)
     call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
         call = _on_device(call, launches, work)
-    elif on_host and (decision.plan != VENDOR or (work.folds and not asked.setting.folds_stacks)):
-        # (A stack times one matrix is a single product for the vendor too, where its library does not see that.)
+    elif on_host and (decision.plan != VENDOR or _not_the_librarys(asked, work)):
         call = _on_host(call, work, copied)
     else:
         return call
@@ -195,11 +219,18 @@ def answer_question(asked: Question) -> Call:
     )
 
 
+def _not_the_librarys(asked: Question, work: Matrices) -> bool:
+    """Is it no product that the library has? A stack times one matrix is a single product for the vendor too, where its
+    library does not see that."""
+    return work.problem.halved or (work.folds and not asked.setting.folds_stacks)
+
+
 def _on_host(call: Call, work: Matrices, copied: int) -> Call:
     """What a call on the host needs of memory: for its plan, and for the copies of operands that BLAS cannot read."""
     plan, problem = call.decision.plan, work.problem
-    copies = copied if plan != VENDOR else 0
-    return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize) + copies)
+    copies = copied if plan != VENDOR or problem.halved else 0
+    asked = problem.alpha, problem.beta, problem.op, problem.fill
+    return replace(call, workspace=workspace(plan, *problem.size, problem.itemsize, *asked) + copies)
 
 
 def _on_device(call: Call, launches: LaunchList, work: Matrices) -> Call:
@@ -252,7 +283,7 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
         return Decision(asked.plan, problem, "this plan was given"), launches_on(
             asked.plan, problem, asked.device, True
         )
-    if asked.setting.vendor_better:
+    if asked.setting.vendor_better and not problem.halved:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
     while True:
         decision = decide(problem, limits, asked.device)
@@ -273,7 +304,7 @@ def check_given(plan: Plan, problem: Problem, device: Device) -> None:
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
-    if plan == VENDOR or device.chip is None:
+    if (plan == VENDOR and not problem.halved) or device.chip is None:
         return None
     try:
         launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))

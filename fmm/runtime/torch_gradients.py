@@ -14,7 +14,9 @@ from fmm.arrays.library import Library
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, plain_call, without_marks
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import call
+from fmm.runtime import gram as gram_module
 from fmm.runtime.decide import Decision
+from fmm.runtime.gram import GramRequest, gram_product
 from fmm.runtime.limits import Wishes
 from fmm.runtime.prepare import prepared
 
@@ -43,6 +45,56 @@ def explained(a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
         return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.vendor_name,))
     a, b = without_marks(a, b)
     return call.explained(_library(a), a, b, out, wishes)
+
+
+def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
+    """A product that is its own adjoint, which gradients may be asked of."""
+    other = a if b is None else b
+    if not plain_call(a, other, out):
+        raise TypeError(f"fmm.gram wants plain tensors of one device: {ITS_OWN}")
+    a, other = without_marks(a, other)
+    b = None if b is None else other
+    if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
+        if out is not None:
+            return TORCH.vendor(a, other, out)  # torch's own exception
+        return Gram.apply(a, b, request, wishes)
+    return gram_product(_library(a), a, b, out, request, wishes)
+
+
+def gram_explained(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
+    """What `gram` would do, and why."""
+    a, other = without_marks(a, a if b is None else b)
+    found: Decision = gram_module.gram_explained(_library(a), a, None if b is None else other, out, request, wishes)
+    return found
+
+
+class Gram(torch.autograd.Function):  # type: ignore[misc]
+    """A product that is its own adjoint, by fmm, whose gradients are products by fmm."""
+
+    @staticmethod
+    def forward(a: Any, b: Any, request: GramRequest, wishes: Wishes) -> Any:
+        return gram_product(_library(a), a, b, None, request, wishes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, Any, GramRequest, Wishes], output: Any) -> None:
+        a, b, request, wishes = inputs
+        ctx.save_for_backward(a, b)
+        ctx.request, ctx.wishes = request, wishes._replace(plan=None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, None, None]:
+        (grad,), (a, b), request, wishes = gradients, ctx.saved_tensors, ctx.request, ctx.wishes
+        if request.fill != "full":
+            grad = grad.tril() if request.fill == "lower" else grad.triu()
+        grad = grad * request.alpha
+        if b is None:  # with G + G^H, which is its own adjoint
+            both = grad + grad.mH
+            left = product(both, a, None, wishes) if request.rows else product(a, both, None, wishes)
+            return left, None, None, None
+        needed = ctx.needs_input_grad
+        left = product(grad, b.mH, None, wishes).sum_to_size(a.shape) if needed[0] else None
+        right = _right_gradient(a, b, grad, wishes) if needed[1] else None
+        return left, right, None, None
 
 
 def _library(a: Any) -> Library:

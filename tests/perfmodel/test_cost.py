@@ -19,7 +19,7 @@ from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.plan import Balanced, Level, Plan, PlanError, level
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
@@ -88,6 +88,12 @@ class Counting:
         if m * k * n:
             self.launches += 1
             self.leaf += sum(self._moved(x.size) for x in (left, right, dest))
+
+    def multiply_half(self, leaf: str, left: Any, right: Any, dest: Any, asked: Asked) -> None:
+        raise AssertionError("only whole products are counted here")
+
+    def mirror(self, step: Mirror, source: Any, dest: Any) -> None:
+        raise AssertionError("only whole products are counted here")
 
     def multiply_batch(self, leaf: str, lefts: list[Any], rights: list[Any], dests: list[Any]) -> None:
         before = self.launches

@@ -15,7 +15,7 @@ import fmm
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
@@ -329,6 +329,12 @@ class Magnitudes:
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         dest[...] = left @ right
         self.largest = max(self.largest, float(dest.max(initial=0)))
+
+    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+        self.multiply(leaf, left, right, dest)
+
+    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+        dest[...] = np.tril(source) + np.tril(source, -1).T
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
         for factors in zip(lefts, rights, dests, strict=True):

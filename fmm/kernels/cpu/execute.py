@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
+from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
 _PARTS = {"re": "real", "im": "imag"}  # as arrays call them
@@ -30,6 +31,8 @@ class Backend(Protocol):
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
+    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None: ...
+    def mirror(self, step: Mirror, source: Array, dest: Array) -> None: ...
 
 
 def execute_plan(
@@ -41,9 +44,12 @@ def execute_plan(
     workspace: Workspace,
     alpha: Coefficient = 1,
     beta: Coefficient = 0,
+    op: Operation = "product",
+    fill: Fill = "full",
 ) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read."""
-    walk_plan(plan, {"A": a, "B": b, "C": c}, ArrayMachine(backend, workspace), c.dtype.name, alpha, beta)
+    machine = ArrayMachine(backend, workspace)
+    walk_plan(plan, {"A": a, "B": b, "C": c}, machine, c.dtype.name, alpha, beta, op, fill)
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,13 @@ class ArrayMachine:
         else:
             lefts, rights, dests = (list(x) for x in zip(*products, strict=True))
             self.backend.multiply_batch(leaf, lefts, rights, dests)
+
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        for left, right, dest in products:
+            self.backend.multiply_half(leaf, left, right, dest, asked)
+
+    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+        self.backend.mirror(step, source, dest)
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         return False

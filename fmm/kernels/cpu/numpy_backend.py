@@ -12,9 +12,10 @@ import numpy as np
 
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.elementwise import Call, CallSchedule, elementwise_calls
+from fmm.kernels.cpu.half_product import half_product, mirror_tasks
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.leaf import Multiply, leaf_use
-from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 
 # What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
 # in a second-level cache, but the threads would spend their time handing each other Python's lock (measured).
@@ -41,6 +42,13 @@ class NumpyBackend:
         """One after the other: each uses all threads."""
         for left, right, dest in zip(lefts, rights, dests, strict=True):
             self.multiply(leaf, left, right, dest)
+
+    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+        """The lower half, whatever the leaf: BLAS has one way."""
+        half_product(left, right, dest, asked)
+
+    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+        self.threads.run(list(mirror_tasks(step, source, dest)))
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums; beyond the edge of a smaller read there are zeros."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from fmm.kernels.cpu.fork_safe import Lock, in_child
 
@@ -65,17 +66,35 @@ def one_thread_each(count: int) -> Iterator[bool]:
 @lru_cache(maxsize=1)
 def loaded_openblas() -> OpenBlas | None:
     """Found in the module that NumPy multiplies with, and in what that was linked with."""
-    module = sys.modules.get("numpy.linalg._umath_linalg")
-    try:
-        library = ctypes.CDLL(str(getattr(module, "__file__", "")))
-    except OSError:
-        return None
-    for prefix, suffix in product(PREFIXES, SUFFIXES):
+    library = _numpys_library()
+    for prefix, suffix in product(PREFIXES, SUFFIXES) if library else ():
         names = (f"{prefix}{verb}{suffix}" for verb in ("get_parallel", "get_num_threads", "set_num_threads"))
         parallel, count, limit = (getattr(library, name, None) for name in names)
         if parallel and count and limit:
             return OpenBlas(count, limit) if parallel() == OWN_THREADS else None
     return None
+
+
+def cblas_function(name: str) -> tuple[Any, Any] | None:
+    """A function of BLAS's C interface, such as `dsyrk`, in the OpenBLAS that NumPy multiplies with; and its type of
+    whole numbers. None if it is another library."""
+    library = _numpys_library()
+    if library is None or loaded_openblas() is None:
+        return None
+    for prefix, suffix in product(("scipy_cblas_", "cblas_"), SUFFIXES):
+        if (found := getattr(library, f"{prefix}{name}{suffix}", None)) is not None:
+            return found, ctypes.c_int64 if "64" in suffix else ctypes.c_int
+    return None
+
+
+@lru_cache(maxsize=1)
+def _numpys_library() -> ctypes.CDLL | None:
+    """The module that NumPy multiplies with, and what that was linked with."""
+    module = sys.modules.get("numpy.linalg._umath_linalg")
+    try:
+        return ctypes.CDLL(str(getattr(module, "__file__", "")))
+    except OSError:
+        return None
 
 
 @in_child

@@ -18,11 +18,12 @@ from functools import partial
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.half_product import BAND, half_product, mirror_band
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, host_product
 from fmm.kernels.cpu.openblas import one_thread_each
 from fmm.kernels.cpu.thread_pool import Threads, side_by_side
 from fmm.kernels.plans.leaf import Multiply
-from fmm.kernels.plans.level_steps import Sum
+from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 
 PRODUCTS_AT_ONCE = 2  # measured with two; with more, a plan would have too few products to share
 LEAST_FLOPS = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
@@ -205,6 +206,16 @@ class SideBySide(NumpyBackend):
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         self.flow.add(Task.multiplying(host_product(leaf), left, right, dest))
+
+    def multiply_half(self, leaf: str, left: Array, right: Array, dest: Array, asked: Asked) -> None:
+        work = partial(half_product, left, right, dest, asked)
+        self.flow.add(Task((left, right), (dest,), work, flops=dest.size * left.shape[1]))
+
+    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+        for top in range(0, len(dest), BAND):
+            rows, cols = slice(top, top + BAND), slice(0, top + BAND)
+            read, written = source[rows, cols], [dest[rows, cols], *([dest[cols, rows]] if step.fill == "full" else [])]
+            self.flow.add(Task((read,), written, partial(mirror_band, step, source, dest, top)))
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         rows = max(x.shape[0] for x in writes)

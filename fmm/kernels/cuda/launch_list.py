@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -63,7 +64,7 @@ class Launch:
 class VendorCall:
     """A product by the vendor's library."""
 
-    op: GemmOp
+    op: GemmOp | RankOp
     label: str
     does: Work = "product"
 

@@ -7,6 +7,7 @@ stack.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -17,13 +18,15 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
+from fmm.kernels.cuda.rank import rank_op
 from fmm.kernels.cuda.recompute.recompute import recompute_launches
 from fmm.kernels.cuda.select import Target, select_launches
+from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.sum_launch import sum_op
-from fmm.kernels.cuda.views import View, constant_distance, operand_views
+from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, operand_views
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
 from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
@@ -45,14 +48,23 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         found = (op,) if isinstance(op, Turn) else select_launches(op, target)
         steps += found
         lanes += [lane] * len(found)
-        unseen = unseen or _writes_unseen(op, found)
-    if target.flagged:
+        # (A mirror looks at all of the half that is computed.)
+        unseen = (unseen and not _mirrors_all(op)) or _writes_unseen(op, found)
+    if target.flagged and (problem.alpha, problem.beta, problem.fill) == (1, 0, "full"):
         # (A plan that is one GEMM is the vendor's own, unless its leaf saves products.)
         scanned = unseen and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
         again = recompute_launches(problem, scanned, target.chip, target.divides)
         steps += again
         lanes += [0] * len(again)
+        # What is computed again is complex, and rounded otherwise in the other half.
+        mirrors = [op for op in wanted.ops if problem.type.is_complex and isinstance(op, MirrorOp)]
+        steps += [step for op in mirrors[-1:] for step in select_launches(op, replace(target, flagged=False))]
+        lanes += [0] * len(mirrors[-1:])
     return LaunchList(plan, problem, tuple(steps), tuple(lanes), wanted.workspace, target.alignment)
+
+
+def _mirrors_all(op: Operation) -> bool:
+    return isinstance(op, MirrorOp) and op.full and op.writes_result
 
 
 def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
@@ -70,7 +82,8 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     check_type(plan, problem.dtype)
     recorder = Recorder()
-    walk_plan(plan, dict(operand_views(problem)), recorder, problem.dtype, problem.alpha, problem.beta)
+    asked = problem.alpha, problem.beta, problem.op, problem.fill
+    walk_plan(plan, dict(operand_views(problem)), recorder, problem.dtype, *asked)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
 
 
@@ -126,6 +139,43 @@ class Recorder:
         for batch in [products] if alike else [[p] for p in products]:
             self._note(gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch))
 
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """One after the other by BLAS, which has no batch of them; a batch of small ones as whole products."""
+        dest, k = products[0][2], products[0][0].cols
+        alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
+        if not dest.rows:
+            return
+        if k == 0 or alpha == 0:
+            for _, _, dest in products:
+                self._note(MirrorOp(dest, dest, 0, beta, full=False))
+            return
+        row = leaf_use(leaf).leaf
+        halves = asked.op == "gram" and dtype in row.halves
+        small = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_halves
+        if halves and not small:
+            ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
+            if all(ranks):
+                self._note(*(op for op in ranks if op))
+                return
+        if asked.fill == "loose":
+            self.multiply(leaf, products, dtype, alpha, beta)
+        else:
+            self._whole_products(leaf, products, dtype, alpha, beta)
+
+    def _whole_products(self, leaf: str, products: Sequence[Triple], dtype: str, alpha: float, beta: float) -> None:
+        """Into a temporary each, of which only the lower half is taken."""
+        for left, right, dest in products:
+            mark = self.used
+            whole = self.take(dest.rows, dest.cols, columns_contiguous(dest), dtype)
+            self.multiply(leaf, [(left, right, whole)], dtype, 1, 0)
+            self._note(MirrorOp(whole, dest, alpha, beta, full=False))
+            self.release(mark)
+
+    def mirror(self, step: Mirror, source: View, dest: View) -> None:
+        if dest.rows:
+            alpha, beta = complex(step.alpha).real, complex(step.beta).real
+            self._note(MirrorOp(source, dest, alpha, beta, step.fill == "full"))
+
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A kernel of a step table, product and all, in one launch."""
         factors, reads, writes = (
@@ -160,7 +210,7 @@ class Recorder:
     def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Independent products in turn on two lanes, each lane with temporaries of its own."""
         mark, itemsize = self.used, DTYPES[dtype].itemsize
-        room = max(workspace(p.plan, *p.size, itemsize, 1, int(p.accumulate)) for p in products)
+        room = max(workspace(p.plan, *p.size, itemsize, *p.asked) for p in products)
         self._note(Turn.FORK)
         for i, product in enumerate(products):
             self.lane = i % 2

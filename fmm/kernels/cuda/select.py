@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
@@ -19,6 +20,8 @@ from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
 from fmm.kernels.cuda.products.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
 from fmm.kernels.cuda.products.wgmma import wgmma_launch, wgmma_op
+from fmm.kernels.cuda.rank import RankOp
+from fmm.kernels.cuda.sums.mirror import MirrorOp, mirror_launch
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_launch
 from fmm.kernels.plans.plan_error import PlanError
 
@@ -55,10 +58,16 @@ class Target:
         return dict(zip(BASES, self.alignment, strict=True))
 
 
-def select_launches(op: SumOp | GemmOp | TileOp | TileGroup, target: Target) -> tuple[Launch | VendorCall, ...]:
+def select_launches(
+    op: SumOp | MirrorOp | GemmOp | RankOp | TileOp | TileGroup, target: Target
+) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
         return (sum_launch(op, target.divides, target.flagged),)
+    if isinstance(op, MirrorOp):
+        return (mirror_launch(op, target.flagged),)
+    if isinstance(op, RankOp):
+        return (VendorCall(op, f"cuBLAS, {'herk' if DTYPES[op.dtype].is_complex else 'syrk'}: one half"),)
     if isinstance(op, GemmOp):
         return _select_product(op, target)
     return _by_tiles(op, target)

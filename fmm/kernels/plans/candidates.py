@@ -117,6 +117,31 @@ def _with_above(level: CandidateLevel, plans: Sequence[Plan], device: str) -> It
                 yield Plan((first, *plan.levels), plan.leaf)
 
 
+# Cuts of a product that is its own adjoint that are compared, by device; and forms and levels of the products below the
+# diagonal. On a CPU BLAS's own function has nothing to gain from many small ones.
+CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
+HALF_FORMS: Final = ("nested", "one pass", "outer")
+
+
+@depends_on_rows
+@lru_cache(maxsize=4)
+def half_candidates(device: str) -> tuple[Plan, ...]:
+    """What is compared for products that are their own adjoints: the vendor's way first, then cuts whose products below
+    the diagonal are the vendor's or one of the plans that are fast for products."""
+    inner = [VENDOR]
+    for form in CANDIDATE_FORMS:
+        if form.device == device and form.name in HALF_FORMS:
+            levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
+            inner += [plan for level in levels for plan in form.plans(level, VENDOR.leaf)]
+    found = [VENDOR]
+    for cuts in CUTS[device]:
+        found += [Plan.parse(f"gram^{cuts} > {plan}") for plan in dict.fromkeys(inner)]
+    return tuple(found)
+
+
+HALF_LEVELS = 1  # algorithms that are tried there
+
+
 def leaves_on(device: str) -> list[Leaf]:
     """The leaves that such a device has and that are considered at all."""
     return [leaf for leaf in LEAVES if device in leaf.devices and leaf.forms]

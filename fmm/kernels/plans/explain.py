@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fmm.kernels.plans.level_steps import PLAIN, Asked, LevelSteps, Mirror
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import leaf_products, multiplications, workspace
+from fmm.kernels.plans.workspace import leaf_halves, leaf_products, multiplications, workspace
 
 
 class Row(NamedTuple):
@@ -21,31 +22,42 @@ class Row(NamedTuple):
     temporaries: int
 
 
-def explained_rows(plan: Plan, m: int, k: int, n: int, itemsize: int) -> Iterator[Row]:
+def explained_rows(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN) -> Iterator[Row]:
     """The levels from the outside in, each on the largest product of the level above it."""
-    while (steps := lower_level(plan, m, k, n)) is not None:
+    while (steps := lower_level(plan, m, k, n, *asked)) is not None:
         products = list(steps.products)
         itemsize = plan.itemsize_inside(itemsize, [p.plan for p in products])
         taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
-        yield Row(str(plan.levels[0]), f"{m} x {k} x {n}", plan.levels[0].does(steps), len(products), taken)
+        around = any(isinstance(step, Mirror) for step in steps.steps) or not plan.levels
+        name, does = (asked.op, _around(steps)) if around else (str(plan.levels[0]), plan.levels[0].does(steps))
+        yield Row(name, f"{m} x {k} x {n}", does, len(products), taken)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
-        plan, (m, k, n) = largest.plan, largest.size
+        plan, (m, k, n), asked = largest.plan, largest.size, largest.asked
     yield Row(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call, 1, 0)
 
 
-def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int) -> str:
+def _around(steps: LevelSteps) -> str:
+    """What is done around a product, of which a leaf or a level computes no more than it can."""
+    mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
+    if not mirrors:
+        return "alpha and beta"
+    return "the lower half, then its mirror" if mirrors[0].fill == "full" else "the lower half of a temporary"
+
+
+def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Asked = PLAIN) -> str:
     """The rows as aligned text, with the totals below."""
     lines = [("level", "product (m x k x n)", "what it does", "products", "temporaries")]
-    for row in explained_rows(plan, m, k, n, itemsize):
+    for row in explained_rows(plan, m, k, n, itemsize, asked):
         lines.append((*row[:3], str(row.products), spelled_bytes(row.temporaries)))
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    leaves = leaf_products(plan, m, k, n)
+    leaves, halves = leaf_products(plan, m, k, n, asked), leaf_halves(plan, m, k, n, asked)
     text += filter(None, (level.launched for level in plan.levels))
-    done, classical = multiplications(plan, m, k, n), m * k * n
+    done, classical = multiplications(plan, m, k, n, asked), m * k * n
     share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
-    total = spelled_bytes(workspace(plan, m, k, n, itemsize))
-    return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products, workspace {total}"])
+    total = spelled_bytes(workspace(plan, m, k, n, itemsize, *asked))
+    half = f" and {sum(halves.values())} of which one half is computed" if halves else ""
+    return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products{half}, workspace {total}"])
 
 
 def spelled_bytes(n: int) -> str:

@@ -40,6 +40,8 @@ class Leaf:
     types: tuple[str, ...]  # that it multiplies
     types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
     considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
+    halves: tuple[str, ...] = ()  # types of which it computes one half alone, of a product that is its own adjoint
+    whole_halves: int = 0  # on a GPU up to so many rows a batch of such is a batch of whole products, which is faster
     call: str = "one launch"  # what one product is, in a table of explain
     scratch: int = 0  # bytes of workspace that a product may use
     alignment: int = 1  # it is compared unasked only where every row begins at a multiple of so many bytes

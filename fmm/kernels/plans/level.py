@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.blocks import Cut
-from fmm.kernels.plans.level_steps import LevelSteps, Sum
+from fmm.kernels.plans.level_steps import Asked, LevelSteps, Sum
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import Registry
 
@@ -60,6 +60,23 @@ class PlanLevel(ABC):
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """The steps for C = alpha A B + beta C of a plan that begins with this level; `plan.rest` is below it."""
 
+    def lower_half(self, plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps:
+        """The steps for the lower half of an n x n C that is its own adjoint; only levels that are `halving` have them.
+
+        Fill is `lower` or `loose`.
+        """
+        raise PlanError(f"{self} does not cut products that are their own adjoints")
+
+    @property
+    def halving(self) -> bool:
+        """Does it cut products that are their own adjoints, and no others?"""
+        return False
+
+    @property
+    def keeps_upper_half(self) -> bool:
+        """Of a halving level: does it write nothing of C's upper half, if its leaf does not?"""
+        return True
+
     @property
     def takes_alpha_beta(self) -> bool:
         """Do its steps scale and add themselves? Else they are only asked for A B, and a pass does the rest."""
@@ -94,6 +111,11 @@ class PlanLevel(ABC):
     def depth(self) -> int:
         """How many levels of recursion it does at once."""
         return 1
+
+    @property
+    def shallower(self) -> PlanLevel | None:
+        """With one level of recursion less; None if then nothing is left of it."""
+        return None
 
     @property
     def splits(self) -> bool:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fmm.kernels.algorithms.additions import AdditionProgram
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
+from fmm.problem import Fill, Operation
 
 if TYPE_CHECKING:  # a plan is made of levels, and their steps hold plans
     from fmm.kernels.plans.plan import Plan
@@ -78,19 +79,54 @@ class Sum:
         return Sum(self.label, program, places, tuple(w for _, w in kept))
 
 
+class Asked(NamedTuple):
+    """What is asked of a plan besides sizes: C = alpha A B + beta C, and of a C that is its own adjoint how much."""
+
+    alpha: Coefficient = 1
+    beta: Coefficient = 0
+    op: Operation = "product"
+    fill: Fill = "full"
+
+
+PLAIN, ADDED = Asked(), Asked(1, 1)
+
+
 @dataclass(frozen=True)
 class Product:
-    """dest = left right (+ dest if `accumulate`), by a plan of its own."""
+    """dest = alpha left right + beta dest, by a plan of its own."""
 
     left: Place
     right: Place
     dest: Place
     plan: Plan
-    accumulate: bool = False
+    asked: Asked = PLAIN
 
     @property
     def size(self) -> tuple[int, int, int]:
         return self.left.rows, self.left.cols, self.right.cols
+
+    @property
+    def accumulate(self) -> bool:
+        """Does it read what stands in dest?"""
+        return self.asked.beta != 0
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The lower half of dest = alpha source + beta dest; with fill `full` the upper half becomes its adjoint.
+
+    The source may be dest itself, whose lower half is then left as it is. Of complex numbers the diagonal becomes real.
+    """
+
+    source: Place
+    dest: Place
+    alpha: Coefficient = 1
+    beta: Coefficient = 0
+    fill: Fill = "full"
+
+    @property
+    def in_place(self) -> bool:
+        return self.source == self.dest
 
 
 @dataclass(frozen=True)
@@ -109,7 +145,8 @@ class ProductWithSums:
 
 @dataclass(frozen=True)
 class ProductBatch:
-    """Independent products of one size by one plan, their operands and results at constant distances."""
+    """Independent products of one size by one plan, of which the same is asked, their operands and results at constant
+    distances."""
 
     products: tuple[Product, ...]
 
@@ -127,14 +164,14 @@ class LevelSteps:
     """
 
     temporaries: tuple[tuple[str, int, int], ...]
-    steps: tuple[Sum | Product | ProductWithSums | ProductBatch, ...]
+    steps: tuple[Sum | Product | ProductWithSums | ProductBatch | Mirror, ...]
     lanes: int = 1
 
     def __hash__(self) -> int:
         return id(self)
 
     @property
-    def flat(self) -> Iterator[Sum | Product]:
+    def flat(self) -> Iterator[Sum | Product | Mirror]:
         """The steps with everything taken apart."""
         for step in self.steps:
             if isinstance(step, ProductBatch):

@@ -5,17 +5,39 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fmm.kernels.algorithms.additions import Coefficient, updating_program
-from fmm.kernels.plans.level_steps import COPY, LevelSteps, Place, Product, Sum, temporary_sizes, whole_matrix
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.level_steps import (
+    COPY,
+    Asked,
+    LevelSteps,
+    Mirror,
+    Place,
+    Product,
+    Sum,
+    temporary_sizes,
+    whole_matrix,
+)
+from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
+from fmm.problem import Fill, Operation
 
 PANEL = 1 << 20  # elements: an updating leaf computes this much of A B at a time, so that its scratch stays small
 
 
 @depends_on_rows
 @lru_cache(maxsize=4096)
-def lower_level(plan: Plan, m: int, k: int, n: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps | None:
+def lower_level(
+    plan: Plan,
+    m: int,
+    k: int,
+    n: int,
+    alpha: Coefficient = 1,
+    beta: Coefficient = 0,
+    op: Operation = "product",
+    fill: Fill = "full",
+) -> LevelSteps | None:
     """The steps of a plan's first level for C = alpha A B + beta C; None where the leaf itself does just that."""
+    if op != "product":
+        return _lower_half(plan, n, k, Asked(alpha, beta, op, fill))
     if not plan.levels:
         return None if (alpha, beta) == (1, 0) else _updated_leaf(plan, m, k, n, alpha, beta)
     first = plan.levels[0]
@@ -44,3 +66,28 @@ def _updated(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coeff
     return LevelSteps(
         (("D", m, n),), (Product(whole_matrix("A", m, k), whole_matrix("B", k, n), product, plan), update)
     )
+
+
+# ---- products that are their own adjoints
+
+
+def _lower_half(plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps | None:
+    """Levels compute the lower half; what is wanted of the upper one is done around them."""
+    if plan.levels and not plan.halving:
+        raise PlanError(f"{plan} computes whole products; a plan of a product that is its own adjoint begins with gram")
+    if asked.fill == "full":
+        c = whole_matrix("C", n, n)
+        return LevelSteps((), (_half_product(plan, n, k, c, asked._replace(fill="loose")), Mirror(c, c)))
+    if not plan.levels:
+        return None
+    first, plain = plan.levels[0], (asked.alpha, asked.beta) == (1, 0)
+    if (plain or first.takes_alpha_beta) and (asked.fill == "loose" or first.keeps_upper_half):
+        return first.lower_half(plan, n, k, asked)
+    d = whole_matrix("D", n, n)
+    product = _half_product(plan, n, k, d, Asked(op=asked.op, fill="loose"))
+    update = Mirror(d, whole_matrix("C", n, n), asked.alpha, asked.beta, "lower")
+    return LevelSteps((("D", n, n),), (product, update))
+
+
+def _half_product(plan: Plan, n: int, k: int, dest: Place, asked: Asked) -> Product:
+    return Product(whole_matrix("A", n, k), whole_matrix("B", k, n), dest, plan, asked)

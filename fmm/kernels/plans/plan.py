@@ -38,6 +38,10 @@ class Plan:
         if len(lanes) > 1:
             what = "side by side" if lanes[1].needs_fusing_leaf else "overlapped"
             raise PlanError(f"{lanes[1]} below {lanes[0]}: only one level of a plan can be {what}")
+        halving = [level.halving for level in self.levels]
+        if halving != sorted(halving, reverse=True):
+            last = self.levels[len(halving) - 1 - halving[::-1].index(True)]
+            raise PlanError(f"{last} cuts only products that are their own adjoints, of which no other level makes any")
         fused = [level for level in self.levels if level.needs_fusing_leaf]
         if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses):
             raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves()}")
@@ -46,6 +50,21 @@ class Plan:
     def rest(self) -> Plan:
         """The plan of the products of the first level."""
         return _rest(self)
+
+    @property
+    def halving(self) -> bool:
+        """Is it a plan of products that are their own adjoints, and of no others?"""
+        return bool(self.levels) and self.levels[0].halving
+
+    @property
+    def half(self) -> Plan:
+        """The plan of the products below it that are their own adjoints: levels that cut such ones, then the leaf."""
+        return _half(self)
+
+    @property
+    def shallower(self) -> Plan:
+        """With one level of recursion less, taken from the outermost level that has any; the same if none has."""
+        return _shallower(self)
 
     @property
     def fused(self) -> bool:
@@ -115,6 +134,20 @@ VENDOR = Plan()
 @lru_cache(maxsize=4096)
 def _rest(plan: Plan) -> Plan:
     return replace(plan, levels=plan.levels[1:])
+
+
+@lru_cache(maxsize=4096)
+def _shallower(plan: Plan) -> Plan:
+    at = next((i for i, level in enumerate(plan.levels) if level.depth), None)
+    if at is None:
+        return plan
+    less = plan.levels[at].shallower
+    return replace(plan, levels=(*plan.levels[:at], *([less] if less else []), *plan.levels[at + 1 :]))
+
+
+@lru_cache(maxsize=4096)
+def _half(plan: Plan) -> Plan:
+    return replace(plan, levels=tuple(level for level in plan.levels if level.halving))
 
 
 @depends_on_rows

@@ -12,14 +12,24 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBatch, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import (
+    Asked,
+    LevelSteps,
+    Mirror,
+    Place,
+    Product,
+    ProductBatch,
+    ProductWithSums,
+    Sum,
+)
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Fill, Operation
 
 Matrix = Any  # the machine's: two axes, with .shape and .strides
 Operands = dict[str, Matrix]  # by name: A, B, C and this level's temporaries
 Triple = tuple[Matrix, Matrix, Matrix]  # left, right, dest
-Step = Sum | Product | ProductWithSums | ProductBatch
+Step = Sum | Product | ProductWithSums | ProductBatch | Mirror
 
 
 class Machine(Protocol):
@@ -55,6 +65,11 @@ class Machine(Protocol):
     ) -> None:
         """Products of this type by a leaf, of one size; several are a batch."""
 
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
+        """The lower halves of products of this type and size that are their own adjoints; several are a batch."""
+
+    def mirror(self, step: Mirror, source: Matrix, dest: Matrix) -> None: ...
+
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A product with the sums of a step table's kernel around it; False where they must be done one by one."""
         ...
@@ -68,17 +83,27 @@ class Machine(Protocol):
 
 
 def walk_plan(
-    plan: Plan, operands: Operands, machine: Machine, dtype: str, alpha: Coefficient = 1, beta: Coefficient = 0
+    plan: Plan,
+    operands: Operands,
+    machine: Machine,
+    dtype: str,
+    alpha: Coefficient = 1,
+    beta: Coefficient = 0,
+    op: Operation = "product",
+    fill: Fill = "full",
 ) -> None:
     """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read.
 
     `dtype`: of the product; levels may change the type of what is below them.
     """
     a, b, c = operands["A"], operands["B"], operands["C"]
-    if not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
+    half = op != "product"
+    if half and not plan.levels and fill != "full":
+        machine.multiply_half(plan.leaf, [(a, b, c)], dtype, Asked(alpha, beta, op, fill))
+    elif not half and not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
         machine.multiply(plan.leaf, [(a, b, c)], dtype, alpha, beta)
-    elif not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
-        steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta)
+    elif half or not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
+        steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
         _run(steps, operands, machine, plan.type_inside(dtype, [p.plan for p in steps.products]))
 
@@ -113,12 +138,25 @@ def _step(step: Step, operands: Operands, machine: Machine, dtype: str) -> None:
             _one_by_one(step, operands, machine, dtype)
     elif isinstance(step, Product):
         _product(step, operands, machine, dtype)
-    elif step.products[0].plan.levels:
+    elif isinstance(step, Mirror):
+        machine.mirror(step, *(machine.part(operands[p.name], p) for p in (step.source, step.dest)))
+    else:
+        _batch(step, operands, machine, dtype)
+
+
+def _batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: str) -> None:
+    """At once, if leaves do all of them."""
+    plan, asked = step.products[0].plan, step.products[0].asked
+    half, update = asked.op != "product", (asked.alpha, asked.beta)
+    if plan.levels or not (half or machine.leaf_updates or update == (1, 0)):
         for product in step.products:
             _product(product, operands, machine, dtype)
+        return
+    triples = [_triple(product, operands, machine) for product in step.products]
+    if half:
+        machine.multiply_half(plan.leaf, triples, dtype, asked)
     else:
-        triples = [_triple(product, operands, machine) for product in step.products]
-        machine.multiply(step.products[0].plan.leaf, triples, dtype, 1, 0)
+        machine.multiply(plan.leaf, triples, dtype, *update)
 
 
 def _one_by_one(step: ProductWithSums, operands: Operands, machine: Machine, dtype: str) -> None:
@@ -133,7 +171,7 @@ def _one_by_one(step: ProductWithSums, operands: Operands, machine: Machine, dty
 
 def _product(product: Product, operands: Operands, machine: Machine, dtype: str) -> None:
     triple = dict(zip("ABC", _triple(product, operands, machine), strict=True))
-    walk_plan(product.plan, triple, machine, dtype, 1, int(product.accumulate))
+    walk_plan(product.plan, triple, machine, dtype, *product.asked)
 
 
 def _triple(product: Product, operands: Operands, machine: Machine) -> Triple:

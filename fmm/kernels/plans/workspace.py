@@ -6,28 +6,42 @@ from functools import lru_cache
 from math import prod
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
+from fmm.problem import Fill, Operation
+
+Size = tuple[int, int, int]  # (m, k, n)
 
 GRAPH_SCRATCH = 32 << 20  # bytes: what cuBLAS documents for Hopper; a captured call may not allocate its own
 
 
 @depends_on_rows
 @lru_cache(maxsize=65536)
-def workspace(plan: Plan, m: int, k: int, n: int, itemsize: int, alpha: Coefficient = 1, beta: Coefficient = 0) -> int:
+def workspace(
+    plan: Plan,
+    m: int,
+    k: int,
+    n: int,
+    itemsize: int,
+    alpha: Coefficient = 1,
+    beta: Coefficient = 0,
+    op: Operation = "product",
+    fill: Fill = "full",
+) -> int:
     """Peak bytes of temporaries, all levels: this level's, plus the hungriest of its products' (they take turns).
 
     Where two products run at a time, both count.
     """
-    steps = None if plan.fused else lower_level(plan, m, k, n, alpha, beta)
+    steps = None if plan.fused else lower_level(plan, m, k, n, alpha, beta, op, fill)
     if steps is None:
         return plan.leaf_use.leaf.scratch
-    inner = dict.fromkeys((p.plan, *p.size, p.accumulate) for p in steps.products)
+    inner = dict.fromkeys((p.plan, p.size, p.asked) for p in steps.products)
     inside = plan.itemsize_inside(itemsize, [p for p, *_ in inner])
     own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in steps.temporaries)
-    return own + steps.lanes * max((workspace(p, *size, inside, 1, int(acc)) for p, *size, acc in inner), default=0)
+    return own + steps.lanes * max((workspace(p, *size, inside, *asked) for p, size, asked in inner), default=0)
 
 
 def check_type(plan: Plan, dtype: str) -> None:
@@ -41,34 +55,39 @@ def check_type(plan: Plan, dtype: str) -> None:
     raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {dtype}")
 
 
-def leaf_products(plan: Plan, m: int, k: int, n: int) -> dict[tuple[int, int, int], int]:
-    """The multiset of leaf products (m, k, n) -> how many."""
-    return dict(_leaves(plan, m, k, n, 0))
+def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> dict[tuple[int, int, int], int]:
+    """The multiset of leaf products (m, k, n) -> how many; without those that are their own adjoints."""
+    return {size: count for (size, half), count in _leaves(plan, m, k, n, asked) if not half}
+
+
+def leaf_halves(plan: Plan, m: int, k: int, n: int, asked: Asked) -> dict[tuple[int, int, int], int]:
+    """The multiset of leaf products that are their own adjoints, of which a leaf computes one half."""
+    return {size: count for (size, half), count in _leaves(plan, m, k, n, asked) if half}
 
 
 @depends_on_rows
 @lru_cache(maxsize=65536)
-def _leaves(plan: Plan, m: int, k: int, n: int, beta: int) -> tuple[tuple[tuple[int, int, int], int], ...]:
-    steps = lower_level(plan, m, k, n, 1, beta)
+def _leaves(plan: Plan, m: int, k: int, n: int, asked: Asked) -> tuple[tuple[tuple[Size, bool], int], ...]:
+    steps = lower_level(plan, m, k, n, *asked)
     if steps is None:
-        return (((m, k, n), 1),)
-    found: dict[tuple[int, int, int], int] = {}
+        return ((((m, k, n), asked.op != "product"), 1),)
+    found: dict[tuple[Size, bool], int] = {}
     for p in steps.products:
-        for size, count in _leaves(p.plan, *p.size, int(p.accumulate)):
-            found[size] = found.get(size, 0) + count
+        for leaf, count in _leaves(p.plan, *p.size, p.asked):
+            found[leaf] = found.get(leaf, 0) + count
     return tuple(found.items())
 
 
 @depends_on_rows
 @lru_cache(maxsize=4096)
-def multiplications(plan: Plan, m: int, k: int, n: int, beta: int = 0) -> float:
+def multiplications(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> float:
     """All that the leaf products do, in multiplications of the numbers that the plan is asked for."""
-    steps = lower_level(plan, m, k, n, 1, beta)
+    steps = lower_level(plan, m, k, n, *asked)
     if steps is None:
-        return float(m * k * n)
+        return m * k * n * 1.0 if asked.op == "product" else m * (m + 1) / 2 * k
     products = list(steps.products)
     own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
-    return own * sum(multiplications(p.plan, *p.size, int(p.accumulate)) for p in products)
+    return own * sum(multiplications(p.plan, *p.size, p.asked) for p in products)
 
 
 FEW = 4096  # products that any plan may make

@@ -12,6 +12,7 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.device_code.read import header_text
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import ALIGNED, Alignment
@@ -149,6 +150,7 @@ def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
         assert [label for count, label in said for _ in range(int(count))] == [step.label for step in steps]
         for step in steps:
             if isinstance(step, VendorCall):
+                assert isinstance(step.op, GemmOp)
                 assert step.label.startswith(VENDORS[step.op.use.leaf.name])
             else:
                 name = step.label.replace(",", " ").replace(":", " ").split()[0]

@@ -18,7 +18,7 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.blocks import block_side, operand_blocks, side_cuts
-from fmm.kernels.plans.level_steps import LevelSteps, Place, ProductBatch, Sum, whole_matrix
+from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, ProductBatch, Sum, whole_matrix
 from fmm.kernels.plans.lower import PANEL, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Level, Plan
@@ -117,6 +117,7 @@ def check_recipe(recipe: LevelSteps, m: int, k: int, n: int) -> None:
     room = {"A": (m, k), "B": (k, n), "C": (m, n), **{name: (r, c) for name, r, c in recipe.temporaries}}
     assert len(room) == 3 + len(recipe.temporaries), "a temporary's name is taken"
     for step in recipe.flat:
+        assert not isinstance(step, Mirror)
         places = (*step.reads, *step.writes) if isinstance(step, Sum) else (step.left, step.right, step.dest)
         for place in places:
             rows, cols = room[place.name]

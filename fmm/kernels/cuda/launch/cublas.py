@@ -18,6 +18,7 @@ from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES
+from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.views import Factor
 
 Math = Literal["ieee", "tf32"]
@@ -38,9 +39,11 @@ class GemmCall(Protocol):
     def __call__(self, lane: Lane, bases: Sequence[int]) -> None: ...
 
 
-def vendor_call(op: GemmOp, divides: Mapping[str, int]) -> GemmCall:
+def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
     """The call of a leaf product; `divides`: a power of two that divides each base's address."""
     kind = DTYPES[op.dtype]
+    if isinstance(op, RankOp):
+        return _RankCall(op, kind)
     number = op.use.number
     if number is None:
         functions = _FUNCTIONS_3M if op.use.leaf.name == "vendor3m" else _FUNCTIONS
@@ -98,6 +101,14 @@ _FUNCTIONS_3M = {
     "complex64": _Function("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
     "complex128": _Function("cublasZgemm3m", ""),
 }
+# One half of X X^H; alpha and beta are real.
+_RANK_FUNCTIONS = {
+    "float32": "cublasSsyrk_v2",
+    "float64": "cublasDsyrk_v2",
+    "complex64": "cublasCherk_v2",
+    "complex128": "cublasZherk_v2",
+}
+_LOWER, _UPPER, _AS_IT_IS, _TRANSPOSED, _ADJOINT = 0, 1, 0, 1, 2  # CUBLAS_FILL_MODE_*, CUBLAS_OP_*
 _DEFAULT_ALGORITHM = -1
 _MATH: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
 
@@ -115,6 +126,8 @@ def _library() -> Any:
         strided = [*operand, q]
         if call.batched:
             getattr(library, call.batched).argtypes = [*head, *strided, *strided, p, *strided, i, *tail]
+    for name in _RANK_FUNCTIONS.values():
+        getattr(library, name).argtypes = [p, i, i, i, i, p, p, i, p, p, i]
     library.cublasSetStream_v2.argtypes = [p, p]
     library.cublasSetWorkspace_v2.argtypes = [p, p, ctypes.c_size_t]
     return library
@@ -184,6 +197,25 @@ class _CublasCall:
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
         _check_status(self.function(_Pointer(lane.handle), *head, a, *left, b, *right, c, *dest))
+
+
+class _RankCall:
+    """One half of a product of a matrix and its adjoint."""
+
+    def __init__(self, op: RankOp, type_: DType) -> None:
+        self.function: Callable[..., int] = getattr(_library(), _RANK_FUNCTIONS[type_.name])
+        self.scalars = np.array([op.alpha, op.beta], type_.real or type_.name)  # the host's copies, read at the call
+        turned = (_ADJOINT if type_.is_complex else _TRANSPOSED) if op.factor.transposed else _AS_IT_IS
+        self.head = _UPPER if op.upper else _LOWER, turned, op.n, op.k, self.scalars.ctypes.data
+        self.beta = self.scalars.ctypes.data + self.scalars.itemsize
+        self.leading = op.factor.leading, op.dest.leading
+        self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
+
+    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
+        (i, x), (k, z) = self.where
+        operand, dest = bases[i] + x, bases[k] + z
+        down, across = self.leading
+        _check_status(self.function(lane.handle, *self.head, operand, down, self.beta, dest, across))
 
 
 # ---- cuBLASLt

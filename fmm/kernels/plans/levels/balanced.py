@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.level import Footprint, LevelKind, PlanLevel, Sides, register_level
-from fmm.kernels.plans.level_steps import LevelSteps, Product, whole_matrix
+from fmm.kernels.plans.level_steps import ADDED, PLAIN, LevelSteps, Product, whole_matrix
 from fmm.kernels.plans.plan_error import PlanError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class Balanced(PlanLevel):
         dests = operand_blocks("C", m, n, (rows, cols), None)
         added = side == "k"  # the second product then adds to what the first has written
         halves = [
-            Product(lefts[i % len(lefts)], rights[i % len(rights)], dests[i % len(dests)], plan, added and i == 1)
-            for i in range(2)
+            Product(lefts[i % len(lefts)], rights[i % len(rights)], dests[i % len(dests)], plan, asked)
+            for i, asked in enumerate((PLAIN, ADDED if added else PLAIN))
         ]
         return LevelSteps((), tuple(halves))
 

@@ -117,6 +117,13 @@ class Level(PlanLevel):
         return max(len(self.scheme.factors), 1) if self.scheme else 1
 
     @property
+    def shallower(self) -> Level | None:
+        """Of a composition, without its outermost factor."""
+        if self.scheme is None or len(self.scheme.factors) < 2:
+            return None
+        return replace(self, algorithm="*".join(factor.name for factor in self.scheme.factors[1:]))
+
+    @property
     def splits(self) -> bool:
         return max(self.size) > 1
 

@@ -11,7 +11,16 @@ from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.blocks import block_side, operand_blocks
-from fmm.kernels.plans.level_steps import LevelSteps, Place, Product, ProductBatch, Sum, temporary_sizes, whole_matrix
+from fmm.kernels.plans.level_steps import (
+    ADDED,
+    LevelSteps,
+    Place,
+    Product,
+    ProductBatch,
+    Sum,
+    temporary_sizes,
+    whole_matrix,
+)
 from fmm.problem import Shape
 
 if TYPE_CHECKING:
@@ -187,7 +196,7 @@ def peeled_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
     steps = [Product(Place("A", 0, 0, mc, kc), Place("B", 0, 0, kc, nc), Place("C", 0, 0, mc, nc), core)]
     if kc < k:
         inner = Place("A", 0, kc, mc, k - kc), Place("B", kc, 0, k - kc, nc)
-        steps.append(Product(*inner, Place("C", 0, 0, mc, nc), leaf, accumulate=True))
+        steps.append(Product(*inner, Place("C", 0, 0, mc, nc), leaf, ADDED))
     if nc < n:
         right = Place("A", 0, 0, mc, k), Place("B", 0, nc, k, n - nc)
         steps.append(Product(*right, Place("C", 0, nc, mc, n - nc), leaf))

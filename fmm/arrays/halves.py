@@ -1,0 +1,25 @@
+"""Halves of matrices that are their own adjoints, by the functions that NumPy and CuPy have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def adjoint(module: Any, x: Any) -> Any:
+    """The transpose, in the same memory; of complex numbers conjugated, in new memory."""
+    turned = module.swapaxes(x, -1, -2)
+    return module.conj(turned) if x.dtype.kind == "c" else turned
+
+
+def finish_half(module: Any, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+    """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint."""
+    value = product if alpha == 1 else product * alpha
+    if beta:
+        value = value + (out if beta == 1 else out * beta)
+    if out.dtype.kind == "c":
+        module.einsum("...ii->...i", value).imag[...] = 0
+    if fill == "full":
+        lower = module.tril(value)
+        out[...] = lower + adjoint(module, module.tril(value, -1))
+    else:
+        out[...] = module.where(module.tri(out.shape[-1], dtype=bool), value, out)

@@ -1,0 +1,169 @@
+"""Products that are their own adjoints, on the host: BLAS's syrk and herk, and the upper half as the lower's mirror.
+
+NumPy has these functions but no way to call them: they are called in the very library that NumPy multiplies with, whose
+threads are then the same; where that is no OpenBLAS, in SciPy's; else numpy.matmul computes a whole product (of one
+memory and its transpose by syrk, too).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.openblas import cblas_function
+from fmm.kernels.plans.level_steps import Asked, Mirror
+
+ROW_MAJOR, UPPER, LOWER, AS_IT_IS, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # as cblas.h has them
+NAMES = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
+TILE = 128  # rows and columns that are transposed at a time: two tiles stay in a first-level cache
+BAND = 1024  # rows that one task mirrors
+
+Rank = Callable[["Factor", Array, bool, Any, Any], None]
+
+
+class Factor(NamedTuple):
+    """The one matrix X of a product X X^H (or, `turned`, X^H X), row by row in memory."""
+
+    matrix: Array
+    turned: bool
+
+    @property
+    def inner(self) -> int:
+        return int(self.matrix.shape[0 if self.turned else 1])
+
+
+# ---- the lower half, by a leaf
+
+
+def half_product(left: Array, right: Array, dest: Array, asked: Asked) -> None:
+    """The lower half of dest = alpha left right + beta dest; of the upper one nothing is written unless it is loose."""
+    if not dest.size:
+        return
+    rank = _rank_function(dest.dtype.name) if asked.op == "gram" and asked.alpha else None
+    lower = _rows_contiguous(dest)
+    if not lower:  # C^T = B^T A^T, whose upper half lies row by row
+        left, right, dest = right.T, left.T, dest.T
+    factor = _factor(left, right)
+    if rank is not None and factor is not None and factor.inner and _rows_contiguous(dest):
+        rank(factor, dest, lower, asked.alpha, asked.beta)
+    elif asked.fill == "loose" and (asked.alpha, asked.beta) == (1, 0):
+        np.matmul(left, right, out=dest)
+    else:
+        _updated(np.matmul(left, right), dest, lower, asked)
+
+
+def _updated(product: Array, dest: Array, lower: bool, asked: Asked) -> None:
+    """A whole product's half, added to what stands there."""
+    if not lower:
+        product, dest = product.T, dest.T
+    for top in range(0, len(dest), BAND):
+        mirror_band(Mirror(None, None, asked.alpha, asked.beta, "lower"), product, dest, top)  # type: ignore[arg-type]
+
+
+def _rows_contiguous(x: Array) -> bool:
+    """Can BLAS read it row by row?"""
+    (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
+    return (cols <= 1 or right == item) and (rows <= 1 or (down >= cols * item and down % item == 0))
+
+
+def _factor(left: Array, right: Array) -> Factor | None:
+    """Of the two, which are each other's adjoints, the one that lies row by row."""
+    if _rows_contiguous(left):
+        return Factor(left, False)
+    return Factor(right, True) if _rows_contiguous(right) else None
+
+
+@lru_cache(maxsize=len(NAMES))
+def _rank_function(dtype: str) -> Rank | None:
+    """What computes X X^H here; None if nothing does."""
+    name = NAMES.get(dtype)
+    if name is None:
+        return None
+    if (found := cblas_function(name)) is not None:
+        return partial(_by_cblas, *found)
+    try:
+        from scipy.linalg import blas
+    except ImportError:
+        return None
+    return partial(_by_scipy, getattr(blas, name))
+
+
+def _by_cblas(
+    function: Any, integer: Any, factor: Factor, dest: Array, lower: bool, alpha: complex, beta: complex
+) -> None:
+    """In place, whatever the distance of dest's rows."""
+    x, size, real = factor.matrix, len(dest), dest.real.dtype
+    scalar = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
+    turned = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.turned else AS_IT_IS
+    head = ROW_MAJOR, LOWER if lower else UPPER, turned, integer(size), integer(factor.inner)
+    operand = scalar(_real(alpha)), _pointer(x), integer(_leading(x))
+    function(*head, *operand, scalar(_real(beta)), _pointer(dest), integer(_leading(dest)))
+
+
+def _by_scipy(function: Any, factor: Factor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
+    """Into a new array, whose half is then copied: SciPy writes no blocks. It reads column by column, the transpose."""
+    product = function(1, factor.matrix.T, trans=0 if factor.turned else 2, lower=not lower).T
+    if dest.dtype.kind == "c":
+        product = product.conj()  # of the transpose it is the conjugate
+    _updated(product, dest, lower, Asked(_real(alpha), _real(beta)))
+
+
+def _real(c: complex) -> float:
+    return complex(c).real
+
+
+def _pointer(x: Array) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.__array_interface__["data"][0])
+
+
+def _leading(x: Array) -> int:
+    return int(max(x.strides[0] // x.itemsize if len(x) > 1 else 1, x.shape[1], 1))
+
+
+# ---- the upper half
+
+
+def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[[], None]]:
+    """The lower half of dest = alpha source + beta dest, and the upper one as its mirror if it is wanted, in bands of
+    rows that do not disturb each other."""
+    for top in range(0, len(dest), BAND):
+        yield partial(mirror_band, step, source, dest, top)
+
+
+def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
+    """Of rows from `top` on, what lies on and below the diagonal; and its mirror."""
+    full, bottom = step.fill == "full", min(top + BAND, len(dest))
+    for row in range(top, bottom, TILE):
+        rows = slice(row, min(row + TILE, bottom))
+        for col in range(0, row, TILE):
+            cols = slice(col, min(col + TILE, row))
+            _update(step, source[rows, cols], dest[rows, cols], None)
+            if full:
+                _copy_adjoint(dest[rows, cols], dest[cols, rows], None)
+        block = dest[rows, rows]
+        below = np.tri(len(block), dtype=bool)
+        _update(step, source[rows, rows], block, below)
+        if dest.dtype.kind == "c":
+            np.einsum("ii->i", block).imag[...] = 0
+        if full:
+            _copy_adjoint(block.copy(), block, ~below)
+
+
+def _update(step: Mirror, source: Array, dest: Array, where: Array | None) -> None:
+    """dest = alpha source + beta dest, where that is wanted."""
+    if source.__array_interface__["data"] == dest.__array_interface__["data"]:
+        return
+    value = source if step.alpha == 1 else source * dest.dtype.type(step.alpha)
+    if step.beta:
+        value = value + (dest if step.beta == 1 else dest * dest.dtype.type(step.beta))
+    np.copyto(dest, value, where=True if where is None else where)
+
+
+def _copy_adjoint(source: Array, dest: Array, where: Array | None) -> None:
+    turned = source.T.conj() if source.dtype.kind == "c" else source.T
+    np.copyto(dest, turned, where=True if where is None else where)

@@ -1,0 +1,111 @@
+// The half of a matrix that is its own adjoint, finished in one pass: the lower half of dest = alpha source + beta dest,
+// and the upper half as its mirror (of complex numbers conjugated, the diagonal made real).
+//
+// A thread block takes one tile on or below the diagonal, keeps it in shared memory, and writes it once more, turned, to
+// the tile's mirror. Reading and writing are both along the contiguous axis. The source may be dest itself, whose lower
+// half is then only read.
+#pragma once
+
+#include "block_sums.cuh"
+
+namespace fmm {
+
+struct HalfMirror {
+    const void* source;
+    long long source_row, source_col;  // elements from one row, one column to the next
+    void* dest;
+    long long dest_row, dest_col;
+    long long n;
+    double alpha, beta;
+    int* flag;  // raised where there is an inf or NaN
+};
+
+constexpr int MIRROR_THREADS = 256;
+
+// What the compiler must know: is source dest, is it read at all, is an old value added, is the upper half wanted, is a
+// flag raised?
+template <bool IN_PLACE, bool TAKES, bool ADDS, bool FULL, bool FLAG>
+struct MirrorVariant {
+    static constexpr bool in_place = IN_PLACE, takes = TAKES, adds = ADDS, full = FULL, flag = FLAG;
+};
+
+__device__ __forceinline__ float scaled(float x, double by) { return mul(x, static_cast<float>(by)); }
+__device__ __forceinline__ double scaled(double x, double by) { return mul(x, by); }
+template <class Real>
+__device__ __forceinline__ Complex<Real> scaled(Complex<Real> x, double by) {
+    return {scaled(x.re, by), scaled(x.im, by)};
+}
+
+template <class Stored>
+__device__ __forceinline__ Stored adjoint(Stored x) { return x; }
+template <class Real>
+__device__ __forceinline__ Complex<Real> adjoint(Complex<Real> x) { return {x.re, -x.im}; }
+
+template <class Stored>
+__device__ __forceinline__ Stored on_diagonal(Stored x) { return x; }
+template <class Real>
+__device__ __forceinline__ Complex<Real> on_diagonal(Complex<Real> x) { return {x.re, Real(0)}; }
+
+template <class Stored>
+__device__ __forceinline__ bool is_complex(const Stored*) { return false; }
+template <class Real>
+__device__ __forceinline__ bool is_complex(const Complex<Real>*) { return true; }
+
+// Row and column of the so many-th tile on or below the diagonal, row by row.
+__device__ __forceinline__ void lower_tile(long long number, long long& row, long long& col) {
+    row = static_cast<long long>((sqrt(8.0 * static_cast<double>(number) + 1.0) - 1.0) / 2.0);
+    while (row * (row + 1) / 2 > number) --row;
+    while ((row + 1) * (row + 2) / 2 <= number) ++row;
+    col = number - row * (row + 1) / 2;
+}
+
+template <class Element, int TILE, class Variant>
+__device__ __forceinline__ void mirror_half(const HalfMirror& p) {
+    using Stored = typename Traits<Element>::Stored;
+    __shared__ __align__(16) unsigned char memory[TILE * (TILE + 1) * sizeof(Stored)];
+    Stored(*tile)[TILE + 1] = reinterpret_cast<Stored(*)[TILE + 1]>(memory);
+    const Stored* source = static_cast<const Stored*>(p.source);
+    Stored* dest = static_cast<Stored*>(p.dest);
+    const bool by_columns = p.dest_col != 1;
+    const int x = threadIdx.x % TILE, first = threadIdx.x / TILE;
+    constexpr int STEP = MIRROR_THREADS / TILE;
+    long long top, left;
+    lower_tile(blockIdx.x, top, left);
+    top *= TILE;
+    left *= TILE;
+
+    bool all_finite = true;
+#pragma unroll 4
+    for (int y = first; y < TILE; y += STEP) {
+        const long long r = top + (by_columns ? x : y), c = left + (by_columns ? y : x);
+        if (r >= p.n || c > r) continue;
+        Stored* place = dest + r * p.dest_row + c * p.dest_col;
+        Stored value;
+        if (Variant::in_place && Variant::takes) {
+            value = *place;
+        } else {
+            auto sum = decltype(Convert<Element>::widen(*place)){};
+            if (Variant::takes) sum = scaled(Convert<Element>::widen(source[r * p.source_row + c * p.source_col]), p.alpha);
+            if (Variant::adds) {
+                const auto old = scaled(Convert<Element>::widen(*place), p.beta);
+                sum = Variant::takes ? add(sum, old) : old;
+            }
+            value = Convert<Element>::narrow(sum);
+        }
+        if (r == c) value = on_diagonal(value);
+        if (!(Variant::in_place && Variant::takes) || (r == c && is_complex(place))) *place = value;
+        if (Variant::flag) all_finite &= finite(Convert<Element>::widen(value));
+        if (Variant::full) tile[y][x] = value;
+    }
+    if (Variant::flag && !all_finite) *static_cast<volatile int*>(p.flag) = 1;
+    if (!Variant::full) return;
+    __syncthreads();
+#pragma unroll 4
+    for (int y = first; y < TILE; y += STEP) {
+        // The entry of the lower half whose mirror lies next to that of the thread beside this one.
+        const long long r = top + (by_columns ? y : x), c = left + (by_columns ? x : y);
+        if (r < p.n && c < r) dest[c * p.dest_row + r * p.dest_col] = adjoint(tile[x][y]);
+    }
+}
+
+}  // namespace fmm

@@ -1,0 +1,50 @@
+"""One half of X X^H in BLAS's own terms: column by column, its function syrk, of complex numbers herk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fmm.kernels.cuda.views import Factor, View, columns_contiguous, transposed_view
+
+
+@dataclass(frozen=True)
+class RankOp:
+    """One half of dest = alpha X X^H + beta dest (or of X^H X, where `factor` is transposed), in column-major terms."""
+
+    leaf: str
+    dtype: str
+    n: int
+    k: int
+    factor: Factor
+    dest: Factor
+    upper: bool
+    alpha: float = 1
+    beta: float = 0
+
+    @property
+    def pieces(self) -> tuple[Factor, Factor]:
+        """Everything that it is given."""
+        return self.factor, self.dest
+
+    @property
+    def writes_result(self) -> bool:
+        return self.dest.base == "C"
+
+
+def rank_op(leaf: str, dtype: str, left: View, right: View, dest: View, alpha: float, beta: float) -> RankOp | None:
+    """The lower half of dest = alpha left right + beta dest, where right is left's adjoint; None where neither of them
+    lies so that BLAS could begin with it.
+
+    A dest that lies row by row is column by column its transpose, whose upper half is meant.
+    """
+    upper = not columns_contiguous(dest)
+    if upper:
+        left, right, dest = transposed_view(right), transposed_view(left), transposed_view(dest)
+    if columns_contiguous(left):
+        factor = Factor(left.base, left.offset, max(left.right, 1), False, 0)
+    elif columns_contiguous(right):
+        factor = Factor(right.base, right.offset, max(right.right, 1), True, 0)
+    else:
+        return None
+    target = Factor(dest.base, dest.offset, max(dest.right, 1), False, 0)
+    return RankOp(leaf, dtype, dest.rows, left.cols, factor, target, upper, alpha, beta)

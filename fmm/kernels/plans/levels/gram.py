@@ -1,0 +1,133 @@
+"""Half of C: a product that is its own adjoint becomes two smaller ones of its kind and one product of all of K.
+
+Only the output is cut. The product below the diagonal runs by any plan of products, and with one level of recursion
+inside it fewer multiplications are left than with the best known algorithms for A A^T, which cut K as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
+from fmm.kernels.plans.level_steps import Asked, LevelSteps, Place, Product, ProductBatch
+from fmm.kernels.plans.plan_error import PlanError
+
+if TYPE_CHECKING:
+    from fmm.kernels.plans.plan import Plan
+
+MOST_CUTS = 9
+# Blocks begin at multiples of as many rows as these, if they are at least ROOM times as large: leaf products then read
+# and write whole tiles, and rows that are aligned.
+UNITS, ROOM = (64, 16), 8
+Steps = Iterator[Product | ProductBatch]
+
+
+@dataclass(frozen=True)
+class Gram(PlanLevel):
+    """`cuts` halvings of C's side at once: `gram` is one, `gram^3` makes eight blocks on the diagonal.
+
+    Each smaller product below the diagonal has one level of recursion less than the one above it, so that leaf products
+    are about alike.
+    """
+
+    cuts: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cuts <= MOST_CUTS:
+            raise PlanError(f"gram^{self.cuts}: it can cut 1 to {MOST_CUTS} times")
+
+    def __str__(self) -> str:
+        return "gram" if self.cuts == 1 else f"gram^{self.cuts}"
+
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
+
+    def lower_half(self, plan: Plan, n: int, k: int, asked: Asked) -> LevelSteps:
+        """The largest product first, blocks on the diagonal last; equal ones are a batch."""
+        parts = 1 << self.cuts
+        side = _block_side(n, parts)
+        steps: list[Product | ProductBatch] = []
+        inner, wanted = _products_plan(plan), asked._replace(op="product", fill="full")
+        for cut in range(self.cuts):
+            width = side * (parts >> cut + 1)
+            corners = [(2 * i + 1) * width for i in range(1 << cut)]
+            products = [
+                Product(Place("A", at, 0, rows, k), Place("B", 0, at - width, k, width), dest, inner, wanted)
+                for at in corners
+                if (rows := min(width, n - at)) > 0
+                for dest in (Place("C", at, at - width, rows, width),)
+            ]
+            steps += _batches(products)
+            inner = inner.shallower
+        steps += _batches(list(_diagonal(plan.rest.half, n, k, side, asked)))
+        return LevelSteps((), tuple(steps))
+
+    # ---- what is known of it
+
+    @property
+    def halving(self) -> bool:
+        return True
+
+    @property
+    def takes_alpha_beta(self) -> bool:
+        return True
+
+    @property
+    def products(self) -> int:
+        return (2 << self.cuts) - 1
+
+    @property
+    def depth(self) -> int:
+        """It saves no products."""
+        return 0
+
+    @property
+    def saves_products(self) -> bool:
+        return False
+
+    def does(self, steps: LevelSteps) -> str:
+        products = list(steps.products)
+        halves = sum(p.asked.op != "product" for p in products)
+        return f"{halves} blocks on the diagonal, {len(products) - halves} products below it"
+
+
+def _products_plan(plan: Plan) -> Plan:
+    """The plan of the products below the diagonal."""
+    while plan.halving:
+        plan = plan.rest
+    return plan
+
+
+def _diagonal(half: Plan, n: int, k: int, side: int, asked: Asked) -> Iterator[Product]:
+    for at in range(0, n, side):
+        rows = min(side, n - at)
+        factors = Place("A", at, 0, rows, k), Place("B", 0, at, k, rows)
+        yield Product(*factors, Place("C", at, at, rows, rows), half, asked)
+
+
+def _batches(products: Sequence[Product]) -> list[Product | ProductBatch]:
+    """Those of the first one's size as a batch; at most the last is smaller."""
+    alike = [p for p in products if p.size == products[0].size]
+    others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
+    return [ProductBatch(tuple(alike)) if len(alike) > 1 else alike[0], *others] if alike else others
+
+
+def _block_side(n: int, parts: int) -> int:
+    """The side of equal blocks on the diagonal, of which the last one may be smaller."""
+    unit = next((unit for unit in UNITS if n >= ROOM * unit * parts), 1)
+    return max(-(-n // (parts * unit)) * unit, 1)
+
+
+_TEXT = re.compile(r"gram(?:\^(\d+))?")
+
+
+def _parse(text: str) -> Gram | None:
+    match = _TEXT.fullmatch(text)
+    return Gram(int(match[1] or 1)) if match else None
+
+
+register_level(LevelKind("gram", _parse, lambda: ("gram",)))

@@ -1,0 +1,135 @@
+"""Products that are their own adjoints, of any library's arrays: by a plan of one half, else by the library's product.
+
+The lower half is what plans compute; an upper one is the lower one of the transposed product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fmm.arrays.library import Library
+from fmm.kernels.plans.level_steps import Asked
+from fmm.kernels.plans.plan import PlanError
+from fmm.problem import Fill
+from fmm.runtime.call import by_plan, kernel_lines
+from fmm.runtime.decide import Decision
+from fmm.runtime.limits import Wishes
+from fmm.runtime.prepare import Call, prepare, prepared
+
+Half = Literal["full", "lower", "upper"]
+HALVES: tuple[Half, ...] = ("full", "lower", "upper")
+
+
+class GramRequest(NamedTuple):
+    """What fmm.gram was asked besides its arrays."""
+
+    rows: bool = False
+    fill: Half = "full"
+    alpha: float = 1
+    beta: float = 0
+
+
+class Operands(NamedTuple):
+    """The factors of the product whose lower half is wanted, and a place for it; `turned`: it is the transposed one."""
+
+    left: Any
+    right: Any
+    out: Any
+    asked: Asked
+    turned: bool
+
+
+def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
+    """alpha a^H a + beta out (of `rows` a a^H, with b the product a b)."""
+    found = _operands(library, a, b, out, request)
+    c = _computed(library, found, wishes._replace(asked=found.asked))
+    return out if out is not None else library.transposed(c) if found.turned else c
+
+
+def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
+    """What `gram_product` would do, and why."""
+    found = _operands(library, a, b, out, request)
+    call = prepare(library, found.left, found.right, found.out, wishes._replace(asked=found.asked))
+    return replace(call.decision, kernels=kernel_lines(library, call))
+
+
+def _operands(library: Library, a: Any, b: Any, out: Any, request: GramRequest) -> Operands:
+    if b is not None:
+        left, right = a, b
+    else:
+        left, right = (a, library.adjoint(a)) if request.rows else (library.adjoint(a), a)
+    if left.ndim < 2 or right.ndim < 2 or left.shape[-2] != right.shape[-1]:
+        raise ValueError(f"fmm.gram wants matrices whose product is square, not {_shapes(a, b)}")
+    if out is None and (request.beta or request.fill != "full"):
+        if request.beta:
+            raise ValueError("beta is a factor of out, which was not given")
+        out = library.zeros(_result_shape(left, right), left)
+    elif out is not None and tuple(out.shape) != _result_shape(left, right):
+        raise ValueError(f"out is {tuple(out.shape)}, the product {_result_shape(left, right)}")
+    if turned := request.fill == "upper":
+        left, right = library.transposed(right), library.transposed(left)
+        out = library.transposed(out)
+    fill: Fill = "full" if request.fill == "full" else "lower"
+    asked = Asked(request.alpha, request.beta, "gram" if b is None else "symmetric", fill)
+    return Operands(left, right, out, asked, turned)
+
+
+def _shapes(a: Any, b: Any) -> str:
+    return " and ".join(str(tuple(x.shape)) for x in (a, b) if x is not None)
+
+
+def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
+    stack = np.broadcast_shapes(tuple(left.shape[:-2]), tuple(right.shape[:-2]))
+    return (*stack, left.shape[-2], left.shape[-2])
+
+
+def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
+    """C, in `out` if that is given."""
+    left, right, out = found[:3]
+    call = prepared(library, left, right, out, wishes)
+    if call.refused_plan:
+        library.vendor(left, right)
+        raise PlanError(call.refused_plan)
+    fits = out is None or _writes_there(library, call, found)
+    if call.plan is not None and fits:
+        c = by_plan(library, call, left, right, out, wishes)
+        if c is not None:
+            return c
+    return _finished(library, found, _whole_product(library, found, wishes))
+
+
+def _writes_there(library: Library, call: Call, found: Operands) -> bool:
+    """Can a plan do all that is asked in `out` itself? Not where inf or NaN could make it begin anew: the old numbers
+    would be gone."""
+    if call.plan is None or not call.direct:
+        return False
+    if found.asked != _whole(found.asked) and any(level.saves_products for level in call.plan.levels):
+        return False
+    return not call.overlap(*(library.pointer(x) for x in (found.left, found.right, found.out)))
+
+
+def _whole(asked: Asked) -> Asked:
+    """All of the product, and nothing besides."""
+    return Asked(op=asked.op)
+
+
+def _whole_product(library: Library, found: Operands, wishes: Wishes) -> Any:
+    """As a new array, by a plan or by the library."""
+    whole = wishes._replace(asked=_whole(found.asked))
+    call = prepared(library, found.left, found.right, None, whole)
+    c = None
+    if call.plan is not None:
+        c = by_plan(library, call, found.left, found.right, None, whole)
+    return library.vendor(found.left, found.right) if c is None else c
+
+
+def _finished(library: Library, found: Operands, product: Any) -> Any:
+    """What else is asked, done to a whole product."""
+    asked = found.asked
+    out = product if found.out is None else found.out
+    library.finish_half(product, out, complex(asked.alpha).real, complex(asked.beta).real, asked.fill)
+    library.written(out)
+    return out

@@ -1,0 +1,147 @@
+"""The kernel that finishes a half: run on the host, whose threads take turns, and compiled for every architecture."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.launch_list import FLAG, Launch
+from fmm.kernels.cuda.sums.mirror import ENTRY, THREADS, MirrorOp, mirror_launch, mirror_source
+from fmm.kernels.cuda.views import View
+from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.nvrtc import EACH_ARCHITECTURE, report
+from tests.support.tiled_on_host import scheduler
+
+TURNS = """
+extern Dim blockIdx, gridDim, threadIdx;
+extern "C" void meet();
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
+extern "C" double sqrt(double);
+static void __syncthreads() { meet(); }
+#define __align__(x)
+"""
+DRIVER = f"""
+extern "C" int launch(const void* parameters, int blocks) {{
+    auto entry = [](const void* p) {{ {ENTRY}(*static_cast<const fmm::HalfMirror*>(p)); }};
+    run(entry, parameters, blocks, 1, {THREADS});
+    return sizeof(fmm::HalfMirror);
+}}
+"""
+FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
+Matrix = np.ndarray[Any, Any]
+
+
+@cache
+def on_host(*given: Any) -> Any:
+    """The kernel of such a launch, compiled for the host."""
+    required_compiler()
+    scheduler()
+    text = mirror_source(*given).replace("#pragma once", "")
+    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
+    assert changed
+    before = header("sum_host.h").replace("static Dim blockIdx, threadIdx, gridDim;", TURNS)
+    assert TURNS in before
+    return shared_library(before + text + DRIVER, FLAGS)
+
+
+def launched(op: MirrorOp, bases: dict[str, int]) -> Launch:
+    launch = mirror_launch(op, FLAG in bases)
+    words = np.frombuffer(launch.parameters, np.int64).copy()
+    for slot in launch.slots:
+        words[slot.word] = bases[slot.base] + slot.offset
+    library = on_host(*launch.kernel.given)
+    assert library.launch(words.ctypes.data_as(ctypes.c_void_p), launch.grid[0]) == words.nbytes
+    return launch
+
+
+def matrix(n: int, dtype: str, order: str, rng: np.random.Generator) -> tuple[Matrix, Matrix]:
+    """Memory full of -7, and an n x n matrix in it whose lines are not contiguous."""
+    memory = np.full((n, n + 3), -7, dtype)
+    inside = memory[:, :n] if order == "C" else memory[:, :n].T
+    parts = [rng.integers(-9, 9, (n, n)) for _ in range(2)]
+    inside[...] = parts[0] + 1j * parts[1] if DTYPES[dtype].is_complex else parts[0]
+    return memory, inside
+
+
+def view(base: str, x: Matrix) -> View:
+    down, right = (step // x.itemsize for step in x.strides)
+    return View(base, 0, x.shape[0], x.shape[1], down, right, x.dtype.name)
+
+
+def expected(source: Matrix, dest: Matrix, alpha: float, beta: float, full: bool) -> Matrix:
+    value = (alpha * source if alpha else 0) + (beta * dest if beta else 0)
+    lower = np.tril(value).astype(dest.dtype)
+    if np.iscomplexobj(dest):
+        np.einsum("ii->i", lower).imag[...] = 0
+    return lower + np.tril(lower, -1).conj().T if full else np.where(np.tri(len(dest), dtype=bool), lower, dest)
+
+
+CASES = tuple(product(("float32", "float64", "complex64", "complex128"), ("CC", "FF", "CF"), (True, False)))
+
+
+@pytest.mark.parametrize(("dtype", "orders", "full"), CASES[::3] + CASES[1:2])
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, -0.5), (0, 2)])
+def test_a_half_from_a_temporary(dtype: str, orders: str, full: bool, alpha: float, beta: float) -> None:
+    """Exactly what is asked, and nothing beside it."""
+    rng = np.random.default_rng(5)
+    for n in (1, 16, 33, 70):
+        (_, source), (memory, dest) = (matrix(n, dtype, order, rng) for order in orders)
+        wanted = expected(source, dest, alpha, beta, full)
+        op = MirrorOp(view("W", source), view("C", dest), alpha, beta, full)
+        launched(op, {"W": source.ctypes.data, "C": dest.ctypes.data})
+        np.testing.assert_array_equal(dest, wanted)
+        assert (memory[:, n:] == -7).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "order"), [("float32", "C"), ("float64", "F"), ("complex64", "C"), ("complex128", "F")]
+)
+def test_in_place(dtype: str, order: str) -> None:
+    """The lower half stays bit for bit, an inf and a NaN in it too; the diagonal becomes real."""
+    rng = np.random.default_rng(6)
+    for n in (1, 17, 65):
+        memory, x = matrix(n, dtype, order, rng)
+        x[n - 1, 0], x[n // 2, n // 2] = np.inf, np.nan
+        before = x.copy()
+        launched(MirrorOp(view("C", x), view("C", x)), {"C": x.ctypes.data})
+        below = np.tri(n, k=-1, dtype=bool)
+        np.testing.assert_array_equal(x[below], before[below])
+        np.testing.assert_array_equal(x.T[below], before[below].conj())
+        np.testing.assert_array_equal(np.diag(x).real, np.diag(before).real)
+        assert (np.diag(x).imag == 0).all()
+        assert (memory[:, n:] == -7).all()
+
+
+@pytest.mark.parametrize(("entry", "raised"), [(None, 0), ((40, 3), 1), ((40, 40), 1), ((3, 40), 0)])
+def test_the_flag_is_raised_by_what_is_in_the_lower_half(entry: tuple[int, int] | None, raised: int) -> None:
+    x = np.ones((50, 50), np.float32)
+    if entry:
+        x[entry] = np.inf
+    flag = np.zeros(4, np.uint32)
+    launch = launched(MirrorOp(view("C", x), view("C", x)), {"C": x.ctypes.data, FLAG: flag.ctypes.data})
+    assert flag[0] == raised and launch.does == "sums"
+
+
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
+def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
+    """Nothing is spilled, and a tile of the largest type still fits."""
+    x = View("C", 0, 100, 100, 100, 1, dtype)
+    for op in (MirrorOp(x, x), MirrorOp(x._replace(base="W"), x, 2, 3, False)):
+        launch = mirror_launch(op, True)
+        found = report(dtype, launch.kernel.source, architecture)
+        assert found.local == 0 and found.shared <= 48 << 10 and found.registers <= 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64"])
+def test_the_other_types_compile(dtype: str) -> None:
+    x = View("C", 0, 100, 100, 100, 1, dtype)
+    assert report(dtype, mirror_launch(MirrorOp(x, x), True).kernel.source, "sm_75").local == 0
