@@ -1,10 +1,22 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
-from fmm.api import explain, explain_gram, gram, matmul, plan
+from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, plan
 from fmm.arrays.host_memory import release_workspace
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
 
 __version__ = "0.1.0"
 
-__all__ = ["Decision", "Plan", "PlanError", "explain", "explain_gram", "gram", "matmul", "plan", "release_workspace"]
+__all__ = [
+    "Decision",
+    "Plan",
+    "PlanError",
+    "explain",
+    "explain_gemm",
+    "explain_gram",
+    "gemm",
+    "gram",
+    "matmul",
+    "plan",
+    "release_workspace",
+]

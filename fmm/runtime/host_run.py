@@ -16,11 +16,15 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Asked
+from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import Call
+
+
+class PartlyAddedError(RuntimeError):
+    """Memory ran out while a product was added to an array, which nobody can restore."""
 
 
 class _MayOverflowError(Exception):
@@ -31,19 +35,23 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     """C by the call's plan; None if the vendor must multiply, because numbers may overflow.
 
     `out` is complete or untouched, whatever leaves; but after MemoryError it may be neither: another attempt follows.
+    (What is added to `out` itself cannot be begun anew: then it may be neither whatever leaves.)
     """
     if np.geterr()["under"] != "ignore":
         return None  # a caller who asks to be told of underflow: a plan's sums have their own
     assert call.result is not None
     c = library.new_array(call.result) if out is None else out
+    multiplier = _Multiplier(call)
     try:
-        _Multiplier(call).fill(*(library.as_numpy(x) for x in (a, b, c)))
+        multiplier.fill(*(library.as_numpy(x) for x in (a, b, c)))
     except _MayOverflowError:
         return None
-    except MemoryError:
+    except MemoryError as error:
+        if multiplier.added:
+            raise PartlyAddedError("memory ran out while a product was added to out") from error
         raise
     except BaseException:
-        if out is not None:
+        if out is not None and multiplier.asked == PLAIN:
             library.vendor(a, b, out)
         raise
     if out is None:
@@ -69,21 +77,32 @@ class _Multiplier:
         assert problem is not None
         self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
         self.half = problem.halved
+        self.added = False  # has anything been added to C?
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
         """Everything that is needed of the workspace is allocated before c is touched."""
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         with borrowed_block(self.call.workspace) as memory, quiet:
+            if self.asked.beta:  # before anything is added to any of the products' C
+                for x, y, _ in _products(self.call, a, b, c):
+                    arena = Arena(memory, self.dtype)
+                    self._check(*self._both_readable(x, y, arena), self.threads)
+                self.added = True
             for x, y, z in _products(self.call, a, b, c):
                 self._multiply(x, y, z, Arena(memory, self.dtype))
 
     def _multiply(self, a: Array, b: Array, c: Array, arena: Arena) -> None:
-        a, b = (self._readable(x, pack, arena) for x, pack in zip((a, b), self.call.packs, strict=True))
+        a, b = self._both_readable(a, b, arena)
         flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] if self.plan != VENDOR else 0
         with backend_for(self.threads.count, flops) as chosen:
-            chosen.first((a, b), partial(self._check, a, b, chosen.threads))
+            if not self.asked.beta:
+                chosen.first((a, b), partial(self._check, a, b, chosen.threads))
             execute_plan(self.plan, a, b, c, chosen, arena, *self.asked)
+
+    def _both_readable(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
+        packs = self.call.packs
+        return self._readable(a, packs[0], arena), self._readable(b, packs[1], arena)
 
     def _readable(self, x: Array, pack: bool, arena: Arena) -> Array:
         """The matrix as BLAS can read it: copied, if it has another type, negative strides or gaps along both axes."""
@@ -96,9 +115,10 @@ class _Multiplier:
         return copy
 
     def _check(self, a: Array, b: Array, threads: Threads) -> None:
-        if self.half and not any(level.saves_products for level in self.plan.levels):
+        if self.asked != PLAIN and not any(level.saves_products for level in self.plan.levels):
             return  # nothing is added up that the vendor does not add up
-        if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill):
+        scale = max(1.0, abs(complex(self.asked.alpha)))
+        if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill, scale):
             raise _MayOverflowError
 
 
@@ -129,7 +149,8 @@ def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str,
         )
     vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
-        return (f"{vendor}: one product of {whole}",)
+        added = ", in bands of rows, each scaled and added while it is in a cache" if problem.updates else ""
+        return (f"{vendor}: one product of {whole}{added}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
     if large and threads == PRODUCTS_AT_ONCE and library is not None and library.count() == threads:
         return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)

@@ -222,7 +222,7 @@ def _answered(asked: Question) -> Call:
 def _not_the_librarys(asked: Question, work: Matrices) -> bool:
     """Is it no product that the library has? A stack times one matrix is a single product for the vendor too, where its
     library does not see that."""
-    return work.problem.halved or (work.folds and not asked.setting.folds_stacks)
+    return work.problem.halved or work.problem.updates or (work.folds and not asked.setting.folds_stacks)
 
 
 def _on_host(call: Call, work: Matrices, copied: int) -> Call:
@@ -304,7 +304,7 @@ def check_given(plan: Plan, problem: Problem, device: Device) -> None:
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
-    if (plan == VENDOR and not problem.halved) or device.chip is None:
+    if (plan == VENDOR and not problem.halved and not problem.updates) or device.chip is None:
         return None
     try:
         launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))

@@ -100,6 +100,10 @@ class PlanLevel(ABC):
         """A multiplication of its products' numbers, as a share of one of the numbers that it is asked for."""
         return 1.0
 
+    def conjugating(self, a: bool, b: bool) -> PlanLevel | None:
+        """The level for operands of which these are to be conjugated; None where they must be conjugated before."""
+        return None
+
     # ---- what becomes of a product
 
     @property

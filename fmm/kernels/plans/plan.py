@@ -103,6 +103,11 @@ class Plan:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
+    def conjugating(self, a: bool, b: bool) -> Plan | None:
+        """The plan for operands of which these are to be conjugated; None where they must be conjugated before."""
+        first = self.levels[0].conjugating(a, b) if self.levels else None
+        return None if first is None else replace(self, levels=(first, *self.levels[1:]))
+
     def considered_for(self, dtype: str) -> bool:
         """Is it compared for this type without anybody's asking for it?"""
         return self.takes_type(dtype) and self.leaf_type(dtype) in self._considered
