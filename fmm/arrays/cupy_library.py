@@ -27,7 +27,7 @@ class CupyLibrary:
     """CuPy, as a library of `fmm.arrays.library`; with the options of cupy.matmul that a call has."""
 
     name, vendor_name = "CuPy", "cupy.matmul"
-    differentiable = has_gemm = False
+    differentiable, gemm_name = False, ""
     processor: Processor = "cuda"
     out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
     calls: dict[Hashable, Any]

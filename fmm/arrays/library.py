@@ -179,8 +179,8 @@ class Library(Protocol):
         ...
 
     @property
-    def has_gemm(self) -> bool:
-        """Has the library a function of its own for alpha a b + beta c?"""
+    def gemm_name(self) -> str:
+        """Its own function for alpha a b + beta c; empty if it has none."""
         ...
 
     def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:

@@ -27,7 +27,7 @@ class NumpyLibrary:
     """NumPy, as a library of `fmm.arrays.library`; with the options of numpy.matmul that a call has."""
 
     name, vendor_name = "NumPy", "numpy.matmul"
-    differentiable = has_gemm = False
+    differentiable, gemm_name = False, ""
     processor: Processor = "cpu"
     out_of_memory: type[BaseException] = MemoryError
     calls: dict[Hashable, Any]

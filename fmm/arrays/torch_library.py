@@ -49,7 +49,7 @@ class _TorchTensors:
     """What tensors on a device and on the host have in common."""
 
     name, vendor_name = "torch", "torch.matmul"
-    differentiable = has_gemm = True
+    differentiable, gemm_name = True, "torch.addmm"
     calls: dict[Hashable, Any]
 
     def __init__(self) -> None:

@@ -65,9 +65,10 @@ def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: U
     a, b, c = library.promoted(a, b, c if update.beta else None)
     turned = turned_operands(library, a, b, update)
     wishes = wishes._replace(asked=update.asked)
-    own = _unconjugated(library, Operands(*turned, out if out is not None else None), wishes)
-    call = prepare(library, own[0].a, own[0].b, own[0].target, own[1])
-    return replace(call.decision, kernels=kernel_lines(library, call))
+    found, wishes = _unconjugated(library, Operands(*turned, out), wishes)
+    call = prepare(library, found.a, found.b, found.target, wishes)
+    own = library.gemm_name if call.decision.plan == VENDOR else ""
+    return replace(call.decision, kernels=(own,) if own else kernel_lines(library, call))
 
 
 def turned_operands(library: Library, a: Any, b: Any, update: Update) -> tuple[Any, Any, tuple[bool, bool]]:
@@ -135,7 +136,7 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
     if call.refused_plan:
         library.vendor(found.a, found.b)
         raise PlanError(call.refused_plan)
-    if call.plan is None or (call.plan == VENDOR and library.has_gemm):
+    if call.plan is None or (call.plan == VENDOR and library.gemm_name):
         return _by_library(library, found, wishes)
     if found.target is not None and not _writes_there(library, call, found):
         old = library.copied(found.target, tuple(found.target.shape), found.a) if wishes.asked.beta else None

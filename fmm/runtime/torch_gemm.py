@@ -34,7 +34,7 @@ def gemm(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> An
 def explained(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
     """What `gemm` would do, and why."""
     if not _plain(a, b, c, out):
-        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=("torch.addmm",))
+        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.gemm_name,))
     a, b, update = _without_marks(a, b, update)
     return gemm_explained(_library(a), a, b, c, out, update, wishes)
 
