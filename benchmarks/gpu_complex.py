@@ -123,7 +123,8 @@ def measured_product(case: Case, rounds: int) -> dict[str, Any]:
 def measured_update(dtype: str, side: int, rounds: int) -> dict[str, Any]:
     """C = 1.5 A B + C in place; by torch for bfloat16, which CuPy has no name for."""
     a, b, c, vendor = _torch_update(side) if dtype == "bfloat16" else _cupy_update(side, dtype)
-    calls = {"vendor": vendor, "fmm": partial(fmm.gemm, a, b, c, alpha=1.5, beta=1, out=c)}
+    own = partial(fmm.gemm, a, b, c, alpha=1.5, beta=1, out=c)
+    calls: dict[str, Callable[[], object]] = {"vendor": vendor, "fmm": own}
     samples = paired_samples(calls, rounds)
     chosen = fmm.explain_gemm(a, b, c, alpha=1.5, beta=1, out=c)
     named = {"kind": "update", "dtype": dtype, "side": side, "chosen": str(chosen.plan), "answered": chosen.step}
