@@ -24,10 +24,9 @@ def copied(module: Any, x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def promoted(module: Any, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-    """In the type that holds them all; where a and b have it already, they stay as they are."""
+    """In the type that holds them all; what has it already stays as it is."""
     if c is None:
         return a, b, c
     common = module.result_type(a.dtype, b.dtype, c.dtype)
-    if module.result_type(a.dtype, b.dtype) != common:
-        a = a.astype(common)
-    return a, b, c if c.dtype == common else c.astype(common)
+    x, y, z = (v if v.dtype == common else v.astype(common) for v in (a, b, c))
+    return x, y, z
