@@ -44,7 +44,8 @@ def _library(a: Any) -> Any:
 
 
 def _plain(a: Any, b: Any, c: Any, out: Any) -> bool:
-    return plain_call(a, b, out) and (c is None or plain_call(a, c, out))
+    """What fmm can do; of other types than a's, torch says itself that they cannot be added."""
+    return plain_call(a, b, out) and (c is None or (plain_call(a, c, out) and c.dtype == a.dtype))
 
 
 def _product(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
