@@ -27,7 +27,7 @@ from fmm.tuner.stages import tune_type
 from fmm.tuner.trials import Trial
 from tests.support.devices import H200
 
-FUSED, HYBRID = (p for p in candidates(True) if p.timed_by_tiles)
+FUSED, HYBRID = (p for p in candidates(True) if p.timed_by_tiles and p.takes_type("float32"))
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
 RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, waves=40.0, inside=0.7)
 TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)
