@@ -187,7 +187,7 @@ class _Parts:
     leaf."""
 
     def __init__(self) -> None:
-        self.traffic = self.passes = 0.0
+        self.traffic = self.passes = self.held = 0.0  # held: elements of temporaries, levels below each other
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()  # the last: how many start together
         self.halves: Counter[tuple[Shape, int]] = Counter()
 
@@ -198,8 +198,12 @@ class _Parts:
         elif steps is None:
             self.halves[size, together] += 1
         else:
+            held = self.held
+            self.held = most = held + sum(rows * cols for _, rows, cols in steps.temporaries)
             for step in steps.steps:
+                before, self.held = self.held, most
                 self._step(step)
+                self.held = max(before, self.held)
 
     def _step(self, step: object) -> None:
         if isinstance(step, Product):
@@ -227,8 +231,7 @@ OF_TRAFFIC, OF_PRODUCTS = ("sequential", "ragged", "overlapped", "scalar", "deep
 @lru_cache(maxsize=4096)
 def half_work(plan: Plan, problem: Problem) -> Work:
     """Of a product that is its own adjoint: its parts' work together, shares weighted by what they are shares of."""
-    found = _Parts()
-    found.walk(plan, problem.size, Asked(1, 0, problem.op, problem.fill))
+    found = _half_parts(plan, problem)
     parts = [
         (float(count), float(together), estimated_work(inner, Problem(*size, problem.dtype)))
         for (inner, size, together), count in found.products.items()
@@ -247,6 +250,14 @@ def half_work(plan: Plan, problem: Problem) -> Work:
         **_weighted(OF_TRAFFIC, [(c * w.traffic, w) for c, _, w in parts], traffic),
         **_weighted(OF_PRODUCTS, [(c * _multiply_adds(w), w) for c, _, w in parts], 0.0),
     )
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def _half_parts(plan: Plan, problem: Problem) -> _Parts:
+    found = _Parts()
+    found.walk(plan, problem.size, Asked(1, 0, problem.op, problem.fill))
+    return found
 
 
 def _multiply_adds(work: Work) -> float:
@@ -311,7 +322,9 @@ def _astray(moved: Sequence[float], begin: Sequence[bool]) -> float:
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
     """Bytes of temporaries, rows not rounded up: enough to tell most plans that fit from those that do not."""
     if problem.halved:
-        return float(workspace(plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill))
+        found = _half_parts(plan, problem)
+        below = (estimated_workspace(inner, Problem(*size, problem.dtype)) for inner, size, _ in found.products)
+        return found.held * problem.itemsize + max(below, default=0.0)
     footprints = _footprints(plan, problem)
     if footprints is None:
         return float(workspace(plan, *problem.size, problem.itemsize))

@@ -57,12 +57,12 @@ def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequ
 
 
 def _operands(library: Library, a: Any, b: Any, out: Any, request: GramRequest) -> Operands:
+    if a.ndim < 2 or (b is not None and (b.ndim < 2 or a.shape[-2] != b.shape[-1])):
+        raise ValueError(f"fmm.gram wants matrices whose product is square, not {_shapes(a, b)}")
     if b is not None:
         left, right = a, b
     else:
         left, right = (a, library.adjoint(a)) if request.rows else (library.adjoint(a), a)
-    if left.ndim < 2 or right.ndim < 2 or left.shape[-2] != right.shape[-1]:
-        raise ValueError(f"fmm.gram wants matrices whose product is square, not {_shapes(a, b)}")
     if out is None and (request.beta or request.fill != "full"):
         if request.beta:
             raise ValueError("beta is a factor of out, which was not given")

@@ -144,9 +144,7 @@ def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array,
 def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     """What really multiplies, a line each."""
     if problem.halved and not plan.levels:
-        return (
-            f"BLAS's own function for one half, on {counted_words(threads, 'thread')}; the other one is its mirror",
-        )
+        return (f"BLAS's syrk or herk on {counted_words(threads, 'thread')}, one half; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
         added = ", in bands of rows, each scaled and added while it is in a cache" if problem.updates else ""

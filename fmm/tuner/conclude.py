@@ -15,12 +15,13 @@ from fmm.config import certify, schema
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.problem import OPERATIONS
 from fmm.tuner import fit as fitting
 from fmm.tuner.journal import Journal
 from fmm.tuner.search import needs_no_workspace
 from fmm.tuner.shapes import Size
 from fmm.tuner.thresholds import thresholds
-from fmm.tuner.trials import Trial
+from fmm.tuner.trials import PRODUCT, Trial
 
 # The stages whose trials the fit sees. Never the held-out ones; nor those of the search, which are on few shapes and of
 # plans that Optuna made up, unlike those between which the model is to choose. The first stage is one of rough
@@ -83,6 +84,13 @@ def searched_entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     return found
 
 
+def all_entries(trials: Sequence[Trial], noise: float) -> Iterator[Entry]:
+    """Those of each operation."""
+    for op in OPERATIONS:
+        own = [t for t in trials if t.op == op]
+        yield from (replace(entry, op=op) for entry in searched_entries(own, noise))
+
+
 def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
     """What is best without workspace: a certified plan, or the vendor if none is."""
     for trials in (confirmed, searched):
@@ -132,7 +140,7 @@ def one_level(trials: Sequence[Trial]) -> list[tuple[Size, float]]:
     """Shape and best speedup of one-level plans that were not held out: what the epsilon correction is found from."""
     found: dict[Size, float] = {}
     for stage in (*FITTED, "search"):
-        own = [t for t in trials if t.stage == stage]
+        own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
         for size in dict.fromkeys(t.size for t in own):
             for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
                 if Plan.parse(plan).depth == 1:
@@ -175,5 +183,5 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "error": {name: asdict(e) for name, e in (error | ({"tiled": own} if own.count else {})).items()},
         "thresholds": thresholds(calibration, dtype, one_level(trials)),
         "noise": noise,
-        "entries": [e.fields for e in searched_entries(trials, noise)],
+        "entries": [e.fields for e in all_entries(trials, noise)],
     }

@@ -97,7 +97,7 @@ class Journal:
         stage, problem, seed, run = key
         trial = Trial(
             self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
-            round(self.elapsed, 4), seconds, failed,
+            round(self.elapsed, 4), seconds, failed, problem.op,
         )  # fmt: skip
         self.keep(trial)
         self.recorded.append(trial)

@@ -10,7 +10,7 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked_candidates, usual_growth
+from fmm.perfmodel.choose import candidates, ranked_candidates, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device
@@ -32,10 +32,11 @@ class Found:
 
 def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
-    predicted = [
-        c.plan for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR
-    ]
+    known = ranked_candidates(problem, calibration, compared_plans(journal.device, problem))
+    predicted = [c.plan for c in known if c.plan != VENDOR]
     predicted = [p for p in predicted if within_limits(journal.device, p, problem)]
+    if problem.halved:
+        return race_plans(journal, problem, predicted[: effort.trials], effort)
     without = leanest_plan(problem, calibration, journal.device)
     peers = [p for p in journal.device.peers() if p.takes_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
@@ -48,6 +49,11 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
                 break
             race.enter(plan)
     return Found(problem, race.standing())
+
+
+def compared_plans(device: Device, problem: Problem) -> Sequence[Plan]:
+    """The plans that the device has for such a problem."""
+    return candidates(device.untuned().batches, half=True) if problem.halved else device.candidates()
 
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
@@ -67,7 +73,7 @@ def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> 
 
 def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     """Is it a plan that needs no workspace: for those who have none to give?"""
-    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize) == 0
+    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
 def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
@@ -77,7 +83,7 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize
     try:
-        needed = workspace(plan, m, k, n, problem.itemsize)
+        needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
     except PlanError:
         return False
     allowed = usual_growth(device.untuned().batches)

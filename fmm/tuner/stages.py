@@ -22,13 +22,21 @@ from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, RoundLimits, TimeUpError
-from fmm.tuner.search import Found, leanest_plan, needs_no_workspace, race_plans, search_plans, within_limits
+from fmm.tuner.search import (
+    Found,
+    compared_plans,
+    leanest_plan,
+    needs_no_workspace,
+    race_plans,
+    search_plans,
+    within_limits,
+)
 from fmm.tuner.shapes import Size
 from fmm.tuner.trials import Run
 
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
-SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25}  # of the planned seconds
+SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
 # On a CPU with several lanes, only plans are probed that are predicted to take at most so many times as long as the
 # best one: plans of many small steps take ten times as long as those that matter.
 WORTH_PROBING = 1.5
@@ -68,6 +76,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
             if plans := leanest_plan(problem, calibration, journal.device):
                 found = race_plans(journal, problem, plans, effort)
                 confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
+        tune_halves(journal, [] if wanted else problems, calibration, effort, noise)
     except TimeUpError:
         stopped = "the time was up"
     except KeyboardInterrupt:
@@ -168,11 +177,29 @@ def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     return RoundLimits(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)
 
 
+def tune_halves(
+    journal: Journal, problems: Sequence[Problem], calibration: Calibration, effort: Effort, noise: float
+) -> None:
+    """Products of a matrix and its transpose of these sides: what the model likes best of plans that compute one half,
+    against the vendor's own way."""
+    share = SHARES["halves"] * effort.seconds / max(len(problems), 1)
+    for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
+        known = ranked_candidates(problem, calibration, compared_plans(journal.device, problem))
+        plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
+        if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
+            found = race_plans(journal, problem, plans[:FEW_HALVES], effort)
+            confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share), noise)
+
+
+FEW_HALVES = 3  # plans that are raced, the best by the model
+MAY_WIN = 1.05  # of the vendor's predicted time: a plan with less may win, as far as the model can tell
+
+
 def may_win(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
     """Might a plan win here, as far as the model can tell?"""
     return (
         min(c.time for c in ranked_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
-        < 1.05
+        < MAY_WIN
     )
 
 

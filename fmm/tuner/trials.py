@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.problem import Problem
+from fmm.problem import Operation, Problem
 
 Size = tuple[int, int, int]
+PRODUCT: Operation = "product"  # the operation of most trials, which is not written down
 
 
 class Run(NamedTuple):
@@ -46,10 +47,11 @@ class Trial:
     elapsed: float  # seconds since the tuning began
     seconds: float | None = None
     failed: str | None = None
+    op: Operation = PRODUCT
 
     @property
     def problem(self) -> Problem:
-        return Problem(*self.size, self.dtype)
+        return Problem(*self.size, self.dtype, op=self.op)
 
     @property
     def what(self) -> Run:
@@ -100,7 +102,8 @@ class Trials:
         self.append("tuning", asdict(header))
 
     def add(self, trial: Trial) -> None:
-        self.append("trial", {k: v for k, v in asdict(trial).items() if v is not None})
+        found = asdict(trial)
+        self.append("trial", {k: v for k, v in found.items() if v is not None and (k, v) != ("op", PRODUCT)})
 
     def finish(self, run: str, elapsed: float) -> None:
         self.append("finished", {"run": run, "elapsed": elapsed})

@@ -13,6 +13,8 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.operations import OperationList
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import Scalar as Given
+from fmm.kernels.cuda.rank import RankOp
+from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
 from fmm.kernels.cuda.sums.sum_launch import Array, SumOp
 from fmm.kernels.cuda.views import Factor, Lines, Piece
@@ -31,6 +33,10 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
             _sum(op, memory)
         elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(DTYPES[op.dtype].stored))
+        elif isinstance(op, RankOp):
+            _rank(op, memory, np.dtype(DTYPES[op.dtype].stored))
+        elif isinstance(op, MirrorOp):
+            _mirror(op, memory)
         elif isinstance(op, TileOp | TileGroup):
             for product in op.ops if isinstance(op, TileGroup) else (op,):
                 (tile or _tile)(product, memory)
@@ -84,6 +90,33 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         right = _factor(op.right, i, (op.k, op.n), memory, kind)
         dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
         dest[...] = alpha * (left @ right) + (beta * dest if beta else 0)
+
+
+def _rank(op: RankOp, memory: Memory, kind: Any) -> None:
+    """One half, column by column; of the other one nothing is read or written."""
+    shape = (op.k, op.n) if op.factor.transposed else (op.n, op.k)
+    x = _factor(op.factor._replace(transposed=False), 0, shape, memory, kind)
+    dest = _factor(op.dest, 0, (op.n, op.n), memory, kind)
+    product = x.conj().T @ x if op.factor.transposed else x @ x.conj().T
+    half = np.tri(op.n, dtype=bool).T if op.upper else np.tri(op.n, dtype=bool)
+    real = kind.type(0).real.dtype.type
+    old = np.where(half, dest, 0) * real(op.beta) if op.beta else 0
+    np.copyto(dest, real(op.alpha) * product + old, where=half)
+
+
+def _mirror(op: MirrorOp, memory: Memory) -> None:
+    source, dest = (
+        _strided(memory[x.base], x.offset, x.shape, x.strides, np.dtype(x.dtype)) for x in (op.source, op.dest)
+    )
+    lower, real = np.tri(len(dest), dtype=bool), dest.real.dtype.type
+    if not op.in_place:
+        taken = np.where(lower, source, 0) * real(op.alpha) if op.alpha else np.zeros_like(dest)
+        old = np.where(lower, dest, 0) * real(op.beta) if op.beta else 0
+        np.copyto(dest, taken + old, where=lower)
+    if dest.dtype.kind == "c":
+        np.einsum("ii->i", dest).imag[...] = 0
+    if op.full:
+        np.copyto(dest, dest.conj().T.copy(), where=~lower)
 
 
 def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:

@@ -108,8 +108,6 @@ def _by_cblas(
 def _by_scipy(function: Any, factor: Factor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
     """Into a new array, whose half is then copied: SciPy writes no blocks. It reads column by column, the transpose."""
     product = function(1, factor.matrix.T, trans=0 if factor.turned else 2, lower=not lower).T
-    if dest.dtype.kind == "c":
-        product = product.conj()  # of the transpose it is the conjugate
     _updated(product, dest, lower, Asked(_real(alpha), _real(beta)))
 
 

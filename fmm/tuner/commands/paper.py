@@ -6,21 +6,25 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
 
-from fmm.perfmodel.papers import dalberto, huang, li
+from fmm.perfmodel.papers import dalberto, huang, li, sforza_speedups
+from fmm.perfmodel.papers.sforza_speedups import Measured
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
-TABLES: Mapping[str, Callable[[], Table]] = {
-    make.__name__.replace("_", "-"): make for paper in (li, huang, dalberto) for make in paper.TABLES
+TABLES: Mapping[str, Callable[..., Table]] = {
+    make.__name__.replace("_", "-"): make for paper in (li, huang, dalberto, sforza_speedups) for make in paper.TABLES
 }
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("paper", help="print a reproduced table of the papers (no name: list them)")
     parser.add_argument("table", nargs="?", metavar="NAME", help="such as li-fig17; 'all' for every table")
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="a gram.json, beside Sforza's numbers")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
     add_json(style)
@@ -33,9 +37,30 @@ def run(options: argparse.Namespace) -> int:
     if unknown := [name for name in names if name not in TABLES]:
         print(f"fmm-tune paper: unknown table {unknown[0]!r}; the tables are {', '.join(TABLES)}, all", file=sys.stderr)
         return 2
-    tables = [TABLES[name]() for name in names]
+    try:
+        tables = [made_table(name, options.measured) for name in names]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"fmm-tune paper: {options.measured} is no gram.json: {error}", file=sys.stderr)
+        return 2
     print(listed(tables, options) if options.table is None else printed(tables, options))
     return 0
+
+
+def made_table(name: str, measured: Path | None) -> Table:
+    """The table, with what was measured beside it if it has a place for that."""
+    make = TABLES[name]
+    return make(measured_speedups(measured)) if measured and make in sforza_speedups.TABLES else make()
+
+
+def measured_speedups(path: Path) -> Measured:
+    """Of Sforza's algorithm, by type, side and depth: medians of paired ratios over gemm, and over syrk."""
+    found: dict[tuple[str, int, int], tuple[float, float]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        if row["kind"] == "sforza" and row["candidate"]:
+            ratios = (median(v / c for v, c in zip(row[x], row["candidate"], strict=True)) for x in ("vendor", "syrk"))
+            over_gemm, over_syrk = ratios
+            found[row["dtype"], row["size"][0], row["depth"]] = over_gemm, over_syrk
+    return found
 
 
 def listed(tables: Sequence[Table], options: argparse.Namespace) -> str:

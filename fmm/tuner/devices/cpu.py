@@ -97,6 +97,7 @@ class CpuDevice:
             raise MemoryError  # the system would hand it out, and end this process once it is filled
         numbers = self._numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
+        b = a.conj().T if problem.halved else b
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
     def _numbers(self, dtype: str, seed: int, count: int) -> Array:
@@ -170,8 +171,10 @@ class CpuSession:
     def _call(self, run: Run) -> Callable[[], Any]:
         if run.part != "whole":
             return partial(self._part, run)
-        if run.plan == VENDOR:
+        if run.plan == VENDOR:  # of a matrix and its transpose in place, NumPy's own way is BLAS's syrk
             return partial(np.matmul, self.a, self.b, out=self.c)
+        if self.problem.halved:
+            return partial(fmm.gram, self.a, None, self.c, rows=True, plan=run.plan)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
     def _part(self, run: Run) -> float:

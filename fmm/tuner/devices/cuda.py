@@ -22,7 +22,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
-from fmm.problem import Problem
+from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
 from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
@@ -121,6 +121,14 @@ def _clocks(index: int) -> dict[str, Any]:
     return dict(zip(fields, values, strict=True))
 
 
+def placed(problem: Problem) -> Layouts | tuple[()]:
+    """How the operands of a session lie: row by row, but for A's adjoint, which lies as A does."""
+    if not problem.halved:
+        return ()
+    rows, inner = Layout("C", max(problem.n, 1)), max(problem.k, 1)
+    return Layout("C", inner), Layout("F", inner), rows
+
+
 class CudaSession:
     """Sets of operands of one problem, and the launch lists that were made ready on them."""
 
@@ -128,7 +136,8 @@ class CudaSession:
         self.problem = problem
         self.backend = DeviceBackend()
         cupy.random.seed(seed)
-        self.operands = Operands(problem.size, problem.dtype, ROWS)
+        self.operands = Operands(problem.size, problem.dtype, ROWS, problem.halved)
+        self.asked = Problem(*problem.size, problem.dtype, placed(problem), op=problem.op)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
         self._launches: dict[Run, LaunchList] = {}
@@ -137,7 +146,7 @@ class CudaSession:
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = recorded_for_device(run.plan, Problem(*self.problem.size, self.problem.dtype))
+            whole = recorded_for_device(run.plan, self.asked)
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)

@@ -16,19 +16,18 @@ STEP = 2048  # rows of B that are widened at a time
 class Operands:
     """Sets of A, B and room for C, as many as it takes to leave every cache.
 
-    So many `rows` of the first set's C are checked.
+    So many `rows` of the first set's C are checked. `adjoint`: B is A's adjoint, of real numbers in the same memory.
     """
 
-    def __init__(self, size: tuple[int, int, int], dtype: str, rows: int) -> None:
+    def __init__(self, size: tuple[int, int, int], dtype: str, rows: int, adjoint: bool = False) -> None:
         m, k, n = size
         self.kind = "float32" if dtype == "tf32" else dtype
         storage = stored_type(self.kind)
         each = (m * k + k * n + m * n) * np.dtype(storage).itemsize
         count = min(max(FOOTPRINT // each, 1), SETS)
-        self.sets = [
-            (random_normal((m, k), self.kind), random_normal((k, n), self.kind), cupy.empty((m, n), storage))
-            for _ in range(count)
-        ]
+        lefts = [random_normal((m, k), self.kind) for _ in range(count)]
+        rights = [a.conj().T if adjoint else random_normal((k, n), self.kind) for a in lefts]
+        self.sets = [(a, b, cupy.empty((m, n), storage)) for a, b in zip(lefts, rights, strict=True)]
         self._rows = min(rows, m)
 
     @cached_property

@@ -1,0 +1,146 @@
+"""Products that are their own adjoints as launches: played element by element, and which kernels they are."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
+from fmm.kernels.cuda.rank import RankOp, rank_op
+from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.cuda.sums.mirror import MirrorOp
+from fmm.kernels.cuda.views import View
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Fill, Layout, Operation, Problem
+from tests.support.chips import H200
+from tests.support.launch_lists import GUARD, POISON, buffer, matrices, play
+
+
+def problem(
+    n: int, k: int, dtype: str, order: str, dest: str, op: Operation = "gram", fill: Fill = "full", **more: Any
+) -> Problem:
+    """A lies so, B is its transpose or lies like it."""
+    a = Layout("C", k + 1) if order == "C" else Layout("F", n + 2)
+    b = Layout("F", k + 1) if order == "C" else Layout("C", n + 2)
+    return Problem(n, k, n, dtype, (a, b, Layout(dest, n + 3)), op=op, fill=fill, **more)  # type: ignore[arg-type]
+
+
+PLANS = ("vendor", "gram^3 > vendor", "gram^2 > strassen.batched.pad4 > vendor", "sforza(2) > vendor")
+
+
+@pytest.mark.parametrize("text", PLANS)
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_launches_compute_what_is_asked(text: str, dtype: str) -> None:
+    """Exactly; nothing but the wanted half of C and the workspace is touched."""
+    rng = np.random.default_rng(3)
+    fills: tuple[Fill, ...] = ("full", "lower")
+    cases = product([(1, 1), (29, 12)], "CF", "CF", fills, [(1, 0), (2, -3)])
+    for (n, k), order, dest, fill, (alpha, beta) in cases:
+        asked = problem(n, k, dtype, order, dest, fill=fill, alpha=alpha, beta=beta)
+        memory, (a, b, c) = matrices(asked, rng)
+        b[...] = a.conj().T
+        if beta:
+            c[...] = c + c.conj().T
+        before = c.copy()
+        tape = record_operations(Plan.parse(text), asked)
+        memory["W"] = buffer(tape.workspace)
+        play(tape, memory)
+        old = np.where(np.isnan(before), 0, before)
+        wanted, below = alpha * (a @ a.conj().T) + beta * old, np.tri(n, dtype=bool)
+        np.testing.assert_array_equal(c[below], wanted[below])
+        np.testing.assert_array_equal(c[~below], (wanted if fill == "full" else before)[~below])
+        assert all((x[-GUARD:] == POISON).all() for x in memory.values())
+
+
+def views(rows: int, cols: int, left: str, right: str, dest: str, dtype: str) -> tuple[View, View, View]:
+    def view(base: str, shape: tuple[int, int], order: str) -> View:
+        strides = (shape[1] + 1, 1) if order == "C" else (1, shape[0] + 1)
+        return View(base, 64, *shape, *strides, dtype)
+
+    return view("A", (rows, cols), left), view("B", (cols, rows), right), view("C", (rows, rows), dest)
+
+
+@pytest.mark.parametrize(
+    ("orders", "factor", "transposed", "upper"),
+    [
+        ("CFC", "A", True, True),  # C^T = B^T A^T, of which A^T lies column by column
+        ("FCC", "B", False, True),
+        ("CFF", "B", True, False),
+        ("FCF", "A", False, False),
+        ("CCC", "B", False, True),
+        ("FFF", "A", False, False),
+    ],
+)
+def test_the_factor_that_lies_as_blas_wants_it(orders: str, factor: str, transposed: bool, upper: bool) -> None:
+    found = rank_op("vendor", "float32", *views(6, 4, orders[0], orders[1], orders[2], "float32"), 1, 0)
+    assert found is not None
+    assert (found.factor.base, found.factor.transposed, found.upper) == (factor, transposed, upper)
+    assert (found.n, found.k, found.dest.base) == (6, 4, "C")
+
+
+def test_neither_factor_lies_as_blas_wants_it() -> None:
+    assert rank_op("vendor", "complex64", *views(6, 4, "F", "F", "C", "complex64"), 1, 0) is None
+
+
+def steps(text: str, asked: Problem, flagged: bool = True) -> list[Any]:
+    return list(record_launches(Plan.parse(text), asked, target_on(H200, flagged=flagged)).steps)
+
+
+def test_float32_is_blass_half_and_a_mirror() -> None:
+    asked = problem(2048, 512, "float32", "C", "C")
+    rank, mirror = steps("vendor", asked, flagged=False)
+    assert isinstance(rank, VendorCall) and isinstance(rank.op, RankOp) and "syrk" in rank.label
+    assert isinstance(mirror, Launch) and mirror.label.startswith("mirror_half") and mirror.does == "sums"
+    assert mirror.grid == (64 * 65 // 2, 1, 1)
+    (herk, _) = steps("vendor", problem(2048, 512, "complex64", "C", "C"), flagged=False)
+    assert "herk" in herk.label
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
+def test_types_without_a_function_for_a_half(dtype: str) -> None:
+    """Whole products of the blocks on the diagonal, as one batch; to the lower half alone through a temporary."""
+    asked = problem(4096, 1024, dtype, "C", "C")
+    found = record_operations(Plan.parse("gram^2 > vendor"), asked)
+    assert [type(op) for op in found.ops] == [GemmOp, GemmOp, GemmOp, MirrorOp] and found.workspace == 0
+    assert [op.count for op in found.ops if isinstance(op, GemmOp)] == [1, 2, 4]
+    lower = record_operations(Plan.parse("gram^2 > vendor"), problem(4096, 1024, dtype, "C", "C", fill="lower"))
+    assert [type(op) for op in lower.ops[2:]] == [GemmOp, MirrorOp] * 4
+    assert 0 < lower.workspace <= 1024 * 1040 * 4
+
+
+def test_small_halves_are_one_batch_of_whole_products() -> None:
+    small = record_operations(Plan.parse("gram^3 > vendor"), problem(4096, 1024, "float32", "C", "C"))
+    assert [op.count for op in small.ops if isinstance(op, GemmOp)] == [1, 2, 4, 8]
+    large = record_operations(Plan.parse("gram > vendor"), problem(4096, 1024, "float32", "C", "C"))
+    assert [type(op) for op in large.ops] == [GemmOp, RankOp, RankOp, MirrorOp]
+
+
+def test_two_factors_are_never_blass_half() -> None:
+    found = record_operations(Plan.parse("gram > vendor"), problem(4096, 1024, "float32", "C", "C", "symmetric"))
+    assert not any(isinstance(op, RankOp) for op in found.ops)
+
+
+def test_the_mirror_looks_for_inf_and_nan() -> None:
+    """No other pass over C does, and what is computed again is looked at by nothing."""
+    found = steps("gram > strassen > vendor", problem(4096, 1024, "float32", "C", "C"))
+    labels = [step.label for step in found]
+    assert not any("looks for inf" in label for label in labels) and "computes again" in labels[-1]
+    mirror = next(step for step in found if step.label.startswith("mirror_half"))
+    assert any(slot.base == FLAG for slot in mirror.slots)
+
+
+def test_what_is_computed_again_is_mirrored_again_if_it_is_complex() -> None:
+    labels = [s.label for s in steps("gram > strassen > vendor", problem(4096, 1024, "complex64", "C", "C"))]
+    assert "computes again" in labels[-2] and labels[-1].startswith("mirror_half")
+
+
+def test_an_update_is_not_computed_again() -> None:
+    """The old C would be gone: whoever wants that computes the product elsewhere."""
+    for more in ({"beta": 1}, {"alpha": 2}, {"fill": "lower"}):
+        found = steps("gram > strassen > vendor", problem(4096, 1024, "float32", "C", "C", **more))
+        assert not any("computes again" in step.label for step in found)

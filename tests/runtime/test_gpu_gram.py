@@ -1,0 +1,154 @@
+"""fmm.gram on device arrays, against float64 references and the library's own product, on a CUDA device."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.kernels.plans.plan import VENDOR
+from fmm.runtime import prepare
+from fmm.runtime.gram import HALVES
+from tests.support.device_arrays import CupyLibrary, TorchLibrary, close, draw
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+PLANS = ("vendor", "gram^2 > vendor", "gram^2 > strassen.batched.pad16 > vendor", "sforza(2) > vendor")
+
+
+@pytest.fixture(params=[CupyLibrary, TorchLibrary], ids=["cupy", "torch"])
+def library(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+def adjoint(x: Any) -> Any:
+    return np.swapaxes(x, -1, -2).conj()
+
+
+def turned(library: Any, x: Any) -> Any:
+    """The adjoint, in the library's own array."""
+    return x.mH if library.name == "torch" else library.xp.swapaxes(x, -1, -2).conj()
+
+
+def is_adjoint(library: Any, c: Any) -> None:
+    """Bit for bit its own; the diagonal real."""
+    found = library.host(c)
+    np.testing.assert_array_equal(found, adjoint(found))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_types(library: Any, dtype: str, plan: str) -> None:
+    for shape, rows in product([(130, 257), (300, 96), (7, 3), (2, 65, 40)], (False, True)):
+        a = library.array(draw(shape, dtype), dtype)
+        library.spoil(1 << 22)
+        c = fmm.gram(a, rows=rows, plan=plan)
+        assert type(c) is library.array_type and c.dtype == a.dtype
+        is_adjoint(library, c)
+        wide = library.host(a)
+        left, right = (wide, adjoint(wide)) if rows else (adjoint(wide), wide)
+        expected = np.matmul(left, right)
+        eps = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "complex64": 1e-5}.get(dtype, 1e-13)
+        assert np.abs(library.host(c) - expected).max() <= 4 * eps * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("plan", [None, *PLANS])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
+def test_fill_alpha_and_beta(library: Any, dtype: str, plan: str | None) -> None:
+    """The other half keeps its numbers, whoever computes."""
+    updates: tuple[tuple[float, float], ...] = (1, 0), (2, 0), (0.5, -3)
+    for fill, (alpha, beta), n in product(HALVES, updates, (33, 200)):
+        a = library.array(draw((n, 40), dtype), dtype)
+        square = draw((n, n), dtype, 1)
+        old = library.array(square + square.conj().T, dtype)
+        before = library.host(old)
+        out = fmm.gram(a, out=old, rows=True, fill=fill, alpha=alpha, beta=beta, plan=plan)
+        assert out is old
+        wide = library.host(a)
+        wanted, found = alpha * wide @ wide.conj().T + beta * before, library.host(out)
+        half = np.tri(n, dtype=bool) if fill != "upper" else np.tri(n, dtype=bool).T
+        if fill == "full":
+            is_adjoint(library, out)
+        else:
+            np.testing.assert_array_equal(found[~half], before[~half])
+        eps = {"bfloat16": 3e-2, "float32": 1e-5}.get(dtype, 1e-13)
+        assert np.abs(found - wanted)[half].max() <= 4 * eps * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_views_and_two_matrices(library: Any, dtype: str) -> None:
+    x = library.array(draw((128, 96), dtype), dtype)
+    for a in (x.T, x[3:67, 5:69], x[::2], x[:, ::2], x[3:67, 5:69].T):
+        for plan in ("vendor", "gram > strassen.batched.pad16 > vendor"):
+            c = fmm.gram(a, rows=True, plan=plan)
+            is_adjoint(library, c)
+            close(library, c, a, turned(library, a), dtype)
+    s = fmm.gram(x)
+    for chosen in (None, "vendor", "gram^2 > vendor"):
+        c = fmm.gram(s, s, plan=chosen)
+        is_adjoint(library, c)
+        close(library, c, s, s, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "float64"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_inf_and_nan_as_the_library_has_them(library: Any, dtype: str, plan: str) -> None:
+    for value in (np.inf, np.nan):
+        numbers = draw((200, 120), dtype)
+        numbers[3, 5] = value
+        a = library.array(numbers, dtype)
+        found = library.host(fmm.gram(a, rows=True, plan=plan))
+        whole = library.host(library.matmul(a, turned(library, a)))
+        below = np.tri(200, k=-1, dtype=bool)
+        np.testing.assert_array_equal(np.isfinite(found[below]), np.isfinite(whole[below]))
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(found.T))
+
+
+def test_out_overlaps_the_operand(library: Any) -> None:
+    numbers = draw((160, 160))
+    for plan in ("vendor", "gram > strassen.batched.pad16 > vendor"):
+        a = library.array(numbers, "float32")
+        fmm.gram(a, out=a, plan=plan)
+        wide = numbers.astype(np.float32).astype(np.float64)
+        np.testing.assert_allclose(library.host(a), wide.T @ wide, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recognised at the second call of it too, and never taken for another product of that shape."""
+    monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
+    monkeypatch.setattr("fmm.runtime.left_to_vendor.small_enough_for_vendor", lambda *sizes: False)
+    monkeypatch.setattr(prepare, "faster_as_half", lambda *asked: True)
+    x = library.array(draw((640, 640)), dtype)
+    y = library.array(draw((640, 640), seed=1), dtype)
+    for _ in range(3):
+        close(library, fmm.matmul(x, y), x, y, dtype)
+        c = fmm.matmul(x, x.T)
+        is_adjoint(library, c)
+        close(library, c, x, x.T, dtype)
+        close(library, fmm.matmul(y.T, y), y.T, y, dtype)
+    found = fmm.explain(x, x.T)
+    assert found.problem is not None and found.problem.op == "gram"
+    assert fmm.explain(x, y.T).problem is None or fmm.explain(x, y.T).plan == VENDOR
+    other = fmm.explain(x, y.T).problem
+    assert other is None or other.op == "product"
+
+
+def test_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    library = TorchLibrary()
+    a = library.array(draw((40, 24)), "float64").requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: fmm.gram(x, plan="gram > vendor"), (a,))
+    assert torch.autograd.gradcheck(lambda x: fmm.gram(x, rows=True, fill="upper", alpha=2), (a,))
+
+
+def test_recurring_calls_are_graphs_and_stay_right(library: Any) -> None:
+    for seed in range(12):
+        a = library.array(draw((256, 192), seed=seed), "float32")
+        c = fmm.gram(a, plan="gram^2 > vendor")
+        close(library, c, a.T, a, "float32")
+        is_adjoint(library, c)

@@ -1,0 +1,291 @@
+"""fmm.gram on NumPy's arrays: against a higher precision, bit for bit symmetric, and what it must leave alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.arrays.library import Operand, Setting
+from fmm.kernels.plans.level_steps import Asked
+from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.perfmodel.choose import Limits
+from fmm.runtime import call, devices, host_run
+from fmm.runtime.gram import HALVES
+from fmm.runtime.prepare import Question, answer_question
+from tests.support.chips import H200
+
+Matrix = np.ndarray[Any, Any]
+PLANS = (None, "vendor", "gram^2 > strassen > vendor", "sforza(2) > vendor")
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Matrix:
+    x = rng.standard_normal(shape)
+    return (x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
+
+
+def adjoint(x: Matrix) -> Matrix:
+    return np.swapaxes(x, -1, -2).conj()
+
+
+def symmetric(x: Matrix) -> Matrix:
+    return (x + adjoint(x)) / 2
+
+
+def exact(a: Matrix, rows: bool) -> Matrix:
+    wide = a.astype(np.result_type(a.dtype, np.longdouble))
+    return wide @ adjoint(wide) if rows else adjoint(wide) @ wide
+
+
+def strided(a: Matrix) -> Matrix:
+    """The same numbers in no order that BLAS could read."""
+    whole = np.zeros((*a.shape[:-2], 2 * a.shape[-1], 2 * a.shape[-2]), a.dtype)
+    view: Matrix = np.swapaxes(whole[..., ::2, ::2], -1, -2)
+    view[...] = a
+    return view
+
+
+def error(found: Matrix, wanted: Matrix, inner: int) -> float:
+    """As a multiple of what a product is allowed to have."""
+    scale = float(np.abs(wanted).max(initial=0)) or 1.0
+    return float(np.abs(found - wanted).max(initial=0)) / scale / (float(np.finfo(found.dtype).eps) * (inner + 10))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_against_a_higher_precision(dtype: str, plan: str | None) -> None:
+    """Odd, prime, tiny, thin and flat ones, stacks, transposed and strided views; exactly their own adjoints."""
+    rng = np.random.default_rng(1)
+    shapes = (1, 1), (1, 7), (13, 5), (31, 64), (97, 30), (2, 17, 9), (2, 1, 4, 3)
+    for shape, rows, view in product(shapes, (False, True), (np.array, strided)):
+        a = view(numbers(rng, shape, dtype))
+        c = fmm.gram(a, rows=rows, plan=plan)
+        assert c.dtype == a.dtype and np.array_equal(c, adjoint(c))
+        assert (np.einsum("...ii->...i", c).imag == 0).all()
+        assert error(c, exact(a, rows), a.shape[-1 if rows else -2]) < 4, (shape, rows, view)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+def test_fill_alpha_and_beta(dtype: str, plan: str | None) -> None:
+    """What is not asked for stays, and of `out` only the half is read that is written."""
+    rng = np.random.default_rng(2)
+    updates: tuple[tuple[float, float], ...] = (1, 0), (-2, 0), (0.5, 3)
+    shapes: tuple[tuple[int, ...], ...] = (9, 33), (2, 40, 21)
+    for shape, rows, fill, (alpha, beta), order in product(shapes, (False, True), HALVES, updates, "CF"):
+        a = numbers(rng, shape, dtype)
+        n = shape[-2] if rows else shape[-1]
+        old = symmetric(numbers(rng, (*shape[:-2], n, n), dtype))
+        half = np.tri(n, dtype=bool) if fill != "upper" else np.tri(n, dtype=bool).T
+        before = np.where(half, old if beta else np.full_like(old, np.nan), np.nan).astype(dtype)
+        out = np.array(np.swapaxes(before, -1, -2)).swapaxes(-1, -2) if order == "F" else before.copy()
+        assert fmm.gram(a, out=out, rows=rows, fill=fill, alpha=alpha, beta=beta, plan=plan) is out
+        wanted = alpha * exact(a, rows) + (beta * old if beta else 0)
+        assert error(out[..., half], wanted[..., half], a.shape[-1 if rows else -2]) < 8
+        if fill == "full":
+            assert np.array_equal(out, adjoint(out))
+        else:
+            assert np.isnan(out[..., ~half]).all()
+
+
+def test_a_new_half_is_zero_elsewhere() -> None:
+    a = np.random.default_rng(3).standard_normal((20, 10))
+    for fill, half in (("lower", np.tril), ("upper", np.triu)):
+        c = fmm.gram(a, fill=fill)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(c, half(c))
+        np.testing.assert_allclose(c, half(a.T @ a))
+
+
+def test_two_matrices() -> None:
+    """A polynomial of a symmetric matrix times another; with gradients it would be the same."""
+    rng = np.random.default_rng(4)
+    for dtype in ("float32", "complex128"):
+        x = symmetric(numbers(rng, (40, 40), dtype))
+        y = x @ x + 2 * x
+        for plan in (None, "gram^2 > winograd > vendor"):
+            c = fmm.gram(x, y, plan=plan)
+            assert np.array_equal(c, adjoint(c))
+            assert error(c, x.astype(np.clongdouble) @ y, 40) < 10
+    with pytest.raises(ValueError, match="there is another one"):
+        fmm.gram(x, y, rows=True)
+    with pytest.raises(PlanError, match="a matrix and its adjoint"):
+        fmm.gram(x, y, plan="sforza > vendor")
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (3, 0, 4), (0, 3, 4)])
+def test_nothing_to_multiply(shape: tuple[int, ...]) -> None:
+    a = np.empty(shape)
+    np.testing.assert_array_equal(fmm.gram(a), adjoint(a) @ a)
+    out = np.ones((*shape[:-2], shape[-1], shape[-1]))
+    assert (fmm.gram(a, out=out, beta=2) == 2).all()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float16", "bool", "longdouble"])
+def test_types_of_numpys_own(dtype: str) -> None:
+    a = np.random.default_rng(5).integers(0, 2, (12, 7)).astype(dtype)
+    c = fmm.gram(a)
+    np.testing.assert_array_equal(c, a.T @ a)
+    assert np.array_equal(c, c.T)
+    with pytest.raises(PlanError, match="cannot run here"):
+        fmm.gram(a, plan="gram > vendor")
+
+
+def test_out_may_overlap_or_have_another_type() -> None:
+    rng = np.random.default_rng(6)
+    a = rng.standard_normal((50, 50))
+    for plan in (None, "gram > strassen > vendor"):
+        for fill in ("full", "lower"):
+            x = a.copy()
+            fmm.gram(x, out=x, fill=fill, beta=1, plan=plan)
+            half = np.tri(50, dtype=bool)
+            np.testing.assert_allclose(x[half], (a.T @ a + a)[half], rtol=1e-9, atol=1e-9)
+            np.testing.assert_array_equal(x[~half], (x.T if fill == "full" else a)[~half])
+    single = np.zeros((50, 50), np.float32)
+    np.testing.assert_allclose(fmm.gram(a, out=single), a.T @ a, rtol=1e-4, atol=1e-4)
+    assert single.dtype == np.float32
+
+
+@pytest.mark.parametrize("plan", [None, "gram^2 > winograd > vendor", "sforza(2) > vendor"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_inf_and_nan_as_the_vendor_has_them(dtype: str, plan: str | None) -> None:
+    rng = np.random.default_rng(7)
+    for value in (np.inf, np.nan, np.finfo(dtype).max):
+        a = numbers(rng, (40, 40), dtype)
+        a[3, 5] = value
+        with np.errstate(all="ignore"):
+            c, whole = fmm.gram(a, plan=plan), a.conj().T @ a
+            out = fmm.gram(a, out=np.ones_like(c), beta=1, plan=plan)
+        below = np.tri(40, k=-1, dtype=bool)
+        np.testing.assert_array_equal(np.isfinite(c[below]), np.isfinite(whole[below]))
+        np.testing.assert_array_equal(np.isfinite(out[below]), np.isfinite(whole[below]))
+        np.testing.assert_array_equal(c[below], c.T.conj()[below])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"fill": "both"}, "full, lower, upper"),
+        ({"alpha": 1j}, "alpha must be a real number"),
+        ({"beta": True}, "beta must be a real number"),
+        ({"beta": 1}, "out, which was not given"),
+        ({"out": np.zeros((4, 4))}, "out is"),
+        ({"plan": "strassen > vendor"}, "whole products"),
+        ({"plan": "gram > tile"}, "GPU"),
+        ({"max_error_growth": 0.5}, "1 or more"),
+    ],
+)
+def test_what_is_wrong_is_said(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        fmm.gram(np.ones((40, 30)), **asked)
+
+
+def test_no_matrix() -> None:
+    for a in (np.ones(3), np.float64(2)):
+        with pytest.raises(ValueError, match="square"):
+            fmm.gram(a)
+    with pytest.raises(ValueError, match="square"):
+        fmm.gram(np.ones((3, 4)), np.ones((4, 5)))
+    np.testing.assert_array_equal(fmm.gram([[1, 2], [3, 4]]), [[10, 14], [14, 20]])
+
+
+def test_it_is_explained() -> None:
+    a = np.ones((300, 200))
+    found = fmm.explain_gram(a, plan="gram > strassen > vendor")
+    assert found.problem is not None and (found.problem.op, found.problem.size) == ("gram", (200, 300, 200))
+    text = str(found)
+    assert "2 blocks on the diagonal, 1 products below it" in text and "the lower half, then its mirror" in text
+    assert "one half is computed" in text
+    assert "syrk" in str(fmm.explain_gram(a)) and "mirror" in str(fmm.explain_gram(a))
+
+
+def test_decisions_without_arrays() -> None:
+    found = fmm.plan(500, 400, 500, op="gram")
+    assert found.problem is not None and found.problem.op == "gram" and found.plan == VENDOR
+    with pytest.raises(ValueError, match="square"):
+        fmm.plan(500, 400, 501, op="gram")
+
+
+def test_a_workspace_of_nothing() -> None:
+    """Plans without temporaries are all that is left."""
+    a = np.random.default_rng(8).standard_normal((700, 600))
+    np.testing.assert_allclose(fmm.gram(a, workspace=0), a.T @ a)
+    assert fmm.explain_gram(a, workspace=0).workspace == 0
+
+
+# ---- products with a transpose in place
+
+
+def question(n: int, k: int, dtype: str, adjoint: bool = True, math: Any = "ieee") -> Question:
+    """On an H200 of which only the datasheet is known: x x^T."""
+    device = devices.described_gpu("NVIDIA H200", "9.0", 132, None, H200)
+    a, b = Operand((n, k), (k, 1), dtype), Operand((k, n), (1, k), dtype)
+    return Question(a, b, None, Setting(0, dtype, math, adjoint=adjoint), device, Limits(1 << 37, 16.0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "k", "half"),
+    [
+        ("float32", 8192, 8192, True),
+        ("float64", 8192, 8192, True),
+        ("bfloat16", 8192, 8192, True),
+        ("bfloat16", 16384, 2048, True),
+        ("float32", 512, 512, False),  # too small to be sure
+        ("bfloat16", 1024, 65536, False),  # cuBLAS cuts it along k
+        ("complex64", 8192, 8192, False),  # x x^T of complex numbers is not its own adjoint
+    ],
+)
+def test_a_transpose_in_place_on_a_gpu(dtype: str, n: int, k: int, half: bool) -> None:
+    call = answer_question(question(n, k, dtype))
+    assert call.decision.problem is not None and (call.decision.problem.op == "gram") is half
+    if half:
+        assert (call.launches is not None and "mirror_half" in call.launches.describe()[-1]) or call.plan != VENDOR
+    other = answer_question(question(n, k, dtype, adjoint=False))
+    assert other.decision.problem is not None and other.decision.problem.op == "product"
+
+
+def test_a_given_plan_is_a_plan_of_the_whole_product() -> None:
+    plan = fmm.Plan.parse("strassen.batched.pad16 > vendor")
+    call = answer_question(replace(question(8192, 8192, "float32"), plan=plan))
+    assert call.plan == plan and call.decision.problem is not None and call.decision.problem.op == "product"
+
+
+def test_numpys_own_is_left_alone_without_evidence() -> None:
+    """It calls syrk itself; what is asked for by name is not left alone."""
+    x = np.random.default_rng(9).standard_normal((400, 300))
+    found = fmm.explain(x, x.T)
+    assert found.plan == VENDOR and "syrk" in found.reason
+    np.testing.assert_array_equal(fmm.matmul(x, x.T), x @ x.T)
+    assert fmm.explain(x, x.T, plan="strassen > vendor").plan != VENDOR
+
+
+def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory: the next plan computes the same half."""
+    tried: list[str] = []
+    run = host_run.run_call
+
+    def short_of_memory(library: Any, ready: Any, *rest: Any) -> Any:
+        tried.append(str(ready.plan))
+        if len(tried) == 1:
+            raise MemoryError
+        assert ready.decision.problem.op == "gram"
+        return run(library, ready, *rest)
+
+    monkeypatch.setattr(host_run, "run_call", short_of_memory)
+    monkeypatch.setattr(call, "leaner_plans", lambda *_: iter([fmm.Plan.parse("gram > vendor")]))
+    a = np.random.default_rng(10).standard_normal((60, 50))
+    np.testing.assert_allclose(fmm.gram(a, plan="gram > strassen > vendor"), a.T @ a)
+    assert tried == ["gram > strassen > vendor", "gram > vendor"]
+
+
+def test_asked_is_part_of_a_prepared_calls_key() -> None:
+    """The same arrays, once as a product and once as a half."""
+    x = symmetric(np.random.default_rng(11).standard_normal((64, 64)))
+    for _ in range(2):
+        np.testing.assert_allclose(fmm.matmul(x, x, plan="strassen > vendor"), x @ x)
+        np.testing.assert_allclose(fmm.gram(x, x, plan="gram > strassen > vendor"), x @ x)
+        np.testing.assert_allclose(fmm.gram(x, x, alpha=3, plan="gram > strassen > vendor"), 3 * x @ x)
+    assert Asked(3.0, 0, "symmetric") != Asked(1.0, 0, "symmetric")
