@@ -19,7 +19,7 @@ from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.perfmodel.choose import candidates
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
-from fmm.tuner.devices.compile_ahead import Ahead, compile_jobs
+from fmm.tuner.devices.compile_ahead import SIZES, Ahead, compile_jobs, level_places
 
 WORKERS = {
     "done": "for line in sys.stdin: print('done', flush=True)",
@@ -66,6 +66,17 @@ def test_light_kernels_come_first() -> None:
     assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
 
 
+def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> None:
+    """Those of real numbers are made once, be it for real products or for complex ones."""
+    plans = [Plan.parse(text) for text in ("strassen.batched > vendor", "3m > strassen.batched > vendor")]
+    jobs = [(dtype, plan) for dtype, plan, size, _ in compile_jobs(["float32", "complex64"], plans) if size == SIZES[0]]
+    assert jobs == [("float32", str(plans[0])), ("complex64", str(plans[0])), ("complex64", str(plans[1]))]
+    assert level_places(plans[1], "complex64") == {
+        ("complex64", "3m", False),
+        ("float32", "strassen.batched", True),
+    }
+
+
 @pytest.mark.parametrize("does", ["dies", "dies at once"])
 def test_dead_workers_keep_nobody_waiting(does: str) -> None:
     made = Ahead(0, WANTED, 2, worker(does))
@@ -105,7 +116,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
 
 def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
-    plans = [p for p in candidates(True) if "^3" not in str(p)]
+    plans = [p for p in candidates(True) if "^3" not in str(p) and p.takes_type("float32")]
     made = {text for job in compile_jobs(["float32"], plans) for text, _ in compile_worker.kernel_sources(*job)}
     rng, met, missing = random.Random(1), 0, set()
     for i in range(8):
