@@ -312,9 +312,9 @@ struct Io {
     // In a sum done in place, loads that stand before a store stay before it.
     __device__ static __forceinline__ void fence() { asm volatile("" ::: "memory"); }
 
-    template <int A, int I, int J>
+    template <int A, int I, int J, int PART = 0>
     __device__ __forceinline__ Values load() const {
-        const Stored* q = at<A, I, J>();
+        const Stored* q = at<A, I, J>() + PART;
         Stored s[LANES];
         if constexpr (!tested<A>() && wide<A>()) {
             const Packed w = __ldcs(reinterpret_cast<const Packed*>(q));
@@ -368,9 +368,9 @@ struct Io {
         }
     }
 
-    template <int A, int I, int J>
+    template <int A, int I, int J, int PART = 0>
     __device__ __forceinline__ void store(const Values& v) {
-        Stored* q = at<A, I, J>();
+        Stored* q = at<A, I, J>() + PART;
         Stored s[LANES];
 #pragma unroll
         for (int e = 0; e < LANES; ++e) s[e] = Convert<Element>::narrow(v.lane[e]);
@@ -390,11 +390,11 @@ struct Io {
         if constexpr (FLAG) check<A, I, J>(s);
     }
 
-    // Real and imaginary parts of LANES complex numbers, which lie beside each other: layers 0 and 1 of an array of parts.
-    template <int A>
+    // Real and imaginary parts of LANES complex numbers, which lie beside each other, in an array of parts.
+    template <int A, int I, int J>
     __device__ __forceinline__ void load_parts(Values& re, Values& im) const {
         if constexpr (VECTOR && !tested<A>()) {
-            const Packed* q = reinterpret_cast<const Packed*>(at<A, 0, 0>());
+            const Packed* q = reinterpret_cast<const Packed*>(at<A, I, J>());
             Stored s[2 * LANES];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -407,15 +407,15 @@ struct Io {
                 im.lane[e] = Convert<Element>::widen(s[2 * e + 1]);
             }
         } else {
-            re = load<A, 0, 0>();
-            im = load<A, 1, 0>();
+            re = load<A, I, J, 0>();
+            im = load<A, I, J, 1>();
         }
     }
 
-    template <int A>
+    template <int A, int I, int J>
     __device__ __forceinline__ void store_parts(const Values& re, const Values& im) {
         if constexpr (VECTOR && !tested<A>()) {
-            Packed* q = reinterpret_cast<Packed*>(at<A, 0, 0>());
+            Packed* q = reinterpret_cast<Packed*>(at<A, I, J>());
             Stored s[2 * LANES];
 #pragma unroll
             for (int e = 0; e < LANES; ++e) {
@@ -430,8 +430,8 @@ struct Io {
                 __stcs(q + half, w);
             }
         } else {
-            store<A, 0, 0>(re);
-            store<A, 1, 0>(im);
+            store<A, I, J, 0>(re);
+            store<A, I, J, 1>(im);
         }
     }
 

@@ -44,6 +44,7 @@ class Spot(NamedTuple):
     array: int
     i: int
     j: int
+    part: int = 0  # of an array of complex numbers: 0 for the real parts, 1 for the imaginary ones
 
 
 class Scalar(NamedTuple):
@@ -74,8 +75,7 @@ class SumKernel:
     whole: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses to them need no tests
     element: str
     tall: frozenset[int] = frozenset()  # arrays that lie column by column, where all others lie row by row
-    # Complex matrices: layer 0 is the real parts, layer 1 the imaginary ones, a number beside each other in memory.
-    parts: frozenset[int] = frozenset()
+    parts: frozenset[int] = frozenset()  # arrays of complex numbers, of which real and imaginary parts are loaded
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -108,9 +108,9 @@ class SumKernel:
     @cached_property
     def ahead(self) -> bool:
         """Are loads started far ahead of their use, through shared memory?"""
-        return not (self.tall or self.parts) and sum(event.kind == "load" for event in self.events) >= max(
-            MANY_LOADS, 2 * peak_values(self.events)
-        )
+        if self.tall or any(spot.array in self.parts for spot in self.reads):
+            return False
+        return sum(event.kind == "load" for event in self.events) >= max(MANY_LOADS, 2 * peak_values(self.events))
 
     @cached_property
     def batch(self) -> int:
@@ -143,7 +143,7 @@ class SumKernel:
         spots = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
         spot = spots[number]
-        other = spot._replace(i=1 - spot.i)
+        other = spot._replace(part=1 - spot.part)
         return spots.index(other) if spot.array in self.parts and other in spots else -1
 
     @property

@@ -97,15 +97,15 @@ def _both_parts(kernel: SumKernel, event: Event, other: int, met: set[int]) -> I
     if first != loads:
         return
     spots = kernel.reads if loads else kernel.writes
-    re, im = sorted((own, other), key=lambda x: spots[x].i)
+    re, im = sorted((own, other), key=lambda x: spots[x].part)
     if loads:
         yield f"Values v{re}, v{im};"
-        yield f"io.template load_parts<{spots[re].array}>(v{re}, v{im});"
+        yield f"io.template load_parts<{_spot_text(spots[re])}>(v{re}, v{im});"
         return
     if any(o in (re, im) for o, _ in kernel.aliases):
         yield "Io::fence();"
     x, y = (kernel.program.outputs[o] for o in (re, im))
-    yield f"io.template store_parts<{spots[re].array}>(v{x}, v{y});"
+    yield f"io.template store_parts<{_spot_text(spots[re])}>(v{x}, v{y});"
 
 
 def _start_batch(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
@@ -126,7 +126,7 @@ def _take_value(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str
 
 
 def _spot_text(spot: Spot) -> str:
-    return f"{spot.array}, {spot.i}, {spot.j}"
+    return f"{spot.array}, {spot.i}, {spot.j}" + (f", {spot.part}" if spot.part else "")
 
 
 def _first_term(event: Event) -> str:

@@ -180,7 +180,7 @@ def _place(op: SumOp, spot: Any, operands: dict[str, Operand], kind: Any, rows: 
     unit = np.dtype(op.kernel.element if kind != np.uint16 else np.uint16)
     if 0 in (rows, cols):
         return np.empty((rows, cols), unit)
-    start = x.offset + (spot.i * x.down + spot.j * x.right) * unit.itemsize
+    start = x.offset + (spot.i * x.down + spot.j * x.right + spot.part) * unit.itemsize
     strides = x.row * unit.itemsize, x.col * unit.itemsize
     return np.ndarray((rows, cols), unit, operands[x.base].memory, start, strides)
 
