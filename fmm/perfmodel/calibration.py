@@ -85,9 +85,11 @@ class Calibration:
 
     def known_rate(self, dtype: str) -> Rate | None:
         """None where there is none. Flops of real products take about as long as those of complex ones of the same
-        precision; what is known only of these is said of both."""
-        twin = next((name for name, row in DTYPES.items() if row.real == dtype), "")
-        return self.rates.get(dtype) or self.rates.get(twin)
+        precision; what is known only of these is said of both, but for this package's own kernel."""
+        if (found := self.rates.get(dtype)) is not None:
+            return found
+        twin = self.rates.get(next((name for name, row in DTYPES.items() if row.real == dtype), ""))
+        return None if twin is None else replace(twin, tiled=0.0)
 
 
 # ---- a CPU that nobody has measured

@@ -206,6 +206,8 @@ BY_THREE = (
     "li-fig3.peel > 3m",
     "3m > strassen.fused.pad4 > tile",
     "3m > vendor.inner",
+    "3m(strassen.pad16)",
+    "3m(strassen^2.pad16)",
     "vendor3m",
     "strassen.batched.pad16 > vendor3m",
 )
@@ -219,7 +221,7 @@ def test_complex_products_by_three_real_ones(text: str, dtype: str, cupy: Any, b
 
 
 @pytest.mark.parametrize("orders", list(product("CF", repeat=3)), ids="".join)
-@pytest.mark.parametrize("text", ("3m", "3m.batched", "3m.sequential", "vendor3m"))
+@pytest.mark.parametrize("text", ("3m", "3m.batched", "3m.sequential", "3m(strassen.pad4)", "vendor3m"))
 def test_complex_products_by_three_in_all_orders(text: str, orders: tuple[str, ...], cupy: Any, backend: Any) -> None:
     for dtype, scalars in product(("complex64", "complex128"), ((1, 0), (1 - 2j, 0.5j), (-2, 1))):
         _check(cupy, backend, text, (45, 70, 99), dtype, orders, (0, 3, 8), scalars)
@@ -250,6 +252,7 @@ def test_memory_orders_with_gaps_and_scalars(text: str, orders: tuple[str, ...],
         "li-fig3.pad",
         "strassen.batched > vendor.inner",
         "3m.batched",
+        "3m(strassen)",
     ],
 )
 def test_few_launches(text: str, dtype: str, cupy: Any, backend: Any) -> None:

@@ -43,6 +43,7 @@ GPU = [
 REAL = tuple(GPU)
 GPU += [f"3m > {plan}" for plan in REAL]
 GPU += ["3m.batched > vendor", *(f"3m.overlapped > {plan}" for plan in REAL if "overlapped" not in plan)]
+GPU += ["3m(strassen.pad16) > vendor", "3m(strassen^2.pad16) > vendor"]
 GPU += [*(f"3m.sequential > {plan}" for plan in REAL), "vendor3m"]
 
 
@@ -75,7 +76,15 @@ def test_what_is_searched() -> None:
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
         "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "vendor3m"),
-        "numbers": ("", "3m", "3m.batched", "3m.overlapped", "3m.sequential"),
+        "numbers": (
+            "",
+            "3m",
+            "3m.batched",
+            "3m.overlapped",
+            "3m(strassen.pad16)",
+            "3m(strassen^2.pad16)",
+            "3m.sequential",
+        ),
     }
     # Only complex numbers are searched with levels for them.
     for device in ("cpu", "cuda"):

@@ -44,7 +44,10 @@ PLANS = (
     "winograd.overlapped > 3m.sequential > vendor",
     "3m.overlapped > winograd.pad16 > vendor",
     "3m.batched > vendor.inner",
+    "3m(strassen.pad4) > vendor",
+    "3m(strassen.pad4) > winograd > vendor",
 )
+LARGER = ("3m(strassen^2) > vendor", "3m(laderman) > vendor")
 SIZES = ((8, 6, 10), (23, 18, 35), (1, 1, 1), (2, 1, 3), (0, 4, 3), (4, 0, 3))
 
 
@@ -54,7 +57,7 @@ def problem_of(size: tuple[int, int, int], dtype: str, order: str, alpha: comple
     return Problem(m, k, n, dtype, (layouts[0], layouts[1], layouts[2]), alpha, beta)
 
 
-@pytest.mark.parametrize("text", PLANS)
+@pytest.mark.parametrize("text", quick_and_slow(PLANS, LARGER))
 @pytest.mark.parametrize("dtype", quick_and_slow(["complex64"], ["complex128"]))
 def test_on_arrays_and_as_launches(text: str, dtype: str) -> None:
     """Small integers, of which every sum is exact: the same numbers, with all of the counted workspace and no more."""
@@ -74,7 +77,9 @@ def test_on_arrays_and_as_launches(text: str, dtype: str) -> None:
         np.testing.assert_array_equal(c, expected, err_msg=str(problem))
 
 
-@pytest.mark.parametrize(("text", "conjugated"), [("3m.conj-a", "a"), ("3m.sequential.conj-b", "b")])
+@pytest.mark.parametrize(
+    ("text", "conjugated"), [("3m.conj-a", "a"), ("3m.sequential.conj-b", "b"), ("3m(strassen).conj-b", "b")]
+)
 def test_conjugated_operands_cost_no_copy(text: str, conjugated: str, rng: np.random.Generator) -> None:
     a, b = (rng.standard_normal((40, 40, 2)) @ [1, 1j] for _ in range(2))
     plan = Plan.parse(f"{text} > vendor")
@@ -139,6 +144,9 @@ WRONG = [
     ("3m.batched.sequential > vendor", "3m cannot be both batched and sequential"),
     ("3m.pad16 > vendor", "unknown option 'pad16' of 3m; valid: stacked, batched, overlapped, sequential, conj-a"),
     ("3m.overlapped > winograd.overlapped > vendor", "only one level of a plan can be overlapped"),
+    ("3m(strassen^3) > vendor", r"3m\(strassen\^3\): in one pass with 3m, a scheme of at most 49 products"),
+    ("3m(li-fig3) > vendor", "the step table li-fig3 is sequential, not batched"),
+    ("3m(strassen).batched > vendor", r"unknown option 'batched' of 3m\(...\); valid: conj-a, conj-b"),
 ]
 
 
@@ -164,6 +172,14 @@ def test_it_is_counted_exactly() -> None:
         problem, plan = Problem(*size, "complex128"), Plan.parse(f"{text} > strassen.batched > vendor")
         assert estimated_work(plan, problem).traffic == pytest.approx(counted_work(plan, problem).traffic)
         assert estimated_workspace(plan, problem) == pytest.approx(workspace(plan, *size, 16), rel=0.1)
+    # In one pass with a scheme's level, what is written and read between the two is saved.
+    one, two = (Plan.parse(f"{text} > vendor") for text in ("3m(strassen.pad16)", "3m > strassen.batched.pad16"))
+    problem = Problem(1024, 1024, 1024, "complex64")
+    assert estimated_work(one, problem).traffic == counted_work(one, problem).traffic
+    assert counted_work(one, problem).traffic < 0.65 * counted_work(two, problem).traffic
+    assert counted_work(one, problem).leaves == ((512, 512, 512, 21.0, 21.0),)
+    assert multiplications(one, 1024, 1024, 1024) == multiplications(two, 1024, 1024, 1024)
+    assert expected_growth(one, "complex64") == pytest.approx(expected_growth(two, "complex64"))
     assert multiplications(Plan.parse("3m > strassen > vendor"), 64, 64, 64) == 0.75 * 7 / 8 * 64**3
     assert multiplications(Plan.parse("strassen > 3m > vendor"), 64, 64, 64) == 0.75 * 7 / 8 * 64**3
 
@@ -199,7 +215,8 @@ def test_it_is_compared_above_every_real_plan(device: str, below: tuple[str, ...
 
 CHOSEN = [
     # (type, side, workspace, error, the beginning of what is chosen on an H200 that nobody has measured)
-    ("complex64", 8192, 1 << 36, 16.0, "3m.overlapped > strassen"),
+    ("complex64", 8192, 1 << 36, 16.0, "3m"),
+    ("complex64", 4096, 1 << 36, 16.0, "3m"),
     ("complex128", 2048, 1 << 36, 16.0, "3m.batched > vendor"),
     ("complex128", 8192, 2 << 30, 16.0, "3m.sequential > "),  # tight memory
     ("complex64", 8192, 1 << 36, 1.5, "3m"),

@@ -221,7 +221,7 @@ def _complex_sum(weights: tuple[complex, ...], beta: complex) -> AdditionProgram
     real = [*(w.real for w in weights), beta.real, -beta.imag]
     imaginary = [*(w.imag for w in weights), beta.imag, beta.real]
     rows = [[int(x) if x == int(x) else x for x in row] for row in (real, imaginary)]
-    return separate_sums(rows, len(weights) + 2)
+    return separate_sums(rows, len(real))
 
 
 def _needed(step: Sum) -> Sum:

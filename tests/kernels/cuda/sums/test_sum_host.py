@@ -115,6 +115,7 @@ TURNED = f"{BATCHED} > vendor.inner", f"{IN_TURN} > vendor.outer"
             (TURNED[1], "float64"),
             ("3m", "complex64"),
             ("3m.sequential", "complex128"),
+            ("3m(strassen.pad4)", "complex64"),
         ],
         [
             (BATCHED, "bfloat16"),
@@ -124,6 +125,8 @@ TURNED = f"{BATCHED} > vendor.inner", f"{IN_TURN} > vendor.outer"
             ("3m.batched.conj-b", "complex128"),
             ("3m.sequential.conj-a", "complex64"),
             ("3m > vendor.inner", "complex64"),
+            ("3m(strassen.pad16).conj-a", "complex128"),
+            ("3m(strassen^2.pad4)", "complex64"),
             *product(TURNED[:1], ("float64", "bfloat16")),
             *product(TURNED[1:], ("float32", "bfloat16")),
         ],

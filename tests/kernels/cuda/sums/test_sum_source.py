@@ -102,6 +102,7 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
         ("strassen^3.batched", "float32", [2, 2, 2]),  # 4 numbers each would not fit in registers
         ("strassen^3.batched", "float64", [1, 1, 1]),
         ("strassen.batched", "complex128", [2, 2, 2]),  # real and imaginary parts as columns
+        ("3m(strassen^2)", "complex64", [2, 2]),
         ("3m", "complex64", [4, 4]),  # real numbers, complex ones in two accesses; one kernel splits both operands
     ],
 )
@@ -171,7 +172,13 @@ USUAL = {
     "complex alpha": Case(ONE, 3, ("complex128",), ("sm_80",), (1j, 0), True),
     "complex alpha and beta": Case(ONE, 3, ("complex128",), ("sm_90",), (1j, 0.5 - 2j), True),
     "complex by three": Case(("3m", "3m.sequential.conj-b"), 5, ("complex64", "complex128"), ARCHITECTURES),
-    "complex by three, alpha, beta, flag": Case(("3m",), 5, ("complex64",), ("sm_90",), (2.5 - 1j, 0.7j), True),
+    "complex by three, alpha, beta, flag": Case(
+        ("3m", "3m(strassen.pad16)"), 5, ("complex64",), ("sm_90",), (2.5 - 1j, 0.7j), True
+    ),
+    "complex by three, one level": Case(("3m(strassen.pad16)",), 5, ("complex128",), ARCHITECTURES),
+    "complex by three, two levels": Case(
+        ("3m(strassen^2.pad16)",), 2, ("complex64", "complex128"), ("sm_90",), slow=True
+    ),
     "two levels": Case(TWO, 3, ("float32",), ("sm_90",), slow=True),
     "sums that turn": Case(TURNED[:1], 3, ("float32",), ("sm_90",)),
     "sums that turn, two levels": Case(TURNED[1:], 3, ("float32",), ("sm_90",), slow=True),
@@ -201,6 +208,8 @@ ALL = {
     "complex alpha and beta": Case((*ONE, *TWO), 2, TYPES[4:], ARCHITECTURES, (1j, 0.5 - 2j), True),
 }
 ALL |= {
+    "complex by three, one level": Case(("3m(strassen.pad16)",), 4, TYPES[4:], ARCHITECTURES, (2.5 - 1j, 0.7j), True),
+    "complex by three, two levels": Case(("3m(strassen^2.pad16)",), 2, TYPES[4:], ARCHITECTURES),
     "complex by three": Case(("3m", "3m.sequential", "3m.conj-a.conj-b"), 5, TYPES[4:], ARCHITECTURES),
     "complex by three, alpha, beta, flag": Case(
         ("3m", "3m.sequential"), 5, TYPES[4:], ARCHITECTURES, (2.5 - 1j, 0.7j), True
