@@ -140,12 +140,14 @@ class SumKernel:
         return HIGH * down, THREADS // WARP // HIGH * (WARP // down) * self.lanes
 
     def partner(self, event: Event) -> int:
-        """Of a load or store in an array of parts: the other part's value (of a store, output) number; -1: none."""
+        """Of a load or store in an array of parts: the other part's value (of a store, output) number, which is the
+        next one or the one before; -1: none."""
         spots = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
         spot = spots[number]
-        other = spot._replace(part=1 - spot.part)
-        return spots.index(other) if spot.array in self.parts and other in spots else -1
+        near = number + 1 - 2 * spot.part
+        found = spot.array in self.parts and 0 <= near < len(spots) and spots[near] == spot._replace(part=1 - spot.part)
+        return near if found else -1
 
     @property
     def slots(self) -> int:

@@ -102,7 +102,7 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
         ("strassen^3.batched", "float32", [2, 2, 2]),  # 4 numbers each would not fit in registers
         ("strassen^3.batched", "float64", [1, 1, 1]),
         ("strassen.batched", "complex128", [2, 2, 2]),  # real and imaginary parts as columns
-        ("3m(strassen^2)", "complex64", [2, 2]),
+        ("3m(strassen^2)", "complex64", [2, 2, 2]),
         ("3m", "complex64", [4, 4]),  # real numbers, complex ones in two accesses; one kernel splits both operands
     ],
 )
