@@ -1,9 +1,9 @@
 """The checks that need a device: `python -m benchmarks.gpu_check [arguments of benchmarks.gpu]`.
 
 The kernels of the tests are compiled ahead, each once, into a cache that can be taken along (benchmarks.compile_ahead).
-Then every test marked gpu, a few launches under compute-sanitizer where it is on PATH, and the benchmark. What was run,
-and how it ended, is written to results/<device>/checks.json beside the environment and the commit (the environment
-variable FMM_COMMIT names it in a copy of the tree).
+Then every test marked gpu, a minute of interrupts, threads and faults, a few launches under compute-sanitizer where it
+is on PATH, and the benchmark. What was run, and how it ended, is written to results/<device>/checks.json beside the
+environment and the commit (the environment variable FMM_COMMIT names it in a copy of the tree).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def steps(arguments: list[str], sanitizer: str | None, together: tuple[str, ...]
     yield Step("kernels", (sys.executable, "-m", "benchmarks.compile_ahead"))
     yield Step("tests", (*PYTEST, *together, f"--ignore={TIMED}", "tests"))
     yield Step("timed tests", (*PYTEST, TIMED))
+    yield Step("hostile use", (sys.executable, "-m", "tests.support.hostile_device", "--seconds", "60"))
     missing = "" if sanitizer else f"{SANITIZER} is not on PATH"
     for tool, command in TOOLS.items():
         yield Step(tool, (sanitizer or SANITIZER, "--tool", tool, "--error-exitcode", "1", *command), missing)

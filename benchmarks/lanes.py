@@ -21,6 +21,7 @@ from fmm.config.certify import median_interval, paired_ratios
 from fmm.kernels.cpu import side_by_side
 from fmm.kernels.cpu.arena import Arena, Array, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.helper_threads import call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
@@ -86,6 +87,9 @@ def row(size: tuple[int, int, int], dtype: str) -> dict[str, Any]:
         execute_plan(PLAN, a, b, c, backend, Arena(memory, a.dtype))
 
     def two(products: bool, sums: bool) -> None:
+        call_apart(partial(two_at_a_time, products, sums))
+
+    def two_at_a_time(products: bool, sums: bool) -> None:
         with side_by_side.backend_for(blas_threads(), 2 * m * k * n) as backend:
             execute_plan(PLAN, a, b, c, Part(backend, products, sums), Arena(memory, a.dtype))
 

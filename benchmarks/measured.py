@@ -251,34 +251,56 @@ def _small_table(rows: list[Row]) -> Iterator[str]:
     yield from table(columns, ((n, *(extra(n, library) for library in libraries)) for n in sizes))
 
 
-# ---- the model of every device that was tuned
+# ---- the models of tunings
 
 
 def tuned(results: Path) -> Iterator[str]:
-    """The model's error and the regret of its choices, of every device and type that was tuned."""
-    columns = (
-        "device, type",
-        "held-out pairs",
-        "time off by (95 %)",
-        "speedup off by",
-        "regret: mean, worst",
-        "of the best",
-    )
+    """What the model of every tuning is off by on its held-out shapes, config by config."""
+    columns = ("config", "device, type", "held-out pairs", "time off by (95 %)", "speedup off by", "noise floor")
     yield from table(columns, _tuned_rows(results))
 
 
 def _tuned_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path in sorted(results.glob("*/config.json")):
+    for path in sorted((*results.glob("*/config.json"), *results.glob("*/*/config.json"))):
         (types,) = json.loads(path.read_text(encoding="utf-8"))["devices"].values()
         for dtype, section in types.items():
-            time, speedup = section["error"]["time"], section["error"]["speedup"]
             name = f"{section['conditions']['device']}, {dtype}"
-            errors = f"{time['median']:.1%} ({time['p95']:.1%})", f"{speedup['median']:.1%}"
-            yield name, speedup["count"], *errors, *_regret(path.with_name(f"regret-{dtype}.json"))
+            yield f"`{_from(results, path.parent)}`", name, *_model_error(section), _share(section["noise"])
 
 
-def _regret(path: Path) -> tuple[str, str]:
-    if not path.exists():
-        return "", ""
-    regret = json.loads(path.read_text(encoding="utf-8"))["regret"]
-    return f"{regret['mean']:.2%}, {regret['worst']:.1%}", f"{regret['share_of_best']:.1%}"
+def _from(results: Path, folder: Path) -> str:
+    return f"results/{folder.relative_to(results)}"
+
+
+def _model_error(section: Row) -> tuple[object, ...]:
+    time, speedup = section["error"]["time"], section["error"]["speedup"]
+    if not speedup["count"]:
+        return 0, "not measured", "not measured"
+    return speedup["count"], f"{time['median']:.1%} ({time['p95']:.1%})", f"{speedup['median']:.1%}"
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1%}"
+
+
+def regret(results: Path) -> Iterator[str]:
+    """What the choices of a config lose on 20 shapes that were not among its own, and whose config it is."""
+    columns = ("judged config", "type", "shapes", "won by a plan", "regret: mean, worst", "of the best")
+    yield from table(columns, _regret_rows(results))
+
+
+def _regret_rows(results: Path) -> Iterator[Sequence[object]]:
+    for path in sorted(results.glob("*/regret-*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known, rows = found["regret"], found["rows"]
+        contested = sum(max(row["speedups"].values()) > 1 for row in rows)
+        losses = f"{known['mean']:.2%}, {known['worst']:.1%}" if contested else "nothing to choose"
+        best = f"{known['share_of_best']:.1%}" if contested else ""
+        yield f"`{judged_config(found['environment'])}`", found["dtype"], known["shapes"], contested, losses, best
+
+
+def judged_config(environment: Row) -> str:
+    """The folder of the config whose choices were judged, from the command that did."""
+    words = str(environment["command"]).split()
+    option = next(name for name in ("--recorded", "--config") if name in words)
+    return words[words.index(option) + 1].removesuffix("/config.json")

@@ -2,6 +2,8 @@
 
 from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, plan
 from fmm.arrays.host_memory import release_workspace
+from fmm.integrations import install, installed, uninstall
+from fmm.integrations.places import install_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
 
@@ -16,7 +18,12 @@ __all__ = [
     "explain_gram",
     "gemm",
     "gram",
+    "install",
+    "installed",
     "matmul",
     "plan",
     "release_workspace",
+    "uninstall",
 ]
+
+install_as_told()

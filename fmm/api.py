@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Hashable, Mapping
-from functools import lru_cache
 from numbers import Integral, Number, Real
 from typing import Any
 
@@ -13,9 +14,11 @@ from fmm.arrays.kinds import type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
+from fmm.config.environment import emulation_allowed
 from fmm.dtypes import DTYPES
+from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Operation, Problem
 from fmm.runtime import call, devices
@@ -64,11 +67,13 @@ def matmul(
         if kind is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
             if small_enough_for_numpy(a, b) or (dtype is None and just_left_to_vendor(NUMPY, a, b)):
                 if usual:
-                    return np.matmul(a, b) if out is None else np.matmul(a, b, out=out)
-                return np.matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
+                    return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out=out)
+                return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
             library = NUMPY if usual else NUMPY.with_options(_options(casting, order, dtype, more))
             return call.product(library, a, b, out, NO_WISHES)
         if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
+            if known.watched():
+                return _recorded_product(a, b, None, NO_WISHES)
             try:
                 small = a.nbytes * b.nbytes < SMALL_BYTES
             except RuntimeError:  # sparse tensors have no such numbers
@@ -85,6 +90,8 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     """The product of any arrays with any options."""
     out = _single(out)
     library = library_of(a, b, out).with_options(options)
+    if library.watched():
+        return _recorded_product(a, b, out, wishes)
     if wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(a, b):
         return library.vendor(a, b, out)
     if library.differentiable:
@@ -254,37 +261,48 @@ def plan(
     op: Operation = "product",
     dtype: Any = np.float64,
     device: str | int = "cpu",
+    plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
 ) -> Decision:
     """The decision for an m x k by k x n product, without arrays; `device` is "cpu", or the number of a CUDA device.
 
+    plan, max_error_growth and workspace mean what they mean to fmm.matmul; a plan that is given is explained.
+
     `op`: "product"; "gram" for what fmm.gram does with one matrix, "symmetric" with two (m and n are then equal).
     """
-    for name, side in (("m", m), ("k", k), ("n", n)):
-        if not isinstance(side, int | np.integer) or side < 0:
-            raise ValueError(f"{name} must be a whole number, 0 or more, not {side!r}")
-    wishes, kind, on_cpu = _wishes(None, max_error_growth, workspace), type_name(dtype), device == "cpu"
+    sides = _side("m", m), _side("k", k), _side("n", n)
+    wishes, kind, on_cpu = _wishes(plan, max_error_growth, workspace), type_name(dtype), device == "cpu"
     number = blas_threads() if on_cpu else devices.cuda_index(device)
     if kind not in (_NUMPYS if on_cpu else DTYPES):
-        its_own = f"NumPy answers: {kind} products are NumPy's own"
-        return Decision(VENDOR, None, its_own if on_cpu else f"the vendor answers: {kind} products are its own")
-    try:
-        found = devices.device_of("cpu" if on_cpu else "cuda", number)
-    except ModuleNotFoundError as error:
-        needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
-        raise ModuleNotFoundError(needed) from error
+        who, whose = ("NumPy", "NumPy's") if on_cpu else ("the vendor", "its")
+        if wishes.plan not in (None, VENDOR):
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {kind} products are {whose} own")
+        return Decision(VENDOR, None, f"{who} answers: {kind} products are {whose} own")
+    found = _device(device, number)
     room = wishes.workspace
     if room is None:
         room = memory_share(NUMPY if on_cpu else cupy_library(), number)
     growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
-    return call.planned(Problem(int(m), int(k), int(n), kind, op=op), Limits(room, growth), found)
+    limits = Limits(room, growth, emulation_allowed())
+    return call.planned(Problem(*sides, kind, op=op), limits, found, wishes.plan)
 
 
 _NUMPYS = [t.name for t in BLAS_TYPES]
+LONGEST = sys.maxsize  # that a side of an array can be; and more bytes than any machine has
 
 
-@lru_cache(maxsize=1)
+def _device(device: str | int, number: int) -> devices.Device:
+    """The device of that number, by whatever name it was asked for."""
+    try:
+        return devices.device_of("cpu" if device == "cpu" else "cuda", number)
+    except ModuleNotFoundError as error:
+        needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
+        raise ModuleNotFoundError(needed) from error
+    except ImportError as error:
+        raise ImportError(f"device={device!r} needs CuPy, which does not load: {error}") from error
+
+
 def _torch_gradients() -> Any:
     """The module in which torch's products begin, which loads torch."""
     from fmm.runtime import torch_gradients
@@ -292,12 +310,18 @@ def _torch_gradients() -> Any:
     return torch_gradients
 
 
-@lru_cache(maxsize=1)
 def _torch_gemm() -> Any:
     """The same for gemm."""
     from fmm.runtime import torch_gemm
 
     return torch_gemm
+
+
+def _recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """Of tensors, while somebody records torch's calls."""
+    from fmm.runtime import torch_operator
+
+    return torch_operator.recorded_product(a, b, out, wishes)
 
 
 # ---- arguments
@@ -315,14 +339,40 @@ def _wishes(plan: Plan | Decision | str | None, max_error_growth: Any, workspace
     """What the caller asks of a plan, checked."""
     if plan is None and max_error_growth is None and workspace is None:
         return NO_WISHES
-    growth = max_error_growth
-    if growth is not None and (isinstance(growth, bool) or not isinstance(growth, Real) or not float(growth) >= 1):
-        raise ValueError(f"max_error_growth must be a number, 1 or more, not {growth!r}")
-    if workspace is not None and (isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0):
-        raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {workspace!r}")
-    return Wishes(
-        _given(plan), None if growth is None else float(growth), None if workspace is None else int(workspace)
-    )
+    growth = None if max_error_growth is None else _error_growth(max_error_growth)
+    if workspace is not None:
+        if isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0:
+            raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {_in_words(workspace)}")
+        workspace = min(int(workspace), LONGEST)
+    return Wishes(_given(plan), growth, workspace)
+
+
+def _error_growth(growth: Any) -> float:
+    """The limit as a float; none (infinity) where it is beyond the floats."""
+    real = isinstance(growth, Real) and not isinstance(growth, bool)
+    try:
+        number = float(growth) if real else math.nan
+    except OverflowError:
+        number = math.inf if growth > 0 else -math.inf
+    if not number >= 1:
+        raise ValueError(f"max_error_growth must be a number, 1 or more, not {_in_words(growth)}")
+    return number
+
+
+def _side(name: str, side: Any) -> int:
+    """A side of a matrix, checked."""
+    if not isinstance(side, int | np.integer) or side < 0:
+        raise ValueError(f"{name} must be a whole number, 0 or more, not {_in_words(side)}")
+    if side > LONGEST:
+        raise ValueError(f"{name} must be at most {LONGEST}, as an array's sides are, not {_in_words(side)}")
+    return int(side)
+
+
+def _in_words(value: Any) -> str:
+    """A wrong argument, for a message; Python writes no whole numbers of some thousand digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a{' negative' * (value < 0)} number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _gram_request(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramRequest:

@@ -16,6 +16,11 @@ from fmm.arrays.kinds import kind_of, two_devices
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
 from fmm.dtypes import STORED
 
+try:  # cupy.matmul, also where somebody has put another in its place: `cupy.matmul = fmm.matmul`
+    from cupy.linalg._product import matmul
+except ImportError:  # a CuPy that keeps it elsewhere
+    matmul = cupy.matmul
+
 ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
 current_device = runtime.getDevice
 # By name; of bfloat16 NumPy itself knows nothing.
@@ -45,12 +50,15 @@ class CupyLibrary:
             return found
         if a.data.device_id != b.data.device_id:
             raise two_devices(a, b)
-        return cupy.matmul(a, b)
+        return matmul(a, b)
+
+    def watched(self) -> bool:
+        return False
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         if self.options or out is not None:
-            return cupy.matmul(a, b, out=out, **self.options)
-        return self.quick_vendor(a, b) if type(a) is type(b) is ndarray else cupy.matmul(a, b)
+            return matmul(a, b, out=out, **self.options)
+        return self.quick_vendor(a, b) if type(a) is type(b) is ndarray else matmul(a, b)
 
     def adopted(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
@@ -82,7 +90,7 @@ class CupyLibrary:
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
         # A product with its own transpose may be another plan's.
-        return a.shape, b.shape, dtype, b.dtype, mode, a.data.ptr == b.data.ptr
+        return a.shape, b.shape, dtype, b.dtype, mode, current_device() == a.data.device_id, a.data.ptr == b.data.ptr
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         current = current_device()
@@ -157,8 +165,8 @@ class CupyLibrary:
         dtype = _TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
+        memory = alloc(call.workspace)  # before C, which would break up the block that held the last workspace
         c = ndarray(call.shape, dtype) if out is None else out
-        memory = alloc(call.workspace)
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr, c, (a, b, memory)
 
     def copy(self, source: Any, out: Any) -> None:
@@ -191,8 +199,8 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
     """Is b the transpose of a, in place?"""
     if a.ndim < 2 or a.ndim != b.ndim or a.data.ptr != b.data.ptr or a.dtype != b.dtype:
         return False
-    turned = cupy.swapaxes(a, -1, -2)
-    return bool(turned.shape == b.shape and turned.strides == b.strides)
+    (*stack, rows, cols), (*steps, down, right) = a.shape, a.strides
+    return bool((*stack, cols, rows) == b.shape and (*steps, right, down) == b.strides)
 
 
 CUPY = CupyLibrary()

@@ -11,14 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fmm.kernels.cpu.arena import Array, aligned_block
-from fmm.kernels.cpu.fork_safe import Lock
 
 GROUPS, PROCESS_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 UNLIMITED = 1 << 60  # from here on a limit means none: control groups of version 1 then say a number near 2^63
 KEEP = 0.25  # of the machine's memory: a larger block is not kept for the next call
 
-_lock = Lock()
-_idle: list[Array] = []
+_idle: list[Array] = []  # one block or none, which whoever borrows it takes out: no lock is needed
 
 
 def available_bytes() -> int:
@@ -88,18 +86,23 @@ def borrowed_block(nbytes: int) -> Iterator[Array]:
 
     Fresh pages cost about as much as a pass of additions, so a loop of products should pay for them once.
     """
-    with _lock.now:
-        memory = _idle.pop() if _idle and _idle[-1].nbytes >= nbytes else None
-        if memory is None:
-            _idle.clear()  # too small: give it back before asking for more
-    if memory is None:
+    memory = _kept_block(nbytes)
+    if memory is None:  # and what was kept is given back before more is asked for
         memory = aligned_block(nbytes)
     try:
         yield memory
     finally:
-        with _lock.now:
-            if not _idle and memory.nbytes <= KEEP * total_bytes():
-                _idle.append(memory)
+        if memory.nbytes <= KEEP * total_bytes():
+            _idle[:] = [memory]
+
+
+def _kept_block(nbytes: int) -> Array | None:
+    """Taken out of what is kept; None if it is too small."""
+    try:
+        memory = _idle.pop()
+    except IndexError:
+        return None
+    return memory if memory.nbytes >= nbytes else None
 
 
 _releases: list[Callable[[], object]] = []
@@ -115,9 +118,8 @@ def release_workspace() -> int:
 
     On devices only the graphs of calls that came again and again are kept; they go too.
     """
-    with _lock.now:
-        freed = sum(memory.nbytes for memory in _idle)
-        _idle.clear()
+    freed = sum(memory.nbytes for memory in _idle)
+    _idle.clear()
     for release in _releases:
         release()
     return freed

@@ -1,11 +1,12 @@
 """Whose array is it? Told without importing the libraries that make them.
 
-CuPy's arrays and torch's tensors are known by the module of their type; anything else on a CUDA device by the
-attributes of the two protocols for exchanging arrays.
+CuPy's arrays and torch's tensors are known by the module of their type; what stands for a tensor by the method that
+torch looks for; anything else on a CUDA device by the attributes of the two protocols for exchanging arrays.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +25,13 @@ def kind_of(x: Any) -> Kind:
     cls = type(x)
     if cls not in _kinds:
         _kinds[cls] = _kind_of_type(cls)
-    return _kinds[cls] or ("other" if on_cuda(x) else "host")
+    return _kinds[cls] or _kind_of_object(x)
+
+
+def _kind_of_object(x: Any) -> Kind:
+    if "torch" in sys.modules and hasattr(type(x), "__torch_function__"):
+        return "torch"
+    return "other" if on_cuda(x) else "host"
 
 
 def _kind_of_type(cls: type) -> Kind | None:
@@ -52,7 +59,7 @@ def on_cuda(x: Any) -> bool:
 def on_device(x: Any) -> bool:
     """Is it an array in a device's memory?"""
     kind = kind_of(x)
-    return kind in ("cupy", "other") or (kind == "torch" and x.device.type == "cuda")
+    return kind in ("cupy", "other") or (kind == "torch" and str(getattr(x, "device", "")).startswith("cuda"))
 
 
 def type_name(dtype: Any) -> str:
@@ -87,7 +94,7 @@ def array_in_words(x: Any) -> str:
     kind = kind_of(x)
     if kind == "cupy":
         return f"a CuPy array on cuda:{x.data.device_id}"
-    if kind == "torch":
+    if kind == "torch" and hasattr(x, "device"):
         return f"a torch tensor on {x.device}"
     if isinstance(x, np.ndarray):
         return "a NumPy array on the host"

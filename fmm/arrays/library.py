@@ -42,6 +42,7 @@ class Setting(NamedTuple):
     adjoint: bool = False  # is b a's transpose, in the same memory?
     casts_result: bool = False  # `out` may have another type, to which the result is then cast
     folds_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
+    emulation: bool = True  # may products in another type make it? Not where the library was told which one to use
 
 
 class CopiedOperands(Protocol):
@@ -109,6 +110,11 @@ class Library(Protocol):
     @property
     def quick_vendor(self) -> Callable[[Any, Any], Any]:
         """Its own product of two plain arrays, on its shortest way."""
+        ...
+
+    @property
+    def watched(self) -> Callable[[], bool]:
+        """Does somebody see the calls of its functions now, who is to see its own product and nothing else?"""
         ...
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
@@ -200,7 +206,7 @@ class Library(Protocol):
         ...
 
     def written(self, out: Any) -> None:
-        """To be told that `out` was written behind the library's back."""
+        """To be told that `out` is about to be written behind the library's back."""
         ...
 
     def free_bytes(self, number: int) -> int:
@@ -221,6 +227,10 @@ class HostLibrary(Library, Protocol):
 
     def returned(self, c: Any) -> Any:
         """A new product as the library returns it."""
+        ...
+
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        """Its own product into `out`, as a function without Python code: no signal's handler runs within."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from fmm.arrays import halves, host_memory, updates
 from fmm.arrays.library import Operand, Processor, Setting, contiguous
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
 
 BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
@@ -48,10 +50,16 @@ class NumpyLibrary:
         return made
 
     def quick_vendor(self, a: Any, b: Any) -> Any:
-        return np.matmul(a, b)
+        return matmul(a, b)
+
+    def watched(self) -> bool:
+        return False
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return np.matmul(a, b, out=out, **self.options)
+        return matmul(a, b, out=out, **self.options)
+
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        return partial(matmul, a, b, out=out, **self.options)
 
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         """NumPy itself reads what is no array of its own."""
@@ -183,6 +191,7 @@ class NumpyLibrary:
 
     def accepts(self, a: Any, b: Any) -> bool:
         """Asked of the operands without a's rows and b's columns: NumPy takes or rejects them alike."""
+        a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
         b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b
         try:

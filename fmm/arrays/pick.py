@@ -61,7 +61,8 @@ def cupy_library() -> Library:
 
 
 def _torch() -> Library:
-    from fmm.arrays.torch_library import PLAIN, TORCH
+    from fmm.arrays.torch_calls import PLAIN
+    from fmm.arrays.torch_library import TORCH
 
     PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
     return TORCH

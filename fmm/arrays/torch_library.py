@@ -6,20 +6,19 @@ know.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import torch
-from torch.autograd import forward_ad
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cpu.thread_pool import blas_threads
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 NAMES = {getattr(torch, name): name for name in STORED}
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
@@ -54,7 +53,7 @@ class _TorchTensors:
 
     def __init__(self) -> None:
         self.calls = {}
-        self.quick_vendor = torch.matmul
+        self.quick_vendor, self.watched = MATMUL, calls_are_watched
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         if options:
@@ -62,7 +61,7 @@ class _TorchTensors:
         return self
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+        return self.quick_vendor(a, b) if out is None else self.quick_vendor(a, b, out=out)
 
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         """torch reads no arrays but tensors."""
@@ -136,7 +135,7 @@ class TorchLibrary(_TorchTensors):
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
         math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
-        where = a.get_device(), a.data_ptr() == b.data_ptr()
+        where = a.get_device(), _begin_alike(a, b)
         if out is None:
             return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where
         target = out.shape, out.stride(), out.dtype
@@ -144,7 +143,7 @@ class TorchLibrary(_TorchTensors):
 
     def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
-        alike = a.data_ptr() == b.data_ptr()  # a product with its own transpose may be another plan's
+        alike = _begin_alike(a, b)  # a product with its own transpose may be another plan's
         return a.shape, b.shape, dtype, b.dtype, _precision() if dtype is torch.float32 else "", alike
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -157,7 +156,9 @@ class TorchLibrary(_TorchTensors):
             return Setting(device, common, "tf32", _no_kernels(), adjoint=adjoint)
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
-        return Setting(device, common, refusal=_no_kernels(), adjoint=adjoint)
+        # (Where nobody asks for a precision, newer versions say "none", and older ones cannot tell.)
+        unasked = _getter is None or precision == "none"
+        return Setting(device, common, refusal=_no_kernels(), emulation=unasked, adjoint=adjoint)
 
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
@@ -166,13 +167,16 @@ class TorchLibrary(_TorchTensors):
         if call.copies:
             form = torch.contiguous_format
             a, b = (x.clone(memory_format=form) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        c = a.new_empty(call.shape) if out is None else out
+        # Before C, which would break up the block that held the last workspace.
         memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device)
+        c = a.new_empty(call.shape) if out is None else out
         return a.data_ptr(), b.data_ptr(), c.data_ptr(), memory.data_ptr(), c, (a, b, memory)
 
     def free_bytes(self, number: int) -> int:
         kept = torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
-        return int(torch.cuda.mem_get_info(number)[0] + kept)
+        # Left over of blocks that are partly in use: it is free, but no large block can be had of it.
+        scraps = torch.cuda.memory_stats(number).get("inactive_split_bytes.all.current", 0)
+        return int(torch.cuda.mem_get_info(number)[0] + max(kept - scraps, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_on(device)
@@ -212,15 +216,26 @@ class TorchHostLibrary(_TorchTensors):
         return x.detach().numpy()
 
     def new_array(self, result: Operand) -> Any:
-        return torch.empty(result.shape, dtype=TYPES[result.dtype])
+        return torch.empty(result.shape, dtype=TYPES[result.dtype], device="cpu")
 
     def returned(self, c: Any) -> Any:
         return c
 
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        return partial(MATMUL, a, b, out=out)
+
+
+def _begin_alike(a: Any, b: Any) -> bool:
+    """Do they begin at the same place in memory? (Some tensors, of traces and transforms, have none.)"""
+    try:
+        return bool(a.data_ptr() == b.data_ptr())
+    except RuntimeError:
+        return False
+
 
 def _same_memory_transposed(a: Any, b: Any) -> bool:
     """Is b the transpose of a, in place?"""
-    if a.dim() < 2 or a.dim() != b.dim() or a.data_ptr() != b.data_ptr():
+    if a.dim() < 2 or a.dim() != b.dim() or not _begin_alike(a, b):
         return False
     turned = a.mT
     return bool(turned.shape == b.shape and turned.stride() == b.stride())
@@ -241,39 +256,6 @@ def torch_update(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None)
     value = torch.matmul(a, b) * alpha
     value = value + c * beta if beta else value
     return value if out is None else out.copy_(value)
-
-
-# ---- what torch does to a call besides multiplying
-
-
-def plain_call(a: Any, b: Any, out: Any) -> bool:
-    """Plain tensors on one device, and nothing that torch does to them behind the call: no transform of functions, no
-    forward gradients, no mode that changes what a product is."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(a) in PLAIN
-        and type(b) in PLAIN
-        and a.device == b.device
-        and a.device.type in ("cuda", "cpu")
-        and a.layout is b.layout is torch.strided
-        and (out is None or _writable(out, a))
-        and forward_ad._current_level < 0
-        and not torch.is_autocast_enabled(a.device.type)
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch._C._len_torch_dispatch_stack()
-    )
-
-
-def _writable(out: Any, like: Any) -> bool:
-    marked = type(out) not in PLAIN or out.requires_grad or out.is_conj() or out.is_neg()
-    return not marked and bool(out.device == like.device)
-
-
-def without_marks(a: Any, b: Any) -> tuple[Any, Any]:
-    """Conjugates and negatives as numbers: torch keeps them as marks on unchanged ones."""
-    if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
-        return a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
-    return a, b
 
 
 # ---- CuPy's current device, while the kernels are launched

@@ -36,6 +36,16 @@ def bounded_number(low: float, high: float) -> Check:
     return check
 
 
+def number_or_nothing(low: float, high: float) -> Check:
+    """A number within these bounds, or null for what was not measured."""
+    number = bounded_number(low, high)
+
+    def check(value: Raw, where: str) -> float | None:
+        return None if value is None else float(number(value, where))
+
+    return check
+
+
 def whole_number(low: int, high: int) -> Check:
     """A whole number within these bounds."""
 
@@ -95,3 +105,10 @@ def object_of_texts(value: Raw, where: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise wrong_value(where, "an object", value)
     return {plain_text(name, where): plain_text(found, f"{where}.{name}") for name, found in value.items()}
+
+
+def list_of_texts(value: Raw, where: str) -> list[str]:
+    """A list of short texts."""
+    if not isinstance(value, list):
+        raise wrong_value(where, "a list", value)
+    return [plain_text(found, f"{where}[{i}]") for i, found in enumerate(value)]

@@ -1,4 +1,5 @@
-"""What the environment says: FMM_CONFIG, FMM_DISABLE and FMM_TUNING_MODE, read at every call; and the log "fmm"."""
+"""What the environment says, read at every call: FMM_CONFIG, FMM_DISABLE, FMM_EMULATION and FMM_TUNING_MODE; and the
+log "fmm"."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ MODES = ("off", "cache", "online")  # of tuning: use no config, use it, measure 
 
 log = logging.getLogger("fmm")
 
-# os.environ.get takes 0.7 microseconds a name, for three names at every product: the dictionary behind it is asked.
+# os.environ.get takes 0.7 microseconds a name, for four names at every product: the dictionary behind it is asked.
 _DATA: Any = getattr(os.environ, "_data", None)
-_VARIABLES = ("FMM_CONFIG", "FMM_DISABLE", "FMM_TUNING_MODE")
+_VARIABLES = ("FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _KEYS: dict[str, Any] = {name: os.environ.encodekey(name) if _DATA is not None else name for name in _VARIABLES}
 
 
@@ -28,6 +29,11 @@ def environment_value(name: str) -> str:
 def tuning_disabled() -> bool:
     """Is every product to be left to the vendor?"""
     return environment_value("FMM_DISABLE") not in ("", "0")
+
+
+def emulation_allowed() -> bool:
+    """May products be made of products in another type, such as float32 of float16? Unless FMM_EMULATION=0."""
+    return environment_value("FMM_EMULATION") != "0"
 
 
 def tuning_mode() -> str:

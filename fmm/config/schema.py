@@ -8,8 +8,10 @@
         "conditions": {...}, "tuned": {...},           for people: names, clocks, memory; when and how
         "calibration": {"stream": ..., "rate": {...}}, the model's numbers, those of fmm.perfmodel.calibration; or null
         "intervals": {...}, "error": {...},            how sure they are, and how far off the model is on other shapes
-        "thresholds": {...},                           what the papers' formulas make of them
-        "noise": 0.01,                                 the noise floor, as a share
+        "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names (thresholds.py)
+        "blocks": {"fitted": {...}, "error": ...},     the block model's terms on this device; null: the built-in ones
+        "noise": 0.01,                                 the noise floor, as a share; null if it was not measured
+        "doubts": ["..."],                             why the model is not used; none as a rule
         "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...}, ...]
        }}}}
 
@@ -33,6 +35,8 @@ from fmm.config.checks import (
     anything,
     bounded_number,
     checked_fields,
+    list_of_texts,
+    number_or_nothing,
     object_of_texts,
     one_of,
     plain_text,
@@ -43,7 +47,9 @@ from fmm.config.checks import (
 )
 from fmm.config.environment import log_once
 from fmm.config.identity import Identity
+from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
+from fmm.hardware.chip import Fitted
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -123,6 +129,14 @@ class Tuned:
     calibration: Calibration | None
     entries: Mapping[Key, Entry]
     changed: tuple[str, ...] = ()  # versions that differ from those of the tuning: entries are not trusted
+    thresholds: Thresholds | None = None
+    fitted: Fitted | None = None  # the block model's terms, where the built-in ones do not hold
+    doubts: tuple[str, ...] = ()  # what speaks against the tuning: its model is not trusted
+
+    @property
+    def trusted(self) -> Calibration | None:
+        """The calibration, if it may choose plans."""
+        return None if self.doubts else self.calibration
 
     def entry(self, size: Size, layout: str = ANY, lean: bool = False, op: str = PRODUCT) -> tuple[Entry, Plan] | None:
         """The certified entry of exactly this shape, with its plan; None where there is none to be trusted."""
@@ -179,9 +193,12 @@ SECTION: Mapping[str, Check] = {
     "intervals": anything,
     "error": anything,
     "thresholds": anything,
-    "noise": bounded_number(0, 10),
+    "blocks": anything,
+    "noise": number_or_nothing(0, 10),
+    "doubts": list_of_texts,
     "entries": anything,  # one by one
 }
+_LATER = frozenset({"doubts", "blocks"})  # fields that older configs do not have
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "deep", "apart"), POSITIVE),
@@ -220,17 +237,30 @@ def checked_calibration(raw: Raw, where: str, dtype: str, name: str, source: str
     """The model's numbers for one type; `name` is the device's, `source` says where they are from."""
     checks, optional = _numbers(Calibration)
     rates, rate_optional = _numbers(Rate)
-    found = checked_fields(raw, where, {**checks, **_RETIRED, "rate": anything}, optional | _RETIRED.keys())
+    allowed = {**checks, **_RETIRED, "rate": anything, "leaf_rates": anything}
+    found = checked_fields(raw, where, allowed, optional | _RETIRED.keys() | {"leaf_rates"})
     found = {name: value for name, value in found.items() if name not in _RETIRED}
-    rate = Rate(**checked_fields(found.pop("rate"), f"{where}.rate", rates, rate_optional))
-    return Calibration(name, source, MappingProxyType({dtype: rate}), **found)
+    given: dict[str, tuple[str, Raw]] = {dtype: ("rate", found.pop("rate"))}
+    for leaf, numbers in _object(found.pop("leaf_rates", {}), f"{where}.leaf_rates").items():
+        given[leaf] = f"leaf_rates.{leaf}", numbers
+    known = {
+        name: Rate(**checked_fields(numbers, f"{where}.{place}", rates, rate_optional))
+        for name, (place, numbers) in given.items()
+    }
+    return Calibration(name, source, MappingProxyType(known), **found)
+
+
+def _object(raw: Raw, where: str) -> dict[str, Raw]:
+    if not isinstance(raw, dict):
+        raise wrong_value(where, "an object", raw)
+    return raw
 
 
 def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
     """A section, all of it checked."""
     if dtype not in DTYPES:
         raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
-    found = checked_fields(given, where, SECTION)
+    found = checked_fields(given, where, SECTION, _LATER)
     if not isinstance(found["entries"], list):
         raise wrong_value(f"{where}.entries", "a list", found["entries"])
     entries = [checked_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
@@ -239,7 +269,20 @@ def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> T
     known = None if raw is None else checked_calibration(raw, f"{where}.calibration", dtype, identity.name, source)
     now = identity.versions
     changed = tuple(f"{x} {was} -> {now[x]}" for x, was in found["versions"].items() if now.get(x, was) != was)
-    return Tuned(identity, dtype, known, MappingProxyType({e.key: e for e in entries}), changed)
+    entries_by_key = MappingProxyType({e.key: e for e in entries})
+    unchecked = _inner(_inner(found["error"], "speedup"), "count") == 0
+    doubts = tuple(found.get("doubts", ["the model was not checked on other shapes"] if unchecked else ()))
+    terms = read_terms(_inner(found.get("blocks"), "fitted"))
+    return Tuned(identity, dtype, known, entries_by_key, changed, read_thresholds(found["thresholds"]), terms, doubts)
+
+
+def read_terms(raw: Raw) -> Fitted | None:
+    """The block model's terms; None where there are none, or damaged ones: then the built-in ones hold."""
+    check = bounded_number(1e-12, 1e6)
+    try:
+        return Fitted(**checked_fields(raw, "terms", {f.name: check for f in fields(Fitted)})) if raw else None
+    except ConfigError:
+        return None
 
 
 def _source(tuned: Raw, errors: Raw) -> str:
@@ -285,15 +328,16 @@ def _no_constant(name: str) -> None:
 
 def calibration_fields(found: Calibration, dtype: str) -> dict[str, Raw]:
     """A calibration as it stands in a section: what `calibration` reads back."""
-    rate = found.rate(dtype)
     own = {name: getattr(found, name) for name in _numbers(Calibration)[0]}
-    return {**own, "rate": {name: getattr(rate, name) for name in _numbers(Rate)[0]}}
+    rates = {x: {name: getattr(rate, name) for name in _numbers(Rate)[0]} for x, rate in found.rates.items()}
+    others = {name: rate for name, rate in rates.items() if name != dtype}  # of leaves that have their own
+    return {**own, "rate": rates[dtype], **({"leaf_rates": others} if others else {})}
 
 
 def empty_section(versions: Mapping[str, str]) -> dict[str, Raw]:
     """A section that knows nothing yet."""
     nothing: dict[str, Raw] = dict.fromkeys(("conditions", "tuned", "calibration", "intervals", "error", "thresholds"))
-    return {"versions": dict(versions), **nothing, "noise": 0.0, "entries": []}
+    return {"versions": dict(versions), **nothing, "noise": None, "entries": []}
 
 
 def config_text(devices: Mapping[str, Mapping[str, Raw]]) -> str:

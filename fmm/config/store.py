@@ -43,7 +43,10 @@ def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
     known = {e.key for e in fresh}
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
     kept = [replace(e, verified=e.verified and same) for e in kept if e.key not in known]
-    return {**new, "entries": [e.fields for e in sorted([*kept, *fresh], key=lambda e: e.key)]}
+    joined = {**new, "entries": [e.fields for e in sorted([*kept, *fresh], key=lambda e: e.key)]}
+    if same and not new.get("blocks") and old.get("blocks"):  # a quick tuning does not time the strategies
+        joined["blocks"] = old["blocks"]
+    return joined
 
 
 def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:

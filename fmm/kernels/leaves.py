@@ -18,9 +18,11 @@ from math import sqrt
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.numpy_backend import numpy_product
+from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
+F16X3_RATE = "f16x3"  # in a calibration
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
@@ -58,7 +60,7 @@ LT = Leaf(
     ("cuda",),
     ALL,
     call="one BLAS call",
-    scratch=LT_SCRATCH,
+    scratch=lambda m, k, n, count: LT_SCRATCH,
     numbers=32,
     forms=("peer",),
 )
@@ -73,9 +75,23 @@ TILE = Leaf(
     considered=("float32", "float16", "bfloat16"),
     alignment=16,  # bytes that it reads at a time; of other rows it reads single numbers
     options=(tuple(LeafOption(s.name.lower(), s.types) for s in PRESETS), PATHS),
-    forms=("inside",),
+    forms=("inside", "alone", "one pass", "outer"),
+    unprobed=("alone", "one pass", "outer"),
     time_formula="tiles",
 )
 
-for _row in (VENDOR, LT, TILE, VENDOR3M):
+F16X3 = Leaf(
+    "f16x3",
+    "float32 by three float16 products of the tensor cores, added up in float32",
+    ("cuda",),
+    ("float32",),
+    call="two launches",
+    starts=2,
+    scratch=f16x3_scratch,
+    forms=("alone", "one pass", "outer", "in place"),
+    emulates=True,
+    rate=F16X3_RATE,
+)
+
+for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M):
     register_leaf(_row)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.leaves import F16X3_RATE
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Rate:
     copied: float = 1.0
     batch: float = 1.0  # a factor on the time of products that start together as a batch
     tile: float = 1.0  # C is computed in whole tiles of so many rows and columns
+    # Fewer tiles than this take as long as so many: each is computed by one thread block, whatever the inner dimension.
+    # (0: where the device would be idle, products are cut along that too, as the vendor's are.)
+    slots: float = 0.0
     # This package's own tiled kernel takes so many times as long as the vendor's product, both very large; 0: nobody
     # measured it, and no plan is chosen that uses it.
     tiled: float = 0.0
@@ -136,9 +140,14 @@ UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "
 ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
 HALF = {"float32": 0.51, "float64": 0.63}  # syrk's time as a share of gemm's, on an H200
+WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
+FILLED = 8  # so many tiles an SM has where the device is busy for all but half of one's time
 PIPE = 32.0
+# Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
+# tiles of half the width too, so that half as many fill the device.)
+THREE_PIPE = 512.0
 
 
 def datasheet(name: str) -> Calibration:
@@ -148,7 +157,7 @@ def datasheet(name: str) -> Calibration:
     rates = {
         t: Rate(
             peak * PRODUCT_SHARES.get(t, PRODUCT_SHARE),
-            gpu.sms * TILE / 8,
+            gpu.sms * TILE / FILLED,
             PIPE,
             unaligned=UNALIGNED.get(t, 1.0),
             odd=ODD.get(t, 1.0),
@@ -159,10 +168,20 @@ def datasheet(name: str) -> Calibration:
         for t, peak in peaks.items()
     }
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
+    if gpu.capability == WARPGROUPS:
+        rates[F16X3_RATE] = _three_products(rates["float16"], stream)
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     return Calibration(
         gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
     )
+
+
+def _three_products(half: Rate, stream: float) -> Rate:
+    """float32 by three float16 products, each as fast as the vendor's; before, every number is read twice and written
+    once, by which time is lost that grows as the operands, and not as their product."""
+    flops, split = half.flops / 3, 3 * DTYPES["float32"].itemsize / stream
+    lost = split * flops / DTYPES["float32"].flops
+    return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
-from fmm.kernels.plans.candidates import candidate_plans as registered
-from fmm.kernels.plans.candidates import half_candidates
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.candidates import candidate_plans, half_candidates, levels_above
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.compose import Room, composed_plans
 from fmm.perfmodel.predict import Prediction, predict_vendor, predicted_seconds
 from fmm.perfmodel.stability import expected_growth
 from fmm.perfmodel.work import estimated_work, estimated_workspace, rows_aligned
@@ -32,6 +34,10 @@ DOUBT = 45.0
 # less time was predicted.)
 THIN = 0.1
 
+# Flops from which on compositions are compared even where the others have room: of six levels there are no others, and
+# what a comparison takes (some milliseconds) is nothing beside the product.
+LARGE = 2 * 24576**3
+
 
 def usual_growth(batches: bool) -> float:
     """That limit, on a device that starts batches together (a GPU) and on one that does not (a CPU)."""
@@ -44,6 +50,14 @@ class Limits:
 
     workspace: int
     error_growth: float = CPU_GROWTH
+    emulation: bool = True  # may numbers be multiplied in another type than theirs?
+
+    def allow(self, plan: Plan, growth: float) -> bool:
+        """May the plan, with this expected growth of the error, be chosen? Who wants no more than the vendor's error
+        wants it beside each entry of the product."""
+        leaf = plan.leaf_use.leaf
+        strict = not self.emulation or self.error_growth <= 1
+        return growth <= self.error_growth and not (strict and leaf.emulates)
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,12 @@ class Candidate:
     def fits(self, limit: int) -> bool:
         """Is the workspace within the limit? Counted exactly only where the estimate leaves a doubt."""
         about = estimated_workspace(self.plan, self.prediction.problem)
-        return about <= limit / 2 or (about <= 2 * limit and self.workspace <= limit)
+        if 2 * about <= limit or about > 2 * limit:
+            return 2 * about <= limit
+        try:
+            return self.workspace <= limit
+        except PlanError:
+            return False
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,7 @@ def candidates(batches: bool, half: bool = False) -> tuple[Plan, ...]:
     """What is compared on a device that starts batches together (a GPU), and on one that does not (a CPU); `half`: for
     products that are their own adjoints."""
     device = "cuda" if batches else "cpu"
-    return half_candidates(device) if half else registered(device)
+    return half_candidates(device) if half else candidate_plans(device)
 
 
 @depends_on_rows
@@ -92,36 +111,77 @@ def candidates(batches: bool, half: bool = False) -> tuple[Plan, ...]:
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
     considered = ranked_candidates(problem, calibration)
+    winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
+    tight = bool(winning) and not winning[0].fits(limits.workspace)
+    if not problem.halved and (problem.flops >= LARGE or tight):
+        considered = _by_time(*considered, *composed_candidates(problem, calibration, limits))
+        winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
     unchanged = next(c for c in considered if c.plan == VENDOR)
-    fitting = (c for c in considered if c.wins and c.error_growth <= limits.error_growth)
-    best = next((c for c in fitting if c.fits(limits.workspace)), unchanged)
+    best = next((c for c in winning if c.fits(limits.workspace)), unchanged)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
 
 
 def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
     """All candidates, the fastest first; equally fast ones in the order of the list."""
     base = predict_vendor(problem, calibration).seconds
-    found = []
+    found: list[Candidate] = []
     for plan in among or candidates(calibration.batches, problem.halved):
-        if not may_be_chosen(plan, problem, calibration):
-            continue
-        work = estimated_work(plan, problem)
-        if splits(plan) and work.smallest < calibration.least:
-            continue
-        prediction = predicted_seconds(plan, problem, work, calibration)
-        time, growth = prediction.seconds / base if base else 1.0, expected_growth(plan, problem.dtype)
-        margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
-        margin += _doubt(plan, problem, calibration)
-        found.append(Candidate(plan, prediction, time, growth, margin))
+        if may_be_chosen(plan, problem, calibration) and not _cut_too_small(plan, problem, calibration.least):
+            with suppress(PlanError):  # it cannot be done at these sides
+                found += _rated(plan, problem, calibration, base)
+    return _by_time(*found)
+
+
+def _by_time(*found: Candidate) -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda c: c.time))
 
 
+def composed_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
+    """The best compositions of levels above candidates that are within the limits."""
+    if not (levels := levels_above("cuda" if calibration.batches else "cpu")):
+        return ()
+    ends = [p for p in candidates(calibration.batches) if may_be_chosen(p, problem, calibration) and limits.allow(p, 1)]
+    room = Room(limits.workspace, limits.error_growth)
+    made = composed_plans(problem, calibration, room, levels, ends)
+    return ranked_candidates(problem, calibration, made) if made else ()
+
+
+def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) -> Iterator[Candidate]:
+    """The plan with its prediction, if its leaf products are large enough; `base` is the vendor's time."""
+    work = estimated_work(plan, problem)
+    if not splits(plan) or work.smallest >= calibration.least:
+        prediction = predicted_seconds(plan, problem, work, calibration)
+        time, growth = prediction.seconds / base if base else 1.0, expected_growth(plan, problem.dtype)
+        margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
+        yield Candidate(plan, prediction, time, growth, margin + _doubt(plan, problem, calibration))
+
+
+def _cut_too_small(plan: Plan, problem: Problem, least: float) -> bool:
+    """Is a side of its leaf products shorter than that for certain? Padding makes them longer by less than a third."""
+    return splits(plan) and any(
+        side < 0.7 * least * parts for side, parts in zip(problem.size, _parts(plan), strict=True)
+    )
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def _parts(plan: Plan) -> tuple[int, int, int]:
+    """Into how many parts each side is cut, as far as that is the same for all sides; by all levels together."""
+    cuts = [level.cut.parts for level in plan.levels if level.cut]
+    m, k, n = (prod(parts) for parts in zip((1, 1, 1), *cuts, strict=True))
+    return m, k, n
+
+
 def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
-    """Is its leaf compared unasked for this type, on rows that begin as these do, and was it measured if it must be?"""
+    """Is its leaf compared unasked for this type, on rows that begin as these do, and was it measured if it must be?
+
+    (Our own kernel is not for types in which it takes about the vendor's time.)
+    """
     if not plan.considered_for(problem.dtype):
         return False
-    rate = calibration.known_rate(plan.leaf_type(problem.dtype))
-    measured = rate is not None and (not plan.timed_by_tiles or rate.tiled > 0)
+    rate, own = calibration.known_rate(plan.rate_name(problem.dtype)), plan.timed_by_tiles
+    inside = plan.leaf_type(problem.dtype) in plan.leaf_use.leaf.types_inside
+    measured = rate is not None and (not own or (rate.tiled > 0 and inside))
     return measured and rows_aligned(problem, plan.leaf_use.leaf.alignment)
 
 
@@ -151,7 +211,9 @@ def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Cal
         return f"no plan is predicted to beat the vendor by {least:.1%} ({calibration.source})"
     if fastest.plan == best.plan or not fastest.wins:
         return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
-    what = "more error" if fastest.error_growth > limits.error_growth else "more workspace"
+    what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
+    if fastest.plan.leaf_use.leaf.emulates and not limits.emulation:
+        what = "other types of numbers"
     best_of = (
         "no plan within the limits wins clearly" if best.plan == VENDOR else "least predicted time within the limits"
     )

@@ -20,6 +20,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.workspace import batch_scratch
 from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level
 from fmm.problem import Fill, Operation, Shape
@@ -126,7 +127,7 @@ class _Tally(NamedTuple):
 def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     level = _fused(plan, shape, asked.beta) if plan.fused else counted_level(plan, shape, asked)
     if level is None:
-        return _leaf(shape, units, plan.leaf_use.leaf.scratch, asked.op != "product")
+        return _leaf(shape, units, plan.leaf_use.leaf.scratch(*shape, 1), asked.op != "product")
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
@@ -134,7 +135,11 @@ def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
     start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     inner = [(_tally(p, size, wanted, inside), times) for (p, size, wanted), times in level.calls.items()]
-    return _total(start, inner, level.lanes)
+    total = _total(start, inner, level.lanes)
+    if plan.levels and plan.levels[0].batched:
+        scratch = max((batch_scratch(p, *size, times) for (p, size, _), times in level.calls.items()), default=0)
+        total = total._replace(workspace=max(total.workspace, own + scratch))
+    return total
 
 
 def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:

@@ -68,7 +68,8 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     The names are those of the fields of Rate and Calibration.
 
     products  the sum over leaf products of the larger of two times. Computing takes
-              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles,
+              flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles
+              (and fewer tiles than `slots` to so many),
               times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
               takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds).
@@ -99,10 +100,12 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
 def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> tuple[float, float]:
     """Seconds of the leaf products, and how many starts they are."""
     dtype = DTYPES[plan.leaf_type(problem.dtype)]
-    rate, tiles = calibration.rate(dtype.name), work.tiles
+    rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
+    tiles = work.tiles
     aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     aside += 1 + work.copied * (rate.copied - 1)
-    own = aside * plan.leaf_use.leaf.relative_time
+    leaf = plan.leaf_use.leaf
+    own = aside * leaf.relative_time
     seconds = starts = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
@@ -112,7 +115,7 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved)
-            starts += count / batch
+            starts += count / batch * leaf.starts
     more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
     return seconds + more, starts + calls
 
@@ -154,7 +157,8 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
     """How many times as long as flops / rate a product of the vendor's takes, where its rows are aligned."""
     slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
     if rate.tile > 1:
-        slowdown *= ceil(m / rate.tile) * ceil(n / rate.tile) * rate.tile**2 / (m * n)
+        tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
+        slowdown *= tiles * rate.tile**2 / (m * n) * max(rate.slots / (tiles * together), 1)
     return slowdown * (rate.batch if together > 1 else 1.0)
 
 

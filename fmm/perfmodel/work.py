@@ -13,7 +13,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, SUMMING, TUNED
-from fmm.kernels.plans.level import Footprint, Sides
+from fmm.kernels.plans.level import Footprint, PlanLevel, Sides
 from fmm.kernels.plans.level_steps import Asked, Mirror, Product, ProductBatch, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import ALIGN
@@ -276,11 +276,18 @@ def _footprints(plan: Plan, problem: Problem) -> list[Footprint] | None:
     m, k, n = problem.size
     sides: Sides = (float(m), float(k), float(n))
     for step in plan.levels:
-        if (footprint := step.footprint(VENDOR, sides)) is None:
+        if (footprint := level_footprint(step, sides)) is None:
             return None
         found.append(footprint)
         sides = footprint.sides
     return found
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def level_footprint(level: PlanLevel, sides: Sides) -> Footprint | None:
+    """A level's, kept: candidates for one problem begin alike."""
+    return level.footprint(VENDOR, sides)
 
 
 def _rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
@@ -332,4 +339,7 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
     for step, f in zip(plan.levels, footprints, strict=True):
         held += lanes * sum(f.held) * itemsize
         lanes, itemsize = max(lanes, step.lanes), step.itemsize_below(itemsize)
-    return held
+    sides = footprints[-1].sides if footprints else problem.size
+    m, k, n = (int(side) for side in sides)
+    scratch = plan.leaf_use.leaf.scratch(m, k, n, int(_together(plan)))
+    return held + lanes * scratch

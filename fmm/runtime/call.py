@@ -5,22 +5,22 @@ A call is made ready, or found ready; then it runs, by leaner plans if memory ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fmm.arrays.library import Library, Processor
+from fmm.arrays.library import Library, Processor, Setting, contiguous
 from fmm.kernels.plans.level_steps import Asked
-from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import host_run
-from fmm.runtime.decide import Decision, decide, leaner_plans
+from fmm.runtime.decide import Decision, decide, leaner_plans, other_plans
 from fmm.runtime.devices import Device
 from fmm.runtime.left_to_vendor import remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.prepare import Call, launches_on, prepare, prepared
+from fmm.runtime.prepare import Call, Question, answer_question, launches_at, launches_on, prepare, prepared
 
 
 def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
@@ -39,7 +39,7 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
         return _left_to_library(library, call, a, b, out, wishes)
     if call.decision.trial is not None:
         return _runner(library.processor).measured_product(
-            library, call, lambda plan: product(library, a, b, out, wishes._replace(plan=plan))
+            library, call, lambda plan: product(library, a, b, out, wishes._replace(plan=plan, replaceable=True))
         )
     if out is not None and call.direct and call.overlap(*(library.pointer(x) for x in (a, b, out))):
         call = prepared(library, a, b, None, wishes)
@@ -54,38 +54,52 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
 
 
 def by_plan(library: Library, call: Call, a: Any, b: Any, target: Any, wishes: Wishes) -> Any:
-    """C by a call's plan or a leaner one, in `target` if that is given; None if the library must multiply."""
-    try:
-        c = _runner(library.processor).run_call(library, call, a, b, target, wishes.plan is not None)
-    except library.out_of_memory:
-        c = OUT_OF_MEMORY
-    if c is OUT_OF_MEMORY:  # what the failed attempt had allocated is given back now that the exception is gone
-        c = _leaner_product(library, call, a, b, target, wishes)
+    """C by a call's plan or another one, in `target` if that is given; None if the library must multiply."""
+    c = _attempt(library, call, a, b, target, wishes)
+    if isinstance(c, Failure):  # what the failed attempt had allocated is given back now that the exception is gone
+        c = _product_instead(library, call, a, b, target, wishes, c)
     return c
 
 
-OUT_OF_MEMORY = object()
+@dataclass(frozen=True)
+class Failure:
+    """Why a plan gave no product: what is tried instead of it."""
+
+    plans_instead: Callable[[Problem, Plan, Limits, Device], Iterator[Plan]]
 
 
-def _leaner_product(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
-    """C by plans with ever less workspace; None if the library must multiply."""
-    for other in _leaner_calls(library, call, a, b, out, wishes):
-        try:
-            return _runner(library.processor).run_call(library, other, a, b, out, True)
-        except library.out_of_memory:
-            continue
-    return None
+OUT_OF_MEMORY, CANNOT_RUN = Failure(leaner_plans), Failure(other_plans)
 
 
-def _leaner_calls(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Iterator[Call]:
-    """The same product by plans with ever less workspace."""
+def _attempt(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """C by the call's plan, None if the library must multiply, or a Failure, unless the caller insists on the plan."""
+    try:
+        return _runner(library.processor).run_call(library, call, a, b, out, wishes.plan is not None)
+    except library.out_of_memory:
+        if wishes.insists:
+            raise
+        return OUT_OF_MEMORY
+    except PlanError:  # nothing is computed before it is raised
+        if wishes.insists:
+            raise
+        return CANNOT_RUN
+
+
+def _product_instead(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes, failed: Failure) -> Any:
+    """C by other plans of the model's; None if the library must multiply."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
     asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
-    for plan in leaner_plans(problem, call.decision.plan, call.limits, call.device):
-        other = prepare(library, a, b, out, wishes._replace(plan=plan, asked=asked))
-        if other.plan is not None:
-            yield other
+    try:
+        for plan in failed.plans_instead(problem, call.decision.plan, call.limits, call.device):
+            own = wishes._replace(plan=plan, replaceable=True, asked=asked)
+            other = prepared(library, a, b, out, own)
+            c = failed if other.plan is None else _attempt(library, other, a, b, out, own)
+            if not isinstance(c, Failure):
+                return c
+    except MemoryError:
+        pass  # to find a plan takes memory too
+    return None
 
 
 def _left_to_library(library: Library, call: Call, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
@@ -113,23 +127,31 @@ def _runner(processor: Processor) -> Any:
 
 def explained(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Decision:
     """What `product` would do, and why; nothing is computed."""
-    call = prepare(library, *(library.adopted(a, b, out) or (a, b, out)), wishes)
-    return replace(call.decision, kernels=kernel_lines(library, call))
+    own = library.adopted(a, b, out) or (a, b, out)
+    call = prepare(library, *own, wishes)
+    return replace(call.decision, kernels=kernel_lines(library, call, *own))
 
 
-def planned(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """What would be done with arrays that lie row by row."""
-    decision = decide(problem, limits, device)
+def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None = None) -> Decision:
+    """What would be done with arrays that lie row by row: by the plan that was given, if one was."""
+    if given is None or 0 in problem.size:
+        decision = decide(problem, limits, device)
+        launches = launches_on(decision.plan, problem, device, False)
+    else:
+        a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
+        setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
+        call = answer_question(Question(a, b, None, setting, device, limits, given))
+        decision, launches = call.decision, call.launches
     if device.threads:
         return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))
-    launches = launches_on(decision.plan, problem, device, False)
     return replace(decision, kernels=launches.describe() if launches else ("the vendor's product",))
 
 
-def kernel_lines(library: Library, call: Call) -> tuple[str, ...]:
+def kernel_lines(library: Library, call: Call, a: Any, b: Any, out: Any) -> tuple[str, ...]:
     """What runs, a line each."""
     if call.launches is not None:
-        return call.launches.describe()
+        a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
+        return launches_at(call, a, b, library.pointer(out) if call.direct and out is not None else None).describe()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
         return host_run.products_described(call.plan, problem, call.device.threads)

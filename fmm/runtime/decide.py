@@ -18,8 +18,8 @@ from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.level_steps import Asked
-from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
 from fmm.perfmodel.predict import quick_prediction
@@ -84,14 +84,15 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    if tuned is not None and (entry := certified_entry(problem, limits, tuned)) is not None:
+    if tuned is not None and (entry := certified_entry(problem, limits, tuned, device.threads > 0)):
         return entry
     known = _with_real_rates(tuned, device) if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
-        environment.log_once(
-            f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
-        )
+        said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
+        if tuned and tuned.doubts:
+            said = f"the tuning of {device.identity.name} for {problem.dtype} is not used: {tuned.doubts[0]}"
+        environment.log_once(said)
     chosen = model_choice(
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
@@ -101,15 +102,15 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
 def _with_real_rates(tuned: Tuned, device: Device) -> Calibration | None:
     """A tuned type's calibration; of complex numbers, also with the rate of real ones, if they were tuned too: plans
     may be made of real products."""
-    known, real = tuned.calibration, DTYPES[tuned.dtype].real
+    known, real = tuned.trusted, DTYPES[tuned.dtype].real
     other = files.configs_in_force().tuned(device.identity, real) if known and real else None
-    if known is None or other is None or other.calibration is None:
+    if known is None or other is None or other.trusted is None:
         return known
-    return replace(known, rates=MappingProxyType({**other.calibration.rates, **known.rates}))
+    return replace(known, rates=MappingProxyType({**other.trusted.rates, **known.rates}))
 
 
 @lru_cache(maxsize=4096)
-def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision | None:
+def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool = False) -> Decision | None:
     """The entry of exactly this shape, if its plan is within the limits.
 
     A shape may have two: the second one is the best of the plans that need no workspace, for calls that allow none.
@@ -119,7 +120,14 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned) -> Decision 
     if found is None:
         return None
     entry, plan = found
-    if expected_growth(plan, problem.dtype) > limits.error_growth or _workspace(plan, problem) > limits.workspace:
+    allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
+    try:
+        check_runnable(plan, problem, on_cpu)
+        needed = _workspace(plan, problem)
+    except PlanError as error:
+        environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
+        return None
+    if not allowed or needed > limits.workspace:
         return None
     return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
 
@@ -177,10 +185,9 @@ MOST_INNER = 16
 
 def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """What the model knows of the device: of its tuning, else otherwise."""
-    off = environment.tuning_mode() == "off"
-    tuned = None if off else files.configs_in_force().tuned(device.identity, problem.dtype)
-    known = tuned.calibration if tuned else None
-    return known or untuned_calibration(problem, limits, device)
+    mode = environment.tuning_mode()
+    tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
+    return (_with_real_rates(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
 
 
 @lru_cache(maxsize=4096)
@@ -197,19 +204,47 @@ def _workspace(plan: Plan, problem: Problem) -> int:
     return workspace(plan, *problem.size, problem.itemsize, *_asked(problem))
 
 
-def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """What to try when memory ran out: fast plans that still win with ever less workspace; none at last.
+def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
+    """PlanError for a plan that a CPU cannot run, or that is too deep for the product."""
+    use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
+    if on_cpu and "cpu" not in use.leaf.devices:
+        raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+    check_type(plan, problem.dtype)
+    check_products(plan, *problem.size)
+
+
+# ---- instead of a plan that could not run
+
+
+def other_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """What to try where a plan cannot run on these arrays after all: what else wins within the limits, fastest first.
 
     By the model, whoever chose the plan: an entry of a config names no others.
     """
-    tuned = (
-        None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    )
-    measured = _with_real_rates(tuned, device) if tuned else None
-    known = measured or untuned_calibration(problem, limits, device)
+    for c in _considered(problem, limits, device):
+        allowed = c.wins and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace)
+        if allowed and c.plan not in (than, VENDOR):
+            yield c.plan
+
+
+def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+    """What to try when memory ran out: the best plan with at most LEANER of the workspace, and so on; none at last."""
+    room = _workspace(than, problem)
+    while room > 0:
+        room = int(room * LEANER)
+        found = next(other_plans(problem, than, replace(limits, workspace=room), device), None)
+        if found is None:
+            return
+        yield found
+        room = _workspace(found, problem)
+
+
+LEANER = 0.8  # a share that makes a difference where memory is in pieces
+
+
+def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
+    """What the model considers within the limits, the fastest first."""
+    known = _calibration_of(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
-        return
-    considered = choose(without_layouts(problem), known, limits).considered
-    used = _workspace(than, problem)
-    fitting = [c for c in considered if c.time < 1 and c.error_growth <= limits.error_growth and c.workspace < used]
-    yield from (c.plan for c in sorted(fitting, key=lambda c: -c.workspace) if c.plan != VENDOR)
+        return ()
+    return choose(without_layouts(problem), known, limits).considered

@@ -102,8 +102,8 @@ class DeviceBackend:
         player.make_lanes()
         stream.synchronize()
         with stream:
-            stream.begin_capture()
             try:
+                stream.begin_capture()
                 player.play(addresses, stream.ptr, counters, scratch.data.ptr)
             finally:
                 captured = stream.end_capture()

@@ -9,7 +9,9 @@ most plans) must lie where it did.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import cupy
@@ -26,12 +28,14 @@ from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
+from fmm.runtime.devices import chip_as_tuned, cuda_device
 from fmm.runtime.prepare import Call, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
+TRIES = 3  # to launch a stack's products, after other exceptions than Ctrl-C
 PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
@@ -40,6 +44,8 @@ def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given
     """C by the call's plan, on the library's current stream; None if the vendor must multiply.
 
     `given`: the caller named the plan, which then runs even after products that had to be computed again.
+
+    PlanError, before anything is launched, where the plan cannot run on operands that lie like these.
     """
     device = call.setting.device
     stream, context = library.current_stream(device)
@@ -50,8 +56,11 @@ def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given
 
 
 def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, device: int, stream: int) -> Any:
-    """Everything that may run out of memory is allocated before the first launch."""
+    """Everything that may run out of memory is allocated before the first launch. Whatever leaves, `out` is untouched,
+    or complete once the stream has come so far."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+        if given:
+            raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         return None  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
     if may_differ(call.decision.plan) and not (given or flag.trusted()):
@@ -60,11 +69,24 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
     if ready is None:
         ready = _made_ready(call, flag, device)
     p, q, r, workspace, c, kept = library.allocate(call, a, b, out)
-    ready.run(p, q, r, workspace)
-    del kept  # given back in the stream's order: what is launched next may have it
     if out is not None:
         library.written(out)
+    try:
+        ready.run(p, q, r, workspace)
+    except Exception:
+        # A launch has failed: what the others wrote is written over, if the device still can.
+        if out is not None and _is_plain(call):
+            with suppress(Exception):
+                library.vendor(a, b, out)
+        raise
+    del kept  # given back in the stream's order: what is launched next may have it
     return c
+
+
+def _is_plain(call: Call) -> bool:
+    """Is it the whole product, and nothing besides?"""
+    problem = call.decision.problem
+    return problem is not None and (problem.alpha, problem.beta, problem.fill) == (1, 0, "full")
 
 
 def _made_ready(call: Call, flag: StreamFlag, device: int) -> StreamCall:
@@ -86,7 +108,7 @@ class StreamCall:
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._captured, GRAPHS) if call.recurs else None
         self._latest: Hashable = None  # the key of the last replay: usually all lies where it lay then
-        self._players: dict[Alignment, Player] = {}
+        self._players: dict[Alignment, Player | str] = {}  # or why there is none
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
     def run(self, *bases: int) -> None:
@@ -112,10 +134,19 @@ class StreamCall:
         """The plan recorded for addresses that are so aligned, made ready."""
         found = self._players.get(alignment)
         if found is None:
-            target = target_on(chip_of(self.device), alignment, self.flagged)
-            made = record_launches(self.launches.plan, self.launches.problem, target)
-            found = self._players[alignment] = player_of(made, self.device)
+            found = self._players[alignment] = self._made_player(alignment)
+        if isinstance(found, str):
+            raise PlanError(found)
         return found
+
+    def _made_player(self, alignment: Alignment) -> Player | str:
+        """The player, or why there is none: a candidate of cuBLASLt, say, may want lines that are better aligned."""
+        chip = chip_as_tuned(cuda_device(self.device)) or chip_of(self.device)
+        target = target_on(chip, alignment, self.flagged)
+        try:
+            return player_of(record_launches(self.launches.plan, self.launches.problem, target), self.device)
+        except PlanError as error:
+            return f"the plan {self.launches.plan} cannot run here: {error}"
 
     def _products(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
         """Each product of the call: who plays it, and its addresses."""
@@ -134,8 +165,21 @@ class StreamCall:
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch(self, addresses: Addresses, stream: int) -> None:
-        for player, own in self._products(addresses):
-            player.play(own, stream)
+        """A product as a whole or not at all. Of a stack, an exception leaves when all are launched: a product that was
+        interrupted is launched again."""
+        left, failures = deque(self._products(addresses)), list[BaseException]()
+        while left:
+            try:
+                while left:
+                    player, own = left[0]
+                    player.play(own, stream)
+                    left.popleft()
+            except BaseException as error:
+                failures.append(error)
+                if len(self.call.offsets) == 1 or sum(isinstance(x, Exception) for x in failures) == TRIES:
+                    raise
+        if failures:
+            raise failures.pop(0)
 
     def _captured(self, addresses: Addresses) -> _Replay | None:
         """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants
@@ -148,8 +192,8 @@ class StreamCall:
             runtime.streamSynchronize(self.stream)  # their zeros are there
         stream = cupy.cuda.Stream(non_blocking=True)
         try:
-            stream.begin_capture()
             try:
+                stream.begin_capture()
                 for player, own in products:
                     player.play(own, stream.ptr, counters[player], addresses.workspace + self.scratch)
             finally:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import numpy as np
 
 from fmm.arrays.library import Processor
 from fmm.config import identity
+from fmm.config.environment import tuning_mode
+from fmm.config.files import configs_in_force
 from fmm.config.identity import Identity, gpu_key
 from fmm.hardware import datasheets
 from fmm.hardware.chip import Chip
@@ -60,13 +62,16 @@ def built_in_calibration(threads: int) -> Calibration:
 # ---- CUDA devices
 
 
+MOST = (1 << 31) - 1  # the number of a device, as CUDA counts them
+
+
 def cuda_index(device: object) -> int:
     """The number of a CUDA device: of 0, "cuda" or "cuda:0"."""
-    if isinstance(device, int | np.integer) and not isinstance(device, bool) and device >= 0:
+    if isinstance(device, int | np.integer) and not isinstance(device, bool) and 0 <= device <= MOST:
         return int(device)
     if isinstance(device, str):
         name, _, number = device.partition(":")
-        if name == "cuda" and (number.isdecimal() or device == "cuda"):
+        if name == "cuda" and (device == "cuda" or (number.isdecimal() and len(number) < len(str(MOST)))):
             return int(number or 0)
     raise ValueError(f"unknown device {device!r}; valid: 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or such a number")
 
@@ -76,13 +81,17 @@ def cuda_device(index: int) -> Device:
     """The device with this number; ValueError if there is none, ImportError without CuPy."""
     import cupy
 
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:  # no driver, or none that serves this CuPy
+        raise ValueError(f"there is no device cuda:{index}: {error}") from error
+    if not 0 <= index < count:
+        raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
+
     from fmm.kernels.cuda.launch.cublas import cublas_version
     from fmm.kernels.cuda.launch.device_facts import chip_of
 
-    runtime = cupy.cuda.runtime
-    count = runtime.getDeviceCount()
-    if not 0 <= index < count:
-        raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
     facts = runtime.getDeviceProperties(index)
     name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
     numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas_version()}
@@ -112,3 +121,11 @@ def datasheet_of(name: str, capability: str, sms: int) -> Calibration | None:
         if named and (known.capability, known.sms) == (capability, sms):
             return datasheet(listed)
     return None
+
+
+def chip_as_tuned(device: Device) -> Chip | None:
+    """Its chip, with the block model's terms that a tuning found for it."""
+    if device.chip is None:
+        return None
+    tuned = None if tuning_mode() == "off" else configs_in_force().tuned(device.identity, "float32")
+    return device.chip if tuned is None or tuned.fitted is None else replace(device.chip, fitted=tuned.fitted)

@@ -68,7 +68,9 @@ def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: U
     found, wishes = _unconjugated(library, Operands(*turned, out), wishes)
     call = prepare(library, found.a, found.b, found.target, wishes)
     own = library.gemm_name if call.decision.plan == VENDOR else ""
-    return replace(call.decision, kernels=(own,) if own else kernel_lines(library, call))
+    return replace(
+        call.decision, kernels=(own,) if own else kernel_lines(library, call, found.a, found.b, found.target)
+    )
 
 
 def turned_operands(library: Library, a: Any, b: Any, update: Update) -> tuple[Any, Any, tuple[bool, bool]]:
@@ -156,7 +158,8 @@ def _unconjugated(library: Library, found: Operands, wishes: Wishes) -> tuple[Op
     call = prepared(library, found.a, found.b, found.target, wishes)
     plan = call.plan.conjugating(*found.conjugated) if call.plan is not None else None
     if plan is not None:
-        return found._replace(conjugated=(False, False)), wishes._replace(plan=plan)
+        own = wishes._replace(plan=plan, replaceable=wishes.plan is None or wishes.replaceable)
+        return found._replace(conjugated=(False, False)), own
     a, b = (
         library.conjugated(x) if wanted else x for x, wanted in zip((found.a, found.b), found.conjugated, strict=True)
     )

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fmm.arrays.library import Library
+from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import PlanError
 from fmm.problem import Fill
@@ -53,7 +54,7 @@ def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequ
     """What `gram_product` would do, and why."""
     found = _operands(library, a, b, out, request)
     call = prepare(library, found.left, found.right, found.out, wishes._replace(asked=found.asked))
-    return replace(call.decision, kernels=kernel_lines(library, call))
+    return replace(call.decision, kernels=kernel_lines(library, call, *found[:3]))
 
 
 def _operands(library: Library, a: Any, b: Any, out: Any, request: GramRequest) -> Operands:
@@ -102,11 +103,12 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
 
 
 def _writes_there(library: Library, call: Call, found: Operands) -> bool:
-    """Can a plan do all that is asked in `out` itself? Not where inf or NaN could make it begin anew: the old numbers
-    would be gone."""
+    """Can a plan do all that is asked in `out` itself? Not where inf or NaN, or on the host an exception, could make it
+    begin anew: the old numbers would be gone."""
     if call.plan is None or not call.direct:
         return False
-    if found.asked != _whole(found.asked) and any(level.saves_products for level in call.plan.levels):
+    again = library.processor == "cpu" or may_differ(call.plan)
+    if found.asked != _whole(found.asked) and again:
         return False
     return not call.overlap(*(library.pointer(x) for x in (found.left, found.right, found.out)))
 

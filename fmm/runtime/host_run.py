@@ -13,6 +13,7 @@ from fmm.arrays.host_memory import borrowed_block
 from fmm.arrays.library import HostLibrary
 from fmm.kernels.cpu.arena import Arena, Array
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
@@ -22,42 +23,97 @@ from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import Call
 
+SMALL = 256 * 1024  # bytes of each operand and of the product, below which a plan gains nothing from a second thread
+
 
 class PartlyAddedError(RuntimeError):
     """Memory ran out while a product was added to an array, which nobody can restore."""
 
 
-class _MayOverflowError(Exception):
-    """The vendor must multiply; what the plan has done so far is written over."""
+class _LeftToVendorError(Exception):
+    """The vendor must multiply, since numbers may overflow, or for want of room; what has been done is written over."""
 
 
 def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: bool) -> Any:
     """C by the call's plan; None if the vendor must multiply, because numbers may overflow.
 
-    `out` is complete or untouched, whatever leaves; but after MemoryError it may be neither: another attempt follows.
-    (What is added to `out` itself cannot be begun anew: then it may be neither whatever leaves.)
+    `out` is complete or untouched, whatever leaves. So nothing that a signal could interrupt writes there: a thread of
+    ours does, for which the caller waits within one call of C, or a copy from an array that nobody else sees. (NumPy's
+    own product is one call of C too.)
+
+    (What is added to `out` itself cannot be begun anew: if memory runs out in its middle, PartlyAddedError says so.)
     """
     if np.geterr()["under"] != "ignore":
         return None  # a caller who asks to be told of underflow: a plan's sums have their own
     assert call.result is not None
     c = library.new_array(call.result) if out is None else out
+    x, y, z = (library.as_numpy(v) for v in (a, b, c))
+    if out is not None:
+        library.written(out)
     multiplier = _Multiplier(call)
     try:
-        multiplier.fill(*(library.as_numpy(x) for x in (a, b, c)))
-    except _MayOverflowError:
+        if call.plan == VENDOR and not (multiplier.half or multiplier.updates):
+            multiplier.fill(x, y, z)  # one product, which hears of the caller's settings (numpy.errstate)
+        elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
+            completes = out is not None and not multiplier.updates
+            _fill_apart(multiplier, x, y, z, library.vendor_call(a, b, out) if completes else None, given)
+        else:
+            _fill_here(multiplier, x, y, z, out is not None, given)
+    except _LeftToVendorError:
         return None
+    except NoThreadError:
+        if not given:
+            return None
+        _fill_here(multiplier, x, y, z, out is not None, given)
+    return library.returned(c) if out is None else out
+
+
+def _products_run_anywhere() -> bool:
+    """Are products on a thread of ours as fast as on the caller's, and obey the same limits? Those of an OpenBLAS with
+    threads of its own. OpenMP has other threads, and other settings, for each thread that calls."""
+    return loaded_openblas() is not None
+
+
+def _fill_apart(
+    multiplier: _Multiplier, x: Array, y: Array, z: Array, vendor: Callable[[], Any] | None, given: bool
+) -> None:
+    """C filled in a thread of ours; NoThreadError if there is none. `vendor`: what completes a C that the caller sees,
+    in the same call of C, if the plan ends in its middle. Who gave the plan hears of the memory that it lacked."""
+    last = [] if vendor is None else [vendor]
+
+    def work() -> None:
+        try:
+            multiplier.fill(x, y, z)
+        except BaseException:
+            if not multiplier.begun:
+                last.clear()
+            raise
+        last.clear()
+
+    try:
+        call_apart(work, last)
+    except _LeftToVendorError:
+        if not last:
+            raise
     except MemoryError as error:
         if multiplier.added:
             raise PartlyAddedError("memory ran out while a product was added to out") from error
-        raise
-    except BaseException:
-        if out is not None and multiplier.asked == PLAIN:
-            library.vendor(a, b, out)
-        raise
-    if out is None:
-        return library.returned(c)
-    library.written(out)
-    return out
+        if given or not last:
+            raise
+
+
+def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, seen: bool, given: bool) -> None:
+    """C filled on the caller's thread; one that the caller has `seen` is computed beside it, and copied in one call of
+    C."""
+    if not seen:
+        multiplier.fill(x, y, z)
+        return
+    call = multiplier.call
+    if not given and z.nbytes > max(SMALL, call.limits.workspace - call.workspace):
+        raise _LeftToVendorError
+    c = np.array(z) if multiplier.updates or multiplier.half else np.empty_like(z)
+    multiplier.fill(x, y, c)
+    np.copyto(z, c)
 
 
 def measured_product(library: HostLibrary, call: Call, multiply: Callable[[Plan], Any]) -> Any:
@@ -72,15 +128,15 @@ class _Multiplier:
     def __init__(self, call: Call) -> None:
         assert call.plan is not None and call.device is not None
         self.call, self.plan, self.threads = call, call.plan, Threads(call.device.threads)
-        self.dtype = np.dtype(call.dtype)
+        self.dtype, self.begun = np.dtype(call.dtype), False
         problem = call.decision.problem
         assert problem is not None
         self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
-        self.half = problem.halved
+        self.half, self.updates = problem.halved, problem.updates
         self.added = False  # has anything been added to C?
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
-        """Everything that is needed of the workspace is allocated before c is touched."""
+        """Everything that is needed of the workspace is allocated before c is touched, from when on it is `begun`."""
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         with borrowed_block(self.call.workspace) as memory, quiet:
@@ -98,6 +154,7 @@ class _Multiplier:
         with backend_for(self.threads.count, flops) as chosen:
             if not self.asked.beta:
                 chosen.first((a, b), partial(self._check, a, b, chosen.threads))
+            self.begun = True
             execute_plan(self.plan, a, b, c, chosen, arena, *self.asked)
 
     def _both_readable(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
@@ -119,7 +176,7 @@ class _Multiplier:
             return  # nothing is added up that the vendor does not add up
         scale = max(1.0, abs(complex(self.asked.alpha)))
         if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill, scale):
-            raise _MayOverflowError
+            raise _LeftToVendorError
 
 
 def _products(call: Call, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:

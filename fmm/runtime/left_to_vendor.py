@@ -40,7 +40,7 @@ def left_to_vendor(library: Library, a: Any, b: Any) -> bool:
     """Arrays on a CUDA device: are they two matrices whose product is the vendor's for certain?"""
     try:
         (m, k), (_, n) = a.shape, b.shape
-    except ValueError:  # not two matrices
+    except (ValueError, RuntimeError):  # not two matrices; nested tensors have no shape
         return False
     return small_enough_for_vendor(m, k, n, a.itemsize) or just_left_to_vendor(library, a, b)
 

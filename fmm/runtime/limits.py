@@ -20,6 +20,12 @@ class Wishes(NamedTuple):
     error_growth: float | None = None  # at most; else what is usual on the device
     workspace: int | None = None  # bytes at most; else a share of what is free
     asked: Asked = PLAIN  # besides A B
+    replaceable: bool = False  # is the plan fmm's own idea, so that another may take its place?
+
+    @property
+    def insists(self) -> bool:
+        """Must it be this plan, or an error?"""
+        return self.plan is not None and not self.replaceable
 
 
 NO_WISHES = Wishes()

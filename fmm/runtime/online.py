@@ -33,34 +33,40 @@ class Trial:
         self._lock = threading.Lock()
         shuffled = random.Random(0)
         pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(PAIRS)]
-        self._queue = [plan, VENDOR, *(p for pair in pairs for p in pair)]  # first one of each that does not count
-        self._seconds: dict[Plan, list[float]] = {VENDOR: [], plan: []}
+        self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]  # first one of each that does not count
+        self._seconds: list[float] = []  # of the first so many turns: one `append` ends a turn
 
     def run(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
         """One product, by the plan whose turn it is; products in other threads meanwhile are not measured.
 
         `settle` waits for a device that computes on its own.
         """
-        if self.entry is not None or not self._lock.acquire(blocking=False):
-            return multiply(Plan.parse(self.entry.plan) if self.entry else self.plan)
-        try:
-            turn = self._queue[0]
-            settle()
-            start = time.perf_counter()
-            result = multiply(turn)
-            settle()
-            self._note(turn, time.perf_counter() - start)
-            return result
-        finally:
-            self._lock.release()
+        if self.entry is not None:
+            return multiply(Plan.parse(self.entry.plan))
+        if self._lock.locked():
+            return multiply(self.plan)
+        with self._lock:
+            return self._timed(multiply, settle)
 
-    def _note(self, turn: Plan, seconds: float) -> None:
-        self._queue.pop(0)
-        self._seconds[turn].append(seconds)
-        if not self._queue:
-            vendor, candidate = (self._seconds[p][1:] for p in (VENDOR, self.plan))
-            self.entry = certify.entry_of_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
-            self._keep(self.entry)
+    def _timed(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
+        done = len(self._seconds)
+        if done == len(self._turns):  # another thread's, or this one's before an exception, was the last
+            self._conclude()
+            return multiply(self.plan)
+        settle()
+        start = time.perf_counter()
+        result = multiply(self._turns[done])
+        settle()
+        self._seconds.append(time.perf_counter() - start)
+        if done + 1 == len(self._turns):
+            self._conclude()
+        return result
+
+    def _conclude(self) -> None:
+        pairs = list(zip(self._turns, self._seconds, strict=True))
+        vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
+        self.entry = certify.entry_of_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
+        self._keep(self.entry)
 
     def _keep(self, entry: Entry) -> None:
         try:

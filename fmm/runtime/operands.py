@@ -59,13 +59,13 @@ class Matrices:
         return tuple(zip(*(_places(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
     def copied_bytes(self, whole: bool) -> int:
-        """What the copies of packed operands take: of whole operands, or of one matrix of each at a time."""
+        """What the copies of packed operands take: of whole operands, or of one product's matrices at a time (which are
+        all rows of a stack at once, where it is folded)."""
         item = self.problem.itemsize
-        packed = [x for x, pack in zip((self.a, self.b), self.packs, strict=True) if pack]
         if whole:
-            return sum(prod(x.shape) for x in packed) * item
-        shapes = (x.shape[-2:] for x in packed)
-        return sum(temporary_bytes(rows, cols, item) for rows, cols in shapes)
+            return sum(prod(x.shape) for x, pack in zip((self.a, self.b), self.packs, strict=True) if pack) * item
+        m, k, n = self.problem.size
+        return sum(temporary_bytes(*x, item) for x, pack in zip(((m, k), (k, n)), self.packs, strict=True) if pack)
 
 
 def arranged_matrices(

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.numpy_products import dot
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Mirror, Product, Sum
+from fmm.kernels.plans.level_steps import Mirror, Place, Product, Sum, whole_matrix
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Fill, Operation
@@ -81,7 +82,7 @@ def norm_bound(x: Array, threads: Threads) -> float:
 
 def _squares(parts: Sequence[Array], found: list[float]) -> None:
     with np.errstate(all="ignore"):
-        found.append(sum(float(np.dot(part, part)) for part in parts))
+        found.append(sum(float(dot(part, part)) for part in parts))
 
 
 def largest_magnitude(x: Array, threads: Threads) -> float:
@@ -108,28 +109,48 @@ def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", 
     recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
-    size = dict.fromkeys("ABC", 1.0)
+    sizes = _Sizes((whole_matrix("A", m, k), whole_matrix("B", k, n)))
     largest = 1.0
     for step in recipe.flat:
         if isinstance(step, Product):
             inner = growth_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
-            inner *= size[step.left.name] * size[step.right.name]
-            before = size.get(step.dest.name, 0.0)
-            size[step.dest.name] = inner + before if step.accumulate else max(inner, before)
-            largest = max(largest, size[step.dest.name])
+            inner *= sizes.read(step.left) * sizes.read(step.right)
+            sizes.write(step.dest, inner + sizes.read(step.dest) if step.accumulate else inner)
+            largest = max(largest, sizes.read(step.dest))
         elif isinstance(step, Mirror):
-            size[step.dest.name] = max(size.get(step.dest.name, 0.0), size[step.source.name])
+            sizes.write(step.dest, sizes.read(step.source))
         else:
-            largest = max(largest, _sum(step, size))
+            largest = max(largest, _sum(step, sizes))
     return largest
 
 
-def _sum(step: Sum, size: dict[str, float]) -> float:
-    """Bound a sum's writes (updating `size`, the largest value that each place may hold) and its partial sums."""
-    values = [size[place.name] for place in step.reads]
+class _Sizes:
+    """How large the numbers of each rectangle can be; what is written replaces what was there."""
+
+    def __init__(self, operands: Sequence[Place]) -> None:
+        self._held: dict[str, list[tuple[Place, float]]] = {x.name: [(x, 1.0)] for x in operands}
+
+    def read(self, place: Place) -> float:
+        """The largest of what is held there; 0 where nothing was written yet."""
+        found = 0.0
+        newer: list[Place] = []
+        for held, size in reversed(self._held.get(place.name, [])):
+            part = place.shared(held)
+            if part is not None and not any(part.within(other) for other in newer):
+                found = max(found, size)
+            newer.append(held)
+        return found
+
+    def write(self, place: Place, size: float) -> None:
+        others = [(held, old) for held, old in self._held.get(place.name, []) if not held.within(place)]
+        self._held[place.name] = [*others, (place, size)]
+
+
+def _sum(step: Sum, sizes: _Sizes) -> float:
+    """The largest of a sum's reads, partial sums and writes; these are noted in `sizes`."""
+    values = [sizes.read(place) for place in step.reads]
     for terms in step.program.lines:
         values.append(sum(float(abs(c)) * values[v] for c, v in terms))
     for place, value in zip(step.writes, step.program.outputs, strict=True):
-        # Blocks of one operand share a name: the bound only ever grows.
-        size[place.name] = max(size.get(place.name, 0.0), values[value])
+        sizes.write(place, values[value])
     return max(values, default=1.0)

@@ -13,20 +13,22 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
+from fmm.config.environment import emulation_allowed
 from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.cuda.select import alignment_of
 from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH, check_products, check_type, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import Decision, decide, faster_as_half
-from fmm.runtime.devices import Device
+from fmm.runtime.decide import Decision, check_runnable, decide, faster_as_half, other_plans
+from fmm.runtime.devices import Device, chip_as_tuned
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
     LibraryAnswersError,
@@ -121,7 +123,7 @@ def _kept(library: Library, key: Hashable, a: object, b: object, out: object, wi
 
 
 def prepare(library: Library, a: object, b: object, out: object, wishes: Wishes) -> Call:
-    """Decide a call. PlanError if a plan was given that cannot run; what the library rejects is left to it."""
+    """Decide a call. PlanError if the caller's plan cannot run; what the library rejects is left to it."""
     setting = library.setting(a, b, out)
     why: NotOursError
     try:
@@ -130,8 +132,12 @@ def prepare(library: Library, a: object, b: object, out: object, wishes: Wishes)
         return answer_question(_question(library, setting, a, b, out, wishes))
     except NotOursError as reason:
         why = reason
+    except PlanError as reason:
+        if wishes.insists:
+            raise
+        why = NotOursError(str(reason))
     refused = ""
-    if wishes.plan not in (None, VENDOR) and not isinstance(why, LibraryAnswersError):
+    if wishes.insists and wishes.plan != VENDOR and not isinstance(why, LibraryAnswersError):
         refused = f"the plan {wishes.plan} cannot run here: {why}"
         if library.accepts(a, b):
             raise PlanError(refused)
@@ -165,7 +171,8 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
         result = library.result_operand(a, b, shape, setting.dtype)
     target = None if out is None else library.operand(out)
-    return Question(left, right, target, setting, device, Limits(free, growth), wishes.plan, result, wishes.asked)
+    limits = Limits(free, growth, setting.emulation and emulation_allowed())
+    return Question(left, right, target, setting, device, limits, wishes.plan, result, wishes.asked)
 
 
 def answer_question(asked: Question) -> Call:
@@ -278,36 +285,53 @@ OTHER_OUT = "out has another shape or type than the product"
 
 def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
     """The plan and its launches. What these take counts, should it be more than the model thought."""
+    device = asked.device
     if asked.plan is not None:
-        check_given(asked.plan, problem, asked.device)
-        return Decision(asked.plan, problem, "this plan was given"), launches_on(
-            asked.plan, problem, asked.device, True
-        )
+        check_runnable(asked.plan, problem, device.threads > 0)
+        unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
+        given = Decision(asked.plan, problem, f"this plan was given{unless}")
+        return given, launches_on(asked.plan, problem, device, True)
     if asked.setting.vendor_better and not problem.halved:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
-    while True:
-        decision = decide(problem, limits, asked.device)
-        launches = launches_on(decision.plan, problem, asked.device, False)
-        if launches is None or launches.workspace <= limits.workspace:
-            return decision, launches
-        limits = replace(limits, workspace=min(decision.workspace, limits.workspace) - 1)
+    first = decide(problem, limits, device)
+    if device.chip is None or (first.plan == VENDOR and not problem.halved):
+        return first, None
+    for plan in (first.plan, *other_plans(problem, first.plan, limits, device)):
+        launches = launches_on(plan, problem, device, False)
+        if launches is not None and launches.workspace <= limits.workspace:
+            return (first if plan == first.plan else _second_choice(first, plan)), launches
+    return first, None
 
 
-def check_given(plan: Plan, problem: Problem, device: Device) -> None:
-    """PlanError for a plan that a CPU cannot run, or that is too deep for the product."""
-    use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
-    if device.threads and "cpu" not in use.leaf.devices:
-        raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
-    check_type(plan, problem.dtype)
-    check_products(plan, *problem.size)
+# Whatever the plan, inf and NaN stand where the vendor has them: what answers where it alone cannot.
+INSTEAD_OF_GIVEN = {
+    True: "where numbers may overflow or are not finite, and where NumPy is set to report underflow, NumPy multiplies",
+    False: "where the result has inf or NaN, it is computed again in the classical order",
+}
+
+
+def _second_choice(first: Decision, plan: Plan) -> Decision:
+    """The next plan, where the first one's kernels cannot read arrays that lie like these, or want more workspace."""
+    why = f"{first.plan} was chosen first, but cannot run on these arrays within the limits; the model's next choice"
+    return Decision(plan, first.problem, why, first.considered, first.step)
+
+
+def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> LaunchList:
+    """The launches of a device's call for A, B and C at these addresses; None: where the library allocates."""
+    assert call.launches is not None and call.device is not None and call.device.chip is not None
+    x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
+    plan, problem = call.launches.plan, call.launches.problem
+    chip = chip_as_tuned(call.device) or call.device.chip
+    return record_launches(plan, problem, target_on(chip, alignment_of(x, y, z, 0), flagged=may_differ(plan)))
 
 
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
-    if (plan == VENDOR and not problem.halved and not problem.updates) or device.chip is None:
+    chip = chip_as_tuned(device)
+    if (plan == VENDOR and not problem.halved and not problem.updates) or chip is None:
         return None
     try:
-        launches = record_launches(plan, problem, target_on(device.chip, flagged=may_differ(plan)))
+        launches = record_launches(plan, problem, target_on(chip, flagged=may_differ(plan)))
     except PlanError:
         if given:
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,9 @@ import numpy as np
 
 from fmm.kernels.cpu.arena import Arena, Array, aligned_block
 from fmm.kernels.cpu.fork_safe import Lock
+from fmm.kernels.cpu.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.openblas import threads_given_up
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, threads_per_product
 from fmm.kernels.cpu.step_timer import time_steps
@@ -62,9 +65,10 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
         if key not in _found:
             if threads_given_up():
                 return cpu(threads)  # another call has BLAS's threads: this is no moment to measure
+            dtypes = ("float32", "complex64") if single else ("float64", "complex128")
             try:
-                _found[key] = _measure(threads, ("float32", "complex64") if single else ("float64", "complex128"))
-            except MemoryError:
+                _found[key] = call_apart(partial(_measure, threads, dtypes))
+            except (MemoryError, NoThreadError):
                 return cpu(threads)
         return _found[key]
 
@@ -98,8 +102,8 @@ def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
 
 def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
     a, b, c = (np.ones((side, side), dtype) for _ in range(3))
-    np.matmul(a, b, out=c)
-    return min(_timed(lambda: np.matmul(a, b, out=c)) for _ in range(REPEATS))
+    matmul(a, b, out=c)
+    return min(_timed(lambda: matmul(a, b, out=c)) for _ in range(REPEATS))
 
 
 def _sum_rate(threads: int) -> float:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, plain_call, torch_update, without_marks
+from fmm.arrays.torch_calls import plain_call, without_marks
+from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, torch_update
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime.decide import Decision

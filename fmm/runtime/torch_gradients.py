@@ -6,12 +6,14 @@ NumPy's view of the same memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from fmm.arrays.library import Library
-from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, plain_call, without_marks
+from fmm.arrays.torch_calls import plain_call, refused_out, without_marks
+from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import call
 from fmm.runtime import gram as gram_module
@@ -27,7 +29,8 @@ def product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """The product of two tensors, which gradients may be asked of."""
     if not plain_call(a, b, out):
         if wishes.plan not in (None, VENDOR):
-            TORCH.vendor(a, b)  # torch's own exception, if it rejects the call
+            refused = out is not None and refused_out(out)
+            TORCH.vendor(a, b, out if refused else None)  # torch's own exception, if it rejects the call
             raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
         return TORCH.vendor(a, b, out)
     a, b = without_marks(a, b)
@@ -51,7 +54,7 @@ def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     """A product that is its own adjoint, which gradients may be asked of."""
     other = a if b is None else b
     if not plain_call(a, other, out):
-        raise TypeError(f"fmm.gram wants plain tensors of one device: {ITS_OWN}")
+        return _gram_by_torch(a, b, out, request, wishes)
     a, other = without_marks(a, other)
     b = None if b is None else other
     if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
@@ -61,8 +64,21 @@ def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     return gram_product(_library(a), a, b, out, request, wishes)
 
 
+def _gram_by_torch(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
+    """By torch's own functions, which it may trace, transform or record: of compiled functions, modes and the like."""
+    if out is not None or wishes.plan not in (None, VENDOR):
+        raise TypeError(f"fmm.gram takes neither out nor plan here: {ITS_OWN}")
+    left, right = (a, b) if b is not None else (a, a.mH) if request.rows else (a.mH, a)
+    c = TORCH.vendor(left, right) * request.alpha
+    if request.fill == "full":
+        return c.tril() + c.tril(-1).mH
+    return c.tril() if request.fill == "lower" else c.triu()
+
+
 def gram_explained(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
     """What `gram` would do, and why."""
+    if not plain_call(a, a if b is None else b, out):
+        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.vendor_name,))
     a, other = without_marks(a, a if b is None else b)
     found: Decision = gram_module.gram_explained(_library(a), a, None if b is None else other, out, request, wishes)
     return found
@@ -82,8 +98,8 @@ class Gram(torch.autograd.Function):  # type: ignore[misc]
         ctx.request, ctx.wishes = request, wishes._replace(plan=None)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, None, None]:
-        (grad,), (a, b), request, wishes = gradients, ctx.saved_tensors, ctx.request, ctx.wishes
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None, None]:
+        (grad,), (a, b), request, wishes = grads, ctx.saved_tensors, ctx.request, ctx.wishes
         if request.fill != "full":
             grad = grad.tril() if request.fill == "lower" else grad.triu()
         grad = grad * request.alpha
@@ -91,9 +107,7 @@ class Gram(torch.autograd.Function):  # type: ignore[misc]
             both = grad + grad.mH
             left = product(both, a, None, wishes) if request.rows else product(a, both, None, wishes)
             return left, None, None, None
-        needed = ctx.needs_input_grad
-        left = product(grad, b.mH, None, wishes).sum_to_size(a.shape) if needed[0] else None
-        right = _right_gradient(a, b, grad, wishes) if needed[1] else None
+        left, right = gradients(a, b, grad, ctx.needs_input_grad, lambda x, y: product(x, y, None, wishes))
         return left, right, None, None
 
 
@@ -122,15 +136,20 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
         ctx.wishes = wishes._replace(plan=None)  # a plan that was given was meant for this product's size
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, None]:
-        (grad,), (a, b), wishes = gradients, ctx.saved_tensors, ctx.wishes
-        left = product(grad, b.mH, None, wishes).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
-        right = _right_gradient(a, b, grad, wishes) if ctx.needs_input_grad[1] else None
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, Any, None]:
+        (grad,), (a, b), wishes = grads, ctx.saved_tensors, ctx.wishes
+        left, right = gradients(a, b, grad, ctx.needs_input_grad, lambda x, y: product(x, y, None, wishes))
         return left, right, None
 
 
-def _right_gradient(a: Any, b: Any, grad: Any, wishes: Wishes) -> Any:
+def gradients(
+    a: Any, b: Any, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
+) -> tuple[Any, Any]:
+    """What a gradient of the product of two matrices, or of stacks of them, gives to both; None where none is asked."""
+    left = multiply(grad, b.mH).sum_to_size(a.shape) if needed[0] else None
+    if not needed[1]:
+        return left, None
     if b.dim() == 2:  # one matrix for a whole stack: one product of all rows, rather than a sum of products
-        tall, gradients = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
-        return product(tall.mH, gradients, None, wishes)
-    return product(a.mH, grad, None, wishes).sum_to_size(b.shape)
+        tall, rows = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        return left, multiply(tall.mH, rows)
+    return left, multiply(a.mH, grad).sum_to_size(b.shape)

@@ -5,22 +5,36 @@ A function of what is recorded, so trials up to any moment are worth as much as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
 from fmm.config import certify, schema
 from fmm.config.schema import Entry
+from fmm.kernels.plans.leaf import LEAVES
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import OPERATIONS
 from fmm.tuner import fit as fitting
+from fmm.tuner.blocks import chosen_strategies, fitted_blocks
+from fmm.tuner.doubts import (
+    distant_margin,
+    disturbance,
+    disturbed_margin,
+    largest_pair,
+    losing_margin,
+    machine_doubts,
+    model_doubts,
+    noise_floor,
+    promised_margin,
+    unexplained_share,
+)
 from fmm.tuner.journal import Journal
 from fmm.tuner.search import needs_no_workspace
 from fmm.tuner.shapes import Size
-from fmm.tuner.thresholds import thresholds
+from fmm.tuner.thresholds import chosen_from, thresholds
 from fmm.tuner.trials import PRODUCT, Trial
 
 # The stages whose trials the fit sees. Never the held-out ones; nor those of the search, which are on few shapes and of
@@ -28,10 +42,6 @@ from fmm.tuner.trials import PRODUCT, Trial
 # products, which show what can be measured at all.
 SCALE = "scale"
 FITTED = (SCALE, "rates", "probe", "tiles")
-RELEVANT = 0.01  # twins shorter than this share of the longest are not asked: such short products are not tuned
-# The margin by which a plan must be predicted to win is the model's error on held-out shapes (`Error.upper`), but at
-# least MARGIN and at most MOST; UNKNOWN where fewer than ENOUGH were measured.
-MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.08
 
 
 def fit_journal(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
@@ -43,27 +53,18 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """The calibration to begin with, reduced to one type."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    return replace(calibration, rates={dtype: rate})
+    own = {leaf.rate: rates[leaf.rate] for leaf in LEAVES if leaf.rate in rates and dtype in leaf.types}
+    return replace(calibration, rates={dtype: rate, **own})
 
 
-def noise_floor(trials: Iterable[Trial]) -> float:
-    """The largest median ratio that a pair of twins showed, less one; of products large enough to matter."""
-    pairs: dict[Size, tuple[list[float], list[float]]] = {}
-    for t in trials:
-        if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
-            pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
-    complete = [(a[: len(b)], b[: len(a)]) for a, b in pairs.values() if a and b]
-    longest = max((median(a) for a, _ in complete), default=0.0)
-    relevant = ((a, b) for a, b in complete if median(a) >= RELEVANT * longest)
-    return max((abs(median(certify.paired_ratios(a, b)) - 1) for a, b in relevant), default=0.0)
-
-
-def searched_entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
+def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
     """An entry for every shape that was searched: the first certified plan's, else the vendor's.
 
-    A shape that was left before its best plan was confirmed has none.
+    A shape that was left before its best plan was confirmed has none, nor has any where the noise is not known.
     """
-    found = []
+    found: list[Entry] = []
+    if noise is None:
+        return found
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
         if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
@@ -84,7 +85,7 @@ def searched_entries(trials: Sequence[Trial], noise: float) -> list[Entry]:
     return found
 
 
-def all_entries(trials: Sequence[Trial], noise: float) -> Iterator[Entry]:
+def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
     """Those of each operation."""
     for op in OPERATIONS:
         own = [t for t in trials if t.op == op]
@@ -153,11 +154,6 @@ def _promising(trials: Sequence[Trial]) -> bool:
     return any(median(certify.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
 
 
-def promised_margin(error: fitting.Error) -> float:
-    """The margin by which a plan must be predicted to win, where predictions are off by this much."""
-    return min(max(MARGIN, error.upper if error.count >= ENOUGH else UNKNOWN), MOST)
-
-
 def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """The section of the config; None if no more was measured than the first rough products: what they say of the
     device's rate is off by several times, and the runtime knows better how to do without."""
@@ -168,20 +164,53 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     noise = noise_floor(trials)
     fitted = fit_journal(journal, dtype)
     held = fitting.stage_medians(trials, ("held out",))
-    error = fitting.prediction_errors(fitted.calibration, [o for o in held if not o.run.plan.timed_by_tiles])
-    tiled = [o for o in held if o.run.plan.timed_by_tiles or o.kind == "vendor"]
-    own = fitting.prediction_errors(fitted.calibration, tiled)["speedup"]
-    calibration = replace(
-        fitted.calibration, margin=promised_margin(error["speedup"]), tiled_margin=promised_margin(own)
-    )
+    disturbed_by = disturbance(trials, fitted.calibration, dtype)
+    model = checked_model(fitted.calibration, dtype, held, disturbed_by, largest_pair(trials))
+    seen = [*fitting.stage_medians(trials, known), *held]
+    tiles = fitted_blocks(trials, device.chip)
+    strategies = chosen_strategies(dtype, device.chip, tiles)
+    disturbed = [*machine_doubts(noise, disturbed_by, unexplained_share(seen, fitted.calibration))]
+    entries = [replace(e, verified=not disturbed) for e in all_entries(trials, noise)]
     return {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.conditions},
         "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
-        "calibration": schema.calibration_fields(calibration, dtype),
+        "calibration": schema.calibration_fields(model.calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
-        "error": {name: asdict(e) for name, e in (error | ({"tiled": own} if own.count else {})).items()},
-        "thresholds": thresholds(calibration, dtype, one_level(trials)),
+        "error": {name: e.fields for name, e in model.error.items()},
+        "thresholds": thresholds(model.calibration, dtype, one_level(trials), strategies).fields,
+        "blocks": None if tiles is None else tiles.fields,
         "noise": noise,
-        "entries": [e.fields for e in all_entries(trials, noise)],
+        "doubts": [*disturbed, *model.doubts],
+        "entries": [e.fields for e in entries],
     }
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A fitted model with the margins that it needs, its errors on held-out shapes, and what speaks against it."""
+
+    calibration: Calibration
+    error: Mapping[str, fitting.Error]
+    doubts: tuple[str, ...]
+
+
+def checked_model(
+    fitted: Calibration,
+    dtype: str,
+    held: Sequence[fitting.Observation],
+    disturbed: float | None,
+    measured: float,
+) -> Checked:
+    """Judge a fitted model by the held-out shapes; `measured` is the side of the largest product with a plan."""
+    tiled = [o for o in held if o.run.plan.timed_by_tiles or o.kind == "vendor"]
+    others = [o for o in held if not o.run.plan.timed_by_tiles]
+    error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
+    losing = [losing_margin(fitted, seen) for seen in (others, tiled)]
+    promised = [promised_margin(e["speedup"]) for e in (error, own)]
+    pays = chosen_from(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
+    least = max(disturbed_margin(disturbed), distant_margin(pays, measured))
+    margins = [min(max(p, x, least), 1.0) for p, x in zip(promised, losing, strict=True)]
+    found = replace(fitted, margin=margins[0], tiled_margin=margins[1])
+    errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
+    return Checked(found, errors, tuple(model_doubts(error["speedup"], losing[0])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,21 @@ class Effort:
     enqueued: int  # of them the model's best
     certify: int  # rounds
     stride: int = 1  # one of so many shapes of the ladder is tuned
+    blocks: bool = False  # are the strategies of our own product kernel timed?
+    heaviest: float = inf  # products of the largest level whose kernels are waited for
 
 
+# `coarse` is the first pass when several types are tuned, so that there is something for each soon.
 EFFORTS = {
+    "coarse": Effort(12, 20, 3, 8, 2, 1, 6, 3),
     "quick": Effort(40, 57, 3, 10, 3, 2, 7),
     "default": Effort(150, 290, 5, 60, 10, 4, 11),
     "full": Effort(900, 1500, 7, 120, 24, 6, 21),
 }
 # A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled.
 GPU_EFFORTS = {
+    "coarse": Effort(3, 8, 3, 8, 2, 2, 6, 6, heaviest=49),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
-    "default": Effort(70, 280, 5, 60, 10, 4, 11),
-    "full": Effort(450, 1500, 7, 120, 24, 6, 21),
+    "default": Effort(70, 280, 5, 60, 10, 4, 11, blocks=True),
+    "full": Effort(450, 1500, 7, 120, 24, 6, 21, blocks=True),
 }

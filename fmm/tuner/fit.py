@@ -1,11 +1,11 @@
-"""Fitting a calibration to measured seconds: the parameters are a table, the model is perfmodel's own formula."""
+"""Fitting a calibration to measured seconds: its parameters are those of fmm.tuner.parameters, the model is perfmodel's
+own formula."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import exp, log
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,8 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predicted_seconds
 from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
-from fmm.tuner.trials import Run, Size, Trial
+from fmm.tuner.parameters import LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
+from fmm.tuner.trials import BEST, Run, Size, Trial
 
 # ---- what was observed
 
@@ -33,6 +34,8 @@ class Observation:
     @property
     def kind(self) -> str:
         """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, with sums inside `inside`."""
+        if self.run.plan.leaf_use.leaf.rate:
+            return "own rate"
         if self.run.plan.timed_by_tiles:
             return "inside" if self.run.plan.levels else "tile"
         if self.run.part != "whole":
@@ -60,7 +63,7 @@ def cached_work(plan: Plan, problem: Problem) -> Work:
 def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
     """The formula's seconds for a run, or for the part of it that is timed."""
     found = predicted_seconds(run.plan, problem, counts, calibration)
-    if run.part == "whole":
+    if run.part in ("whole", BEST):
         return found.seconds
     if calibration.lanes > 1:  # the workers are timed, without what starts them
         return found.sums if run.part == "sums" else found.products
@@ -68,84 +71,6 @@ def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calib
     if run.part == "sums":
         return found.sums + calibration.launch * counts.passes
     return max(found.products + calibration.launch * starts, calibration.host * starts)
-
-
-# ---- the parameters
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A number of a calibration that is fitted: its field, its bounds, and which kinds of observations depend on it."""
-
-    name: str  # of a field of Calibration, or "rate." and one of Rate
-    low: float
-    high: float
-    informed_by: frozenset[str]
-    linear: bool = False  # most are fitted by their logarithms
-
-    def get(self, calibration: Calibration, dtype: str) -> float:
-        owner: Any = calibration.rate(dtype) if self.name.startswith("rate.") else calibration
-        return float(getattr(owner, self.name.removeprefix("rate.")))
-
-    def put(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
-        if not self.name.startswith("rate."):
-            return replace(calibration, **{self.name: value})  # type: ignore[arg-type]
-        rate = replace(calibration.rate(dtype), **{self.name.removeprefix("rate."): value})
-        return replace(calibration, rates=MappingProxyType({**calibration.rates, dtype: rate}))
-
-    def coordinate(self, value: float) -> float:
-        return value if self.linear else log(value)
-
-    def value(self, coordinate: float) -> float:
-        return coordinate if self.linear else exp(coordinate)
-
-
-def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
-    """All at once: a fit asks for thousands of calibrations, and most of its time would be spent making copies."""
-    own = {name: value for name, value in values.items() if not name.startswith("rate.")}
-    rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
-    rate = replace(calibration.rate(dtype), **rates)
-    return replace(calibration, rates=MappingProxyType({**calibration.rates, dtype: rate}), **own)  # type: ignore[arg-type]
-
-
-PRODUCTS, SUMS = frozenset({"vendor", "products", "plan"}), frozenset({"sums", "plan"})
-# A new term of the formula is a new row here.
-PARAMETERS = (
-    Parameter("rate.flops", 1e6, 1e17, PRODUCTS),
-    Parameter("rate.fill", 1.0, 1e8, PRODUCTS),
-    Parameter("rate.pipe", 0.1, 1e4, PRODUCTS),
-    Parameter("rate.rows", 0.1, 1e4, PRODUCTS),
-    Parameter("rate.cols", 0.1, 1e4, PRODUCTS),
-    Parameter("rate.memory", 1e6, 1e15, PRODUCTS),
-    Parameter("rate.unaligned", 0.5, 20.0, PRODUCTS),
-    Parameter("rate.odd", 0.5, 20.0, PRODUCTS),
-    Parameter("rate.alone", 0.5, 2.0, PRODUCTS),
-    Parameter("rate.copied", 0.5, 2.0, frozenset({"plan"})),
-    Parameter("rate.batch", 0.5, 2.0, frozenset({"products", "plan"})),
-    Parameter("stream", 1e6, 1e15, SUMS),
-    Parameter("small", 1.0, 1e10, SUMS),
-    Parameter("sequential", 0.1, 10.0, SUMS),
-    Parameter("ragged", 0.1, 10.0, frozenset({"plan"})),
-    # At most 1: narrow accesses gain nothing, and few plans show them apart from `ragged`.
-    Parameter("scalar", 0.1, 1.0, frozenset({"plan"})),
-    Parameter("deep", 0.1, 10.0, SUMS),
-    Parameter("launch", 1e-8, 1e-2, SUMS),
-    Parameter("host", 1e-8, 1e-2, frozenset({"products", "plan"})),
-    Parameter("overlap", 0.0, 1.0, frozenset({"plan"}), linear=True),
-    Parameter("idle", 1e-5, 1.0, frozenset({"plan"})),
-    Parameter("spin", 1e-5, 1.0, frozenset({"plan"})),
-    Parameter("apart", 0.1, 10.0, SUMS),
-    # Those of our own kernel are fitted after all others: its times say nothing about the vendor's.
-    Parameter("rate.tiled", 0.5, 10.0, frozenset({"tile", "inside"})),
-    Parameter("rate.waves", 0.1, 1e4, frozenset({"tile", "inside"})),
-    Parameter("rate.inside", 0.01, 1e3, frozenset({"inside"})),
-)
-TILED_START = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
-
-
-TILE = Parameter("rate.tile", 1.0, 1024.0, frozenset())
-BESIDE = frozenset({"host", "scalar", "rate.copied"})  # fitted only where the processor launches work of another device
-LANES = frozenset({"idle", "spin", "apart"})  # fitted only where a CPU runs several products at a time
 
 
 # ---- fitting
@@ -156,20 +81,26 @@ WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU with several lanes, sums are timed within plans and have full weight. A plan that takes more than this many
 # times as long as the vendor's product is nobody's choice there, and counts less.
 WORTH_FITTING = 1.5
+EXACT = 0.01  # no time is taken for better known than to this share of it: two points are no proof of a line
 PRIOR = 0.002  # the weight of staying near the start, which decides only what the measurements leave open
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A calibration, 95 % intervals of its parameters, and the residuals: log(predicted / measured)."""
+    """A calibration, 95 % intervals of the parameters that the measurements determine (the others keep the value that
+    they had, or with which nothing changes), and the residuals: log(predicted / measured)."""
 
     calibration: Calibration
     intervals: Mapping[str, tuple[float, float]]
     residuals: tuple[float, ...]
 
 
-TILES = (64.0, 128.0, 256.0)  # sides of the blocks in which vendors' products are computed
+SIDES = (64.0, 128.0, 256.0)  # of the blocks in which vendors' products are computed
+STEPS = 60  # at most: by then all is found that the measurements tell, and the rest is a walk along a flat valley
 SCREENED = 8  # steps after which their fits are compared
+# Parameters that are so many times less certain than they may be are left out together, the others one by one: of two
+# that can stand in for each other one may be certain without the other.
+HOPELESS = 3.0
 
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
@@ -178,50 +109,129 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
     if start.batches:
-        starts = [TILE.put(start, dtype, tile) for tile in TILES]
-        start = min(starts, key=lambda s: _fitted(s, dtype, others, SCREENED)[0])
-    return _with_tiled(_fitted(start, dtype, others)[1], dtype, tiled)
+        starts = [TILE.put(start, dtype, side) for side in SIDES]
+        start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
+    found = _with_tiled(determined_fit(start, dtype, others), dtype, tiled)
+    for name in start.rates.keys() - {dtype}:
+        found = _with_rate(found, name, [o for o in observed if o.run.plan.leaf_use.leaf.rate == name])
+    return found
+
+
+def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
+    """The fit with the rate of a leaf that has one of its own; without that rate if nobody measured it."""
+    if not observed:
+        rates = {x: rate for x, rate in found.calibration.rates.items() if x != name}
+        return replace(found, calibration=replace(found.calibration, rates=MappingProxyType(rates)))
+    own = determined_fit(found.calibration, name, observed, LEAF_RATE)
+    intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
+    return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
 
 
 def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The fit with our own kernel's parameters too, fitted last; without them if no plan had sums inside products."""
     if not any(o.kind == "inside" for o in observed):
         return found
-    start = found.calibration
-    for parameter in PARAMETERS:
-        if parameter.name in TILED_START:
-            start = parameter.put(start, dtype, TILED_START[parameter.name])
-    own = _fitted(start, dtype, observed)[1]
+    own = determined_fit(put_all(found.calibration, dtype, TILED_START), dtype, observed)
     return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
 
 
-def _fitted(
-    start: Calibration, dtype: str, observed: Sequence[Observation], steps: int | None = None
-) -> tuple[float, Fit]:
-    """Least squares of the residuals with a robust loss, in so many steps at most, and what is left of them;
-    parameters that nothing informs stay at their start."""
-    from scipy.optimize import least_squares
+def determined_fit(
+    start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
+) -> Fit:
+    """Least squares, again and again without the parameters that the measurements leave open, until none is left."""
+    solver = Solver(start, dtype, observed, free)
+    found = solver.solved(STEPS)
+    while loose := solver.loose(found):
+        hopeless = [p for p, looseness in loose.items() if looseness > HOPELESS]
+        solver = solver.without(hopeless or [max(loose, key=lambda p: loose[p])], found)
+        found = solver.solved(SCREENED)
+    found = solver.solved(STEPS)
+    return Fit(solver.calibrated(found.x), solver.intervals(found), found.residuals)
 
-    kinds = {o.kind for o in observed}
-    free = [p for p in PARAMETERS if hasattr(_owner(start, p, dtype), p.name.removeprefix("rate."))]
-    free = [p for p in free if kinds & p.informed_by and _exists_on(p, start)]
-    works = [cached_work(o.run.plan, o.problem) for o in observed]
-    measured, weights = np.log([o.seconds for o in observed]), np.array(_weights(start, observed))
-    low, high = (np.array([p.coordinate(max(x, 1e-300)) if not p.linear else x for p, x in ((p, getattr(p, side)) for p in free)]) for side in ("low", "high"))  # fmt: skip  # noqa: E501
-    origin = np.clip([p.coordinate(max(p.get(start, dtype), p.low)) for p in free], low, high)
 
-    def calibrated(x: Any) -> Calibration:
-        values = {p.name: p.value(float(coordinate)) for p, coordinate in zip(free, x, strict=True)}
-        return put_all(start, dtype, values)
+@dataclass(frozen=True)
+class Solution:
+    """Where least squares ended: coordinates, what is left, half widths of 95 % intervals."""
 
-    def residuals(x: Any) -> Any:
-        c = calibrated(x)
-        times = [formula_seconds(o.run, o.problem, w, c) for o, w in zip(observed, works, strict=True)]
-        return np.concatenate([weights * (np.log(times) - measured), PRIOR * (x - origin)])
+    x: Any
+    cost: float
+    residuals: tuple[float, ...]
+    half_widths: tuple[float, ...]
 
-    solved = least_squares(residuals, origin, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, max_nfev=steps)
-    residues = tuple(solved.fun[: len(observed)] / weights)
-    return float(solved.cost), Fit(calibrated(solved.x), _intervals(free, solved, weights), residues)
+
+class Solver:
+    """Least squares of the residuals with a robust loss; parameters that nothing informs stay at their start."""
+
+    def __init__(
+        self, start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
+    ) -> None:
+        self.start, self.dtype, self.observed = start, dtype, observed
+        kinds = {o.kind for o in observed}
+        known = [p for p in PARAMETERS if kinds & p.informed_by and exists_on(p, start)]
+        self.free = known if free is None else list(free)
+        self._works = [cached_work(o.run.plan, o.problem) for o in observed]
+        self._measured, self._weights = np.log([o.seconds for o in observed]), np.array(_weights(start, observed))
+        ends = [(p.low if p.linear else max(p.low, 1e-300), p.high) for p in self.free]
+        coordinates = [[p.coordinate(x) for x in pair] for p, pair in zip(self.free, ends, strict=True)]
+        self._low, self._high = np.array(coordinates).reshape(-1, 2).T
+        known_at = [p.coordinate(max(p.get(start, dtype), p.low)) for p in self.free]
+        self._origin = np.clip(known_at, self._low, self._high)
+        self._begin = self._origin
+
+    def calibrated(self, x: Any) -> Calibration:
+        values = {p.name: p.value(float(coordinate)) for p, coordinate in zip(self.free, x, strict=True)}
+        return put_all(self.start, self.dtype, values)
+
+    def residuals(self, x: Any) -> Any:
+        c = self.calibrated(x)
+        pairs = zip(self.observed, self._works, strict=True)
+        times = [formula_seconds(o.run, o.problem, work, c) for o, work in pairs]
+        return np.concatenate([self._weights * (np.log(times) - self._measured), PRIOR * (x - self._origin)])
+
+    def solved(self, steps: int) -> Solution:
+        """In so many steps at most."""
+        from scipy.optimize import least_squares
+
+        bounds = self._low, self._high
+        solved = least_squares(
+            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST, max_nfev=steps
+        )
+        self._begin = np.clip(solved.x, *bounds)
+        residues = tuple(solved.fun[: len(self.observed)] / self._weights)
+        return Solution(solved.x, float(solved.cost), residues, self._half_widths(solved))
+
+    def loose(self, found: Solution) -> dict[Parameter, float]:
+        """The parameters that are not determined, and how far from it they are."""
+        known = {p: p.looseness(r) for p, r in zip(self.free, found.half_widths, strict=True)}
+        return {p: looseness for p, looseness in known.items() if looseness > 1}
+
+    def without(self, some: Iterable[Parameter], found: Solution) -> Solver:
+        """The same without some parameters, which take their neutral values; from what was found of the others."""
+        left = set(some)
+        neutral = {p.name: p.neutral for p in left if p.neutral is not None}
+        start = put_all(self.start, self.dtype, neutral)
+        solver = Solver(start, self.dtype, self.observed, [p for p in self.free if p not in left])
+        kept = [x for p, x in zip(self.free, found.x, strict=True) if p not in left]
+        solver._begin = np.clip(kept, solver._low, solver._high)
+        return solver
+
+    def _half_widths(self, solved: Any) -> tuple[float, ...]:
+        """Of 95 % intervals, from the curvature at the solution, as if the residuals were normal. An observation counts
+        as much as its weight."""
+        from scipy.stats import t
+
+        more = max(float(np.sum(self._weights**2)) - len(self.free), 1.0)
+        spread = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / more, EXACT**2)
+        covariance = np.linalg.pinv(solved.jac.T @ solved.jac) * spread
+        return tuple(float(x) for x in t.ppf(0.975, more) * np.sqrt(np.diag(covariance)))
+
+    def intervals(self, found: Solution) -> dict[str, tuple[float, float]]:
+        """By the parameters' names."""
+        result = {}
+        for p, x, r in zip(self.free, found.x, found.half_widths, strict=True):
+            low, high = (float(np.clip(p.value(float(end)), p.low, p.high)) for end in (x - r, x + r))
+            result[p.name] = low, high
+        return result
 
 
 def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
@@ -232,15 +242,6 @@ def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]
     return [min(x, 1.0) ** 2 for x in near]
 
 
-def _exists_on(parameter: Parameter, start: Calibration) -> bool:
-    """Does the parameter mean anything on this kind of device?"""
-    return (start.batches or parameter.name not in BESIDE) and (start.lanes > 1 or parameter.name not in LANES)
-
-
-def _owner(calibration: Calibration, parameter: Parameter, dtype: str) -> object:
-    return calibration.rate(dtype) if parameter.name.startswith("rate.") else calibration
-
-
 def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
     """The start with the rates that the fastest observations show."""
     rates = [o.problem.flops / o.seconds for o in observed if o.kind == "vendor"]
@@ -249,31 +250,11 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
         for o in observed
         if o.kind == "sums"
     ]
-    flops, stream, memory = (
-        next(p for p in PARAMETERS if p.name == n) for n in ("rate.flops", "stream", "rate.memory")
-    )
-    found = flops.put(start, dtype, max(rates)) if rates else start
-    found = stream.put(found, dtype, median(streams)) if streams else found
+    found = put_all(start, dtype, {"rate.flops": max(rates)}) if rates else start
+    found = replace(found, stream=median(streams)) if streams else found
     if start.batches:  # so that `host` decides some products' time at the start: else least squares sees no slope
         found = replace(found, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
-    return memory.put(found, dtype, 4 * stream.get(found, dtype))
-
-
-def _intervals(free: Sequence[Parameter], solved: Any, weights: Any) -> dict[str, tuple[float, float]]:
-    """95 % intervals from the curvature at the solution, as if the residuals were normal: wide where little is known.
-    An observation counts as much as its weight."""
-    from scipy.stats import t
-
-    more = max(float(np.sum(weights**2)) - len(free), 1.0)
-    spread = float(np.sum(solved.fun[: len(weights)] ** 2)) / more
-    covariance = np.linalg.pinv(solved.jac.T @ solved.jac) * spread
-    room = float(t.ppf(0.975, more)) * np.sqrt(np.diag(covariance))
-    found = {}
-    for parameter, x, r in zip(free, solved.x, room, strict=True):
-        ends = (x - r, x + r) if parameter.linear else (max(x - r, -600.0), min(x + r, 600.0))
-        low, high = (float(np.clip(parameter.value(float(e)), parameter.low, parameter.high)) for e in ends)
-        found[parameter.name] = low, high
-    return found
+    return put_all(found, dtype, {"rate.memory": 4 * found.stream})
 
 
 # ---- how good it is
@@ -289,6 +270,11 @@ class Error:
     p95: float
     bias: float
     upper: float
+
+    @property
+    def fields(self) -> dict[str, float]:
+        """As it stands in a section: of what was not measured, nothing but that."""
+        return asdict(self) if self.count else {"count": 0}
 
     @staticmethod
     def of(relative: Sequence[float]) -> Error:

@@ -46,8 +46,10 @@ class Journal:
         keep: Callable[[Trial], None] = lambda trial: None,
         limit: float = float("inf"),
         live: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.run, self.device, self.keep, self.limit, self.live = run, device, keep, limit, live
+        self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
         self.recorded: list[Trial] = list(past)
         self._past: dict[Key, deque[Trial]] = {}
@@ -63,7 +65,7 @@ class Journal:
         """Seconds of tuning, those before an interruption among them; a replay's clock is the recorded one."""
         if self._began is None:
             return self._replayed
-        return self._before + time.perf_counter() - self._began
+        return self._before + self.clock() - self._began
 
     @contextmanager
     def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
@@ -91,7 +93,7 @@ class Journal:
         if not self.live:
             raise ReplayedError("the recorded tuning ends here")
         if self._began is None:
-            self._began = time.perf_counter()
+            self._began = self.clock()
 
     def note(self, key: Key, seconds: float | None, failed: str | None = None) -> Trial:
         stage, problem, seed, run = key

@@ -10,9 +10,10 @@ from fmm.config import certify
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import candidates, ranked_candidates, usual_growth
+from fmm.perfmodel.choose import Limits, ranked_candidates, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
+from fmm.tuner.devices.compile_ahead import compile_weight
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
@@ -32,9 +33,10 @@ class Found:
 
 def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
-    known = ranked_candidates(problem, calibration, compared_plans(journal.device, problem))
-    predicted = [c.plan for c in known if c.plan != VENDOR]
-    predicted = [p for p in predicted if within_limits(journal.device, p, problem)]
+    predicted = [c.plan for c in ranked_candidates(problem, calibration) if c.plan != VENDOR]
+    predicted = [
+        p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
+    ]
     if problem.halved:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
     without = leanest_plan(problem, calibration, journal.device)
@@ -51,11 +53,6 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     return Found(problem, race.standing())
 
 
-def compared_plans(device: Device, problem: Problem) -> Sequence[Plan]:
-    """The plans that the device has for such a problem."""
-    return candidates(device.untuned().batches, half=True) if problem.halved else device.candidates()
-
-
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
     """These plans alone against the vendor."""
     with journal.open(STAGE, problem) as timed:
@@ -67,7 +64,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
     """The plan without workspace that the model likes best; none if there is none."""
-    known = ranked_candidates(problem, calibration, device.candidates())
+    known = ranked_candidates(problem, calibration)
     return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
 
 
@@ -86,8 +83,8 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
         needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
     except PlanError:
         return False
-    allowed = usual_growth(device.untuned().batches)
-    return expected_growth(plan, problem.dtype) <= allowed and operands + needed <= device.memory
+    allowed = Limits(needed, usual_growth(device.untuned().batches))
+    return allowed.allow(plan, expected_growth(plan, problem.dtype)) and operands + needed <= device.memory
 
 
 class Race:

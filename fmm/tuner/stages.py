@@ -16,15 +16,15 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked_candidates
 from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
-from fmm.tuner import shapes
-from fmm.tuner.conclude import concluded_section, fit_journal, noise_floor, starting_calibration
+from fmm.tuner import blocks, shapes
+from fmm.tuner.conclude import concluded_section, fit_journal, starting_calibration
 from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
 from fmm.tuner.devices.device import Device
+from fmm.tuner.doubts import UNDISTURBED, noise_floor
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, RoundLimits, TimeUpError
 from fmm.tuner.search import (
     Found,
-    compared_plans,
     leanest_plan,
     needs_no_workspace,
     race_plans,
@@ -32,7 +32,7 @@ from fmm.tuner.search import (
     within_limits,
 )
 from fmm.tuner.shapes import Size
-from fmm.tuner.trials import Run
+from fmm.tuner.trials import BEST, Run
 
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
 SEEDS = {"probe": 5, "held out": 11}  # of random shapes
@@ -42,6 +42,7 @@ SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25, "halve
 WORTH_PROBING = 1.5
 OWN = 2  # on one of so many random shapes (those with round sides) a plan with our own kernel is measured too
 PATIENCE = 0.4  # until this share of the planned seconds is spent, medians that scatter get more rounds ...
+SHORTEST, SHORT = 256, 4e-3  # side of the first of those products; seconds that the last takes at most
 DEAR = 0.03  # ... but not on a shape whose rounds have taken this share of them
 
 
@@ -57,13 +58,17 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     """The whole loop; `wanted` are the shapes to certify, the usual ladder if there are none."""
     stopped = ""
     try:
+        time_undisturbed(journal, dtype)
         side = find_scale(journal, dtype, effort)
         probe_rates(journal, dtype, side, effort)
+        if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
+            probe_strategies(journal, effort)
         calibration = fit_journal(journal, dtype).calibration
         problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
         if not wanted:
             problems = [p for p in problems if may_win(journal, p, calibration)]
-        noise = noise_floor(journal.recorded)
+        noise = noise_floor(journal.recorded) or 0.0
+        time_undisturbed(journal, dtype)
         for problem in problems:
             share = effort.seconds / len(problems)
             found = search_plans(journal, problem, calibration, effort, share * SHARES["search"])
@@ -82,6 +87,17 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     except KeyboardInterrupt:
         stopped = "interrupted"
     return Outcome(concluded_section(journal, dtype), stopped)
+
+
+def time_undisturbed(journal: Journal, dtype: str) -> None:
+    """Products of a millisecond or a few, the shortest of many: by these it is told whether the others were disturbed.
+    Of every tuning twice, at different moments."""
+    side, seconds = SHORTEST, 0.0
+    while seconds * 8 < SHORT:
+        problem = Problem(side, side, side, dtype)
+        with journal.open(UNDISTURBED, problem) as timed:
+            seconds = min(timed.rounds([Run(part=BEST)], RoundLimits(1))[Run(part=BEST)], default=SHORT)
+        side *= 2
 
 
 def find_scale(journal: Journal, dtype: str, effort: Effort) -> int:
@@ -108,7 +124,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     largest square is left out: it would take more time than it tells.
     """
     device, gpu = journal.device, journal.device.untuned().batches
-    plans = [p for p in device.candidates() if p != VENDOR][: 3 if gpu else 2]
+    plans = [p for p in light_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
     parts = ("sums", "products")
     for size in shapes.probe_shapes(side):
         _raced(journal, "rates", Problem(*size, dtype), [Run()], effort)
@@ -130,15 +146,39 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
     """Products by our own kernel, with sums inside and alone, beside the vendor's."""
     for problem in squares:
-        if plans := own_plans(journal.device, problem):
-            _raced(journal, "tiles", problem, [Run(), *map(Run, plans), Run(Plan(leaf=plans[0].leaf))], effort)
+        plans = own_plans(journal.device, problem, effort)
+        own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
+        if own := [*own, *plans_of_own_rate(journal.device, problem, effort)]:
+            _raced(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
 
 
-def own_plans(device: Device, problem: Problem) -> list[Plan]:
+def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
+    """Of each leaf that has a rate of its own: the leaf alone, and the first candidate with levels above it."""
+    rates, found = device.untuned().rates, []
+    light = [p for p in light_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
+    plans = [p for p in light if within_limits(device, p, problem)]
+    for leaf in dict.fromkeys(p.leaf for p in plans):
+        own = [p for p in plans if p.leaf == leaf]
+        found += [p for p in own if not p.levels] + [p for p in own if p.levels][:1]
+    return found
+
+
+def light_candidates(device: Device, effort: Effort) -> list[Plan]:
+    """The device's candidates whose kernels the effort waits for."""
+    return [p for p in device.candidates() if not p.levels or compile_weight(p) <= effort.heaviest]
+
+
+def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Candidates with our own kernel that could be chosen for the problem if the kernel proved as fast as possible."""
-    plans = [p for p in device.candidates() if p.timed_by_tiles and within_limits(device, p, problem)]
+    plans = [p for p in light_candidates(device, effort) if p.timed_by_tiles and within_limits(device, p, problem)]
     plans = [p for p in plans if rows_aligned(problem, p.leaf_use.leaf.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]
+
+
+def probe_strategies(journal: Journal, effort: Effort) -> None:
+    """The strategies of our own product kernel, on shapes of all kinds."""
+    for size in blocks.SIZES:
+        _raced(journal, blocks.STAGE, Problem(*size, blocks.DTYPE), [Run(), *blocks.strategy_runs()], effort)
 
 
 def _heavy(plans: Iterable[Plan]) -> bool:
@@ -157,15 +197,18 @@ def probe_scattered(
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
     """Random shapes: every second one is held out, no fit sees it. In turns, so that drift hits both alike."""
     fitted, held = (shapes.scattered_shapes(side, effort, SHARES[stage], seed) for stage, seed in SEEDS.items())
-    untuned = starting_calibration(device.untuned(), dtype)
+    untuned, light = starting_calibration(device.untuned(), dtype), light_candidates(device, effort)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
-            known = [c for c in ranked_candidates(problem, untuned, device.candidates()) if c.plan != VENDOR]
+            # Whoever forbids emulation needs a model that is right without it.
+            usual = [p for p in light if not p.leaf_use.leaf.rate]
+            known = [c for c in ranked_candidates(problem, untuned, usual) if c.plan != VENDOR]
             near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
             plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
             others = plans[1:] or plans  # for a small product a GPU may have a single plan
-            beside = own_plans(device, problem)[:1] if i % OWN == 0 else []
+            beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
+            beside += plans_of_own_rate(device, problem, effort)
             found = plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
             yield stage, problem, [*found, *beside]
 
@@ -184,7 +227,7 @@ def tune_halves(
     against the vendor's own way."""
     share = SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
-        known = ranked_candidates(problem, calibration, compared_plans(journal.device, problem))
+        known = ranked_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
             found = race_plans(journal, problem, plans[:FEW_HALVES], effort)

@@ -21,8 +21,12 @@ Size = tuple[int, int, int]
 PRODUCT: Operation = "product"  # the operation of most trials, which is not written down
 
 
+BEST = "best"  # a part: not one sample but the shortest of TRIES, what the product takes if nothing disturbs it
+TRIES = 15
+
+
 class Run(NamedTuple):
-    """What is timed: a plan on the problem of a session, whole or only its sums or its leaf products.
+    """What is timed: a plan on the problem of a session, whole or only its sums or its leaf products; or BEST.
 
     A `twin` is the same thing once more under another name: a pair of twins shows the noise.
     """
@@ -167,3 +171,40 @@ KNOWN = frozenset(f.name for f in fields(Trial))
 
 def _trial(record: dict[str, Any]) -> Trial:
     return Trial(**{**{k: v for k, v in record.items() if k in KNOWN}, "size": tuple(record["size"])})
+
+
+# ---- for people
+
+
+def frame(path: Path | str) -> Any:
+    """Every sample of a file of trials as a pandas DataFrame, a row each; `path` may be the folder that it is in.
+
+    Beside a trial's own fields it has `device`, `effort` and `started` of its tuning; `size` is `m`, `k` and `n`.
+    """
+    import pandas
+
+    where = Path(path)
+    rows = [
+        {**_header_columns(tuning.header), **_trial_columns(trial)}
+        for tuning in Trials(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
+        for trial in tuning.trials
+    ]
+    return pandas.DataFrame(rows, columns=FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})
+
+
+FRAME_COLUMNS = [
+    *("run", "device", "effort", "started"),
+    *("m", "k", "n"),
+    *(f.name for f in fields(Trial) if f.name not in ("size", "run")),
+]
+
+
+def _header_columns(header: Header) -> dict[str, Any]:
+    effort = header.settings.get("effort", "")
+    return {"run": header.run, "device": header.device, "effort": effort, "started": header.started}
+
+
+def _trial_columns(trial: Trial) -> dict[str, Any]:
+    m, k, n = trial.size
+    found = {name: value for name, value in vars(trial).items() if name not in ("size", "run")}
+    return {"m": m, "k": k, "n": n, **found}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays import pick
-from fmm.arrays.kinds import array_in_words, kind_of, two_devices, type_name
+from fmm.arrays.kinds import array_in_words, kind_of, on_device, two_devices, type_name
 from fmm.arrays.library import Library, Operand, Setting, contiguous
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
@@ -125,6 +124,20 @@ def test_two_devices_are_an_error_that_names_both() -> None:
 @pytest.mark.parametrize("pair", [(MATRIX, [[1.0]]), (ON_HOST, MATRIX), (HOST_TENSOR, MATRIX), (MATRIX, HOST_TENSOR)])
 def test_what_is_on_the_host_is_numpys(pair: tuple[Any, Any]) -> None:
     assert library_of(*pair) is NUMPY
+
+
+def test_what_stands_for_a_tensor_is_torchs_once_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have any attribute: torch.fx's proxies answer to all names, those of CUDA's arrays among them."""
+    proxy = foreign(
+        "Proxy", "torch.fx.proxy", __torch_function__=None, __cuda_array_interface__={}, device="proxy.device"
+    )
+    alone = foreign("Duck", "ducks", __torch_function__=None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert (kind_of(proxy), kind_of(alone)) == ("other", "host")
+    monkeypatch.setitem(sys.modules, "torch", foreign("module", "torch"))
+    assert (kind_of(proxy), kind_of(alone)) == ("torch", "torch")
+    assert not on_device(proxy) and not on_device(alone) and on_device(TENSOR)
+    assert array_in_words(alone) == "a ducks Duck"
 
 
 def test_without_cupy_other_arrays_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,13 +525,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     class Runner:
         fail: int = 0
+        error: type[Exception] = SpentError
 
         @staticmethod
         def run_call(arrays: Any, call: Call, a: Any, b: Any, out: Any, whatever: bool) -> Any:
             calls.append((call, out, whatever))
             if Runner.fail:
                 Runner.fail -= 1
-                raise SpentError
+                raise Runner.error("for the test")
             return np.matmul(a, b, out=out)
 
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
@@ -573,7 +587,7 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
     now, library = [100.0], Large()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     needs = []
-    for free in (1 << 36, 1 << 36, 1 << 30):
+    for free in (1 << 36, 1 << 36, 1 << 24):
         library.free = free
         multiply(library, draw((8, 8)), draw((8, 8)))
         needs.append(runs[-1][0].workspace)
@@ -618,13 +632,86 @@ def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 2, 1000])
-def test_when_memory_runs_out_leaner_plans_are_tried_and_the_vendor_last(runs: list[Any], failures: int) -> None:
+def test_when_memory_runs_out_leaner_plans_are_tried_and_the_vendor_last(
+    runs: list[Any], failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FMM_EMULATION", "0")  # float16 products need so little that there is nothing leaner
     runs[0].fail = failures
     library, a = Large(), draw((8, 8))
     np.testing.assert_array_equal(multiply(library, a, a), a @ a)
     needs = [call.decision.workspace for call, *_ in runs[1:]]
     assert library.vendors == (failures == 1000)
     assert len(needs) >= min(failures + 1, 3) and needs == sorted(needs, reverse=True)
+
+
+@pytest.mark.parametrize("failures", [1, 2, 1000])
+def test_where_a_plan_cannot_run_the_next_one_is_taken_and_the_vendor_last(runs: list[Any], failures: int) -> None:
+    """A certified candidate of cuBLASLt, say, that is not there for lines that begin like these."""
+    runs[0].fail, runs[0].error = failures, PlanError
+    library, a = Large(), draw((8, 8))
+    for out in (None, np.empty((8, 8))):
+        np.testing.assert_array_equal(multiply(library, a, a, out), a @ a)
+    tried = [call.decision.plan for call, *_ in runs[1:]]
+    assert library.vendors == 2 * (failures == 1000)
+    assert tried[0] != tried[1] and len(set(tried)) >= min(failures + 1, 3)
+
+
+@pytest.mark.parametrize("error", [PlanError, SpentError])
+def test_a_given_plan_is_not_replaced(runs: list[Any], error: type[Exception]) -> None:
+    runs[0].fail, runs[0].error = 1, error
+    library, a, out = Large(), draw((8, 8)), np.full((8, 8), 7.0)
+    with pytest.raises(error, match="for the test"):
+        multiply(library, a, a, out, Wishes(LEVEL))
+    assert library.vendors == 0 and len(runs) == 2 and (out == 7).all()
+
+
+def test_a_plan_of_fmms_own_that_cannot_run_is_the_vendors(runs: list[Any]) -> None:
+    """Nobody asked for it, so nobody is told."""
+    library, a = HostArrays(), draw((8, 8))
+    deep = Plan.parse(" > ".join(["winograd"] * 30 + ["vendor"]))
+    np.testing.assert_array_equal(multiply(library, a, a, None, Wishes(deep, replaceable=True)), a @ a)
+    assert library.vendors == 1 and len(runs) == 1
+
+
+class Apart(Large):
+    """Says that its rows are so many numbers apart."""
+
+    leading = 8192
+
+    def operand(self, x: Any) -> Operand:
+        return Operand((8192, 8192), (self.leading, 1), "float32")
+
+
+@pytest.mark.parametrize("leading", [8192, 8193])
+def test_an_entry_that_does_not_fit_a_view_gives_way(
+    leading: int, runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own kernel reads whole 16 bytes where every row begins at a multiple of them, and is slow elsewhere."""
+    section = tuned.section(tuned.entry((8192, 8192, 8192), "strassen.fused.pad4 > tile"), calibration=None)
+    path = tuned.write(tmp_path / "config.json", H200.identity.key, "float32", section)
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    files.forget_configs()
+    library: Any = Apart()
+    library.leading = leading
+    found = product_call.explained(library, draw((8, 8)), draw((8, 8)), None, NO_WISHES)
+    files.forget_configs()
+    assert (found.step, "fused" in str(found.plan)) == ("certified entry", leading == 8192)
+    assert found.plan != VENDOR and found.kernels[0] != "test.matmul"
+    assert ("cannot run on these arrays" in found.reason) == (leading == 8193)
+
+
+def test_what_runs_is_told_for_the_addresses_of_the_arrays(runs: list[Any]) -> None:
+    """Of 16-bit numbers our own kernel reads whole 16 bytes; the vendor answers for it where they do not begin so."""
+    library: Any = HostArrays()
+    memory = np.zeros(2 * 64 * 72, np.float16)
+    start = -memory.__array_interface__["data"][0] % 256 // 2
+    texts = []
+    for shift in (0, 1):
+        a = memory[start + shift : start + shift + 64 * 64].reshape(64, 64)
+        texts.append(" ".join(product_call.explained(library, a, a, None, Wishes(Plan.parse("tile"))).kernels))
+    assert "cuBLAS" not in texts[0]
+    assert "cuBLAS, not tile, because an operand does not begin at a multiple of 16 bytes" in texts[1]
 
 
 def test_a_decision_says_what_runs(runs: list[Any]) -> None:
@@ -845,7 +932,13 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     taken: list[str] = []
 
     class Library:
-        differentiable, processor, calls = False, "cuda", {}  # type: ignore[var-annotated]
+        differentiable, processor, calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
+
+        def watched(self) -> bool:
+            return self.is_watched
+
+        def vendor(self, a: Any, b: Any, out: Any = None) -> None:
+            taken.append("vendor")
 
         def quick_vendor(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
@@ -894,6 +987,29 @@ def test_options_reach_the_library_on_its_shortest_way_too(ways: list[str]) -> N
             assert ways == [", ".join(option), "product"]
 
 
+def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
+    ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")  # whose calls these are
+
+    class Untouched(Exact):
+        def __getattribute__(self, name: str) -> Any:
+            assert name == "__class__"
+            return type(self)
+
+    library = pick.PLAIN_TYPES[Exact]
+    monkeypatch.setattr(library, "is_watched", True)
+    for known in (pick.PLAIN_TYPES, pick._known):
+        monkeypatch.setitem(known, Untouched, library)
+    x = Untouched(2000, 2000)
+    fmm.matmul(x, x)
+    fmm.matmul(x, x, x)
+    fmm.matmul(x, x, plan=VENDOR, max_error_growth=2.0)
+    assert ways == ["quick vendor", "vendor", "vendor"]
+    fmm.matmul(x, x, plan=LEVEL)
+    assert ways[-1] == "product"  # which says why no plan runs
+
+
 def test_what_is_quickly_known_to_be_the_vendors_is_known_by_both_types() -> None:
     x, y = np.ones((3, 3), np.float32), np.ones((3, 3))
     assert NUMPY.size_key(x, x) != NUMPY.size_key(x, y) != NUMPY.size_key(y, y)
@@ -916,99 +1032,6 @@ def test_host_tensors_take_the_shortest_way_too() -> None:
     assert type(fmm.matmul(a, a).grad_fn).__name__ == "MmBackward0"
     assert fmm.matmul(torch.eye(4).to_sparse(), a).shape == (4, 4)
     torch.testing.assert_close(fmm.matmul(torch.ones(3, 4, 4), a), torch.ones(3, 4, 4) @ a)
-
-
-# ---- the vendor's product by one call
-
-
-class Block:
-    """Device memory, as CuPy's arrays have it."""
-
-    def __init__(self, ptr: int, device: int = 0) -> None:
-        self.ptr, self.device_id = ptr, device
-
-
-class Matrix:
-    """As much of a CuPy array as the call reads."""
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: Any, ptr: int = 3 << 20, device: int = 0, plain: bool = True
-    ) -> None:
-        self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
-        self.data, self._c_contiguous = Block(ptr, device), plain
-
-
-@pytest.fixture
-def gemm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module that calls cuBLAS, with a handle and a function that only note the call; no device."""
-    pytest.importorskip("cupy")
-    from fmm.arrays import cupy_gemm
-
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(cupy_gemm, "gemm", lambda *values: calls.append(values))
-    monkeypatch.setattr(cupy_gemm, "handle", lambda: 42)
-    monkeypatch.setattr(cupy_gemm, "current_device", lambda: 0)
-    monkeypatch.setattr(cupy_gemm, "ndarray", lambda shape, dtype: Matrix(shape, dtype, 7 << 20))
-    modes: dict[Any, int] = {}
-    monkeypatch.setattr(cupy_gemm, "get_compute_type", lambda dtype: modes.get(dtype, cupy_gemm.USUAL))
-    return cupy_gemm, calls, modes
-
-
-@pytest.mark.parametrize(
-    ("dtype", "mode", "number", "compute"),
-    [
-        ("float16", 1, 2, 68),
-        ("float32", 1, 0, 68),
-        ("float32", 7, 0, 77),
-        ("float64", 1, 1, 70),
-        ("complex64", 1, 4, 68),
-        ("complex64", 7, 4, 77),
-        ("complex128", 1, 5, 70),
-    ],
-)
-def test_one_call_of_cublas_as_cupy_makes_it(gemm: Any, dtype: str, mode: int, number: int, compute: int) -> None:
-    """C^T = B^T A^T in columns, the numbers of cublas_api.h, one and zero in the type of the sums."""
-    module, calls, modes = gemm
-    modes[np.dtype(dtype)] = mode
-    a, b = Matrix((5, 7), dtype, 1 << 20), Matrix((7, 3), dtype, 2 << 20)
-    c = module.product(a, b)
-    (call,) = calls
-    one, zero = call[6], call[13]
-    operands = (2 << 20, number, 3, 1 << 20, number, 7), (c.data.ptr, number, 3)
-    assert call == (42, 0, 0, 3, 5, 7, one, *operands[0], zero, *operands[1], compute, 99)
-    scalar = np.dtype("float32" if dtype == "float16" else dtype)
-    values = [np.frombuffer(ctypes.string_at(p, scalar.itemsize), scalar)[0] for p in (one, zero)]
-    assert values == [1, 0] and c.shape == (5, 3) and c.dtype == np.dtype(dtype)
-
-
-@pytest.mark.parametrize(("k", "n", "turned", "step"), [(7, 3, 0, 3), (7, 1, 1, 7), (1, 3, 1, 1)])
-def test_one_row_or_column_is_read_as_cupy_reads_it(gemm: Any, k: int, n: int, turned: int, step: int) -> None:
-    """Another kernel, so that other bits would come out, though the memory is the same."""
-    module, calls, _ = gemm
-    module.product(Matrix((5, k), "float32"), Matrix((k, n), "float32"))
-    (call,) = calls
-    assert (call[1], call[9], call[12]) == (turned, step, k)
-
-
-def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
-    module, calls, modes = gemm
-    x = Matrix((6, 6), "float32")
-    row, column = Matrix((1, 6), "float16"), Matrix((6, 1), "float16")
-    refused = [
-        (x, Matrix((6, 6), "float64")),
-        (x, Matrix((5, 6), "float32")),
-        (x, Matrix((6,), "float32")),
-        (x, Matrix((6, 0), "float32")),
-        (x, Matrix((6, 6), "float32", plain=False)),
-        (x, Matrix((6, 6), "float32", device=1)),
-        (Matrix((6, 6), "int32"), Matrix((6, 6), "int32")),
-        (row, column),  # an inner product, which CuPy sums up in 16 bits
-    ]
-    assert all(module.product(a, b) is None for a, b in refused)
-    for mode in (module.PEDANTIC, module.FP16, module.BF16):
-        modes[np.dtype("float32")] = mode
-        assert module.product(x, x) is None
-    assert not calls
 
 
 # ---- calls that recur

@@ -27,6 +27,7 @@ from fmm.problem import Problem
 from fmm.runtime import call, decide, devices, online
 from fmm.runtime.limits import Wishes
 from tests.support import configs as tuned
+from tests.support.interrupts import AtStep
 
 HERE = Identity("cpu-test-2t", "a CPU of the tests", tuned.VERSIONS)
 ROOM = Limits(1 << 40)
@@ -265,6 +266,29 @@ def test_online_decides_for_the_vendor_if_that_is_faster(path: Path) -> None:
     while trial.entry is None:
         trial.run(lambda plan: time.sleep(1e-5 if plan == VENDOR else 1e-3))
     assert trial.entry.plan == "vendor"
+
+
+def test_online_goes_on_after_an_interrupt_at_each_step(path: Path) -> None:
+    """No lock stays shut, no turn is counted twice or half, and what was measured is concluded in the end."""
+    steps, step, hit = AtStep(["online.py"]), 1, True
+    while hit:
+        trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
+        multiplied: list[Plan] = []
+
+        def twice(trial: online.Trial = trial, note: Callable[[Plan], None] = multiplied.append) -> None:
+            trial.run(note)
+            while len(trial._seconds) < len(trial._turns) - 1:
+                trial._seconds.append(1e-3)
+            trial.run(note)
+
+        hit = steps.interrupted(twice, step)
+        if trial._lock.locked():  # where only this test interrupts: not a signal's handler
+            trial._lock.release()
+        trial._seconds += [1e-3] * (len(trial._turns) - 1 - len(trial._seconds))
+        trial.run(multiplied.append)
+        assert trial.entry is not None and len(trial._seconds) == len(trial._turns)
+        step += 3
+    assert step > 100
 
 
 def test_online_that_cannot_write_says_so_and_goes_on(path: Path, said: Callable[[], list[str]]) -> None:

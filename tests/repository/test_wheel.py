@@ -73,7 +73,8 @@ def test_wheel_holds_all_of_the_package_and_nothing_else(wheel: Path) -> None:
     carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = (path.relative_to(ROOT) for path in (ROOT / "fmm").rglob("*") if path.is_file())
     source = {str(path) for path in files if not any(p[0] == "." or p == "__pycache__" for p in path.parts)}
-    assert carried == source
+    moved = "fmm/integrations/fmm_install.pth"  # to where Python looks for such files
+    assert carried == source - {moved} | {Path(moved).name}
     assert "fmm/py.typed" in carried
 
 
@@ -88,6 +89,16 @@ def test_sdist_leaves_the_links_out(built: Path) -> None:
 @pytest.mark.slow
 def test_wheel_works_alone(clean_bin: Path, tmp_path: Path) -> None:
     run([clean_bin / "python", "-W", "error", "-c", USE_THE_WHEEL], tmp_path)
+
+
+@pytest.mark.slow
+def test_where_the_wheel_is_installed_the_environment_installs_fmm(clean_bin: Path, tmp_path: Path) -> None:
+    """In programs that do not load it; Python reads the line in fmm_install.pth as it starts."""
+    (tmp_path / "program.py").write_text(
+        "import numpy as np, sys; print(type(np.matmul).__name__, 'fmm' in sys.modules)"
+    )
+    assert "ufunc False" in run([clean_bin / "python", "program.py"], tmp_path)
+    assert "Replaced True" in run(["env", "FMM_INSTALL=numpy", clean_bin / "python", "program.py"], tmp_path)
 
 
 @pytest.mark.slow

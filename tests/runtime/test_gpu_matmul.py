@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays.pick import library_of
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.runtime import left_to_vendor, limits, prepare
+from fmm.runtime import call, left_to_vendor, limits, prepare
 from fmm.runtime.decide import Decision
+from fmm.runtime.limits import Wishes
 from tests.support.device_arrays import (
     CORRUPTIONS,
     EPS,
@@ -483,7 +485,7 @@ def graphs(eager: list[Plan]) -> Iterator[Any]:
     from fmm.runtime.device_run import GRAPHS
 
     GRAPHS.clear()
-    flags._flags.clear()  # no plan rests because of what other tests multiplied
+    flags.forget_flags()  # no plan rests because of what other tests multiplied
     yield GRAPHS
     GRAPHS.clear()
 
@@ -608,6 +610,41 @@ def test_a_stream_under_capture_is_left_to_the_vendor(eager: list[Plan]) -> None
     graph.replay()
     library.xp.cuda.synchronize()
     close(library, c, a, a, "float32")
+
+
+def test_a_given_plan_does_not_run_on_a_stream_under_capture() -> None:
+    """It says so; the capture goes on."""
+    library = TorchLibrary()
+    a = library.array(draw((256, 256)), "float32")
+    library.matmul(a, a)
+    graph = library.xp.cuda.CUDAGraph()
+    with library.xp.cuda.graph(graph):
+        with pytest.raises(PlanError, match="while its stream is captured"):
+            fmm.matmul(a, a, plan=LEVEL)
+        c = fmm.matmul(a, a)
+    graph.replay()
+    library.xp.cuda.synchronize()
+    close(library, c, a, a, "float32")
+
+
+@pytest.mark.parametrize("leaf", ["lt0", "lt7", "lt31"])
+@pytest.mark.parametrize("stacked", [False, True], ids=["one", "a stack"])
+def test_a_candidate_that_is_not_there_for_a_view_gives_way(leaf: str, stacked: bool, library: Any) -> None:
+    """Columns from the second on of a 16-bit matrix: cuBLASLt has fewer candidates for lines that begin so."""
+    shape = (2, 192, 257) if stacked else (192, 257)
+    whole = library.array(draw(shape), "bfloat16")
+    a, b = whole[..., 1:], library.array(draw((256, 128)), "bfloat16")
+    product = call.product(library_of(a, b, None), a, b, None, Wishes(Plan.parse(leaf), replaceable=True))
+    close(library, product, a, b, "bfloat16")
+    out = library.empty((*shape[:-1], 128), "bfloat16")
+    try:
+        close(library, fmm.matmul(a, b, plan=leaf), a, b, "bfloat16")
+        fmm.matmul(a, b, out, plan=leaf)
+    except PlanError as error:
+        assert "candidates for this product" in str(error)
+        assert np.isnan(library.host(out)).all(), "refused only after some of it was computed"
+    else:
+        close(library, out, a, b, "bfloat16")
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from fmm.arrays.library import Operand, Setting
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import call, devices, host_run
+from fmm.runtime import call, devices, host_run, prepare
+from fmm.runtime.decide import Decision
 from fmm.runtime.gram import HALVES
 from fmm.runtime.prepare import Question, answer_question
 from tests.support.chips import H200
@@ -275,9 +276,11 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         return run(library, ready, *rest)
 
     monkeypatch.setattr(host_run, "run_call", short_of_memory)
-    monkeypatch.setattr(call, "leaner_plans", lambda *_: iter([fmm.Plan.parse("gram > vendor")]))
-    a = np.random.default_rng(10).standard_normal((60, 50))
-    np.testing.assert_allclose(fmm.gram(a, plan="gram > strassen > vendor"), a.T @ a)
+    first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
+    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
+    monkeypatch.setattr(call, "OUT_OF_MEMORY", call.Failure(lambda *rest: iter([second])))
+    a = np.random.default_rng(10).standard_normal((61, 53))
+    np.testing.assert_allclose(fmm.gram(a), a.T @ a)
     assert tried == ["gram > strassen > vendor", "gram > vendor"]
 
 

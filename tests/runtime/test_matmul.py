@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,17 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays.library import Setting
+from fmm.arrays.numpy_library import NUMPY
+from fmm.config import files
 from fmm.kernels import VENDOR, PlanError
 from fmm.kernels.cpu.side_by_side import threads_per_product
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.problem import Problem
 from fmm.runtime import call as calls
-from fmm.runtime import left_to_vendor
+from fmm.runtime import devices, left_to_vendor
 from fmm.runtime.limits import Wishes
 from fmm.runtime.prepare import Call as Prepared
+from tests.support import configs as tuned
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Build = Callable[[], Call]  # makes the same call anew, so that both functions get arrays of their own
@@ -238,6 +243,13 @@ TYPES = ("?", "i1", "i4", "i8", "u8", "f2", "f4", "f8", "g", "F", "D", "G", ">f4
 def test_mixed_types(left: str, right: str) -> None:
     for shapes in (((6, 5), (5, 7)), ((3, 4, 5), (5, 6))):
         agree(lambda: ((draw(shapes[0], "f8").astype(left), draw(shapes[1], "f8").astype(right)), {}))  # noqa: B023
+
+
+def test_copies_of_a_folded_stack_are_counted_whole() -> None:
+    """All its rows are multiplied at once, so they are copied at once: in a workspace that nothing made larger."""
+    a, b = draw((9, 40, 50), "f8").astype("f4"), draw((50, 60), "f8")
+    fmm.release_workspace()
+    np.testing.assert_allclose(fmm.matmul(a, b, plan="winograd > vendor"), np.matmul(a, b), atol=1e-12)
 
 
 FAST_PAIRS = [(s, t) for s in ("f4", "f8", "F", "D", ">f8", "i4") for t in ("f4", "f8", "F", "D", ">c8")]
@@ -555,6 +567,11 @@ def test_what_numpy_refuses_is_refused_as_numpy_does_even_with_a_plan(kind: str)
 # ---- the interface
 
 
+def shortly(value: Any) -> str:
+    """For a test's name; Python writes no numbers of some thousand digits."""
+    return f"{value.bit_length()} bits" if isinstance(value, int) and abs(value) > 1 << 64 else repr(value)
+
+
 def test_the_signature() -> None:
     expected = (
         "(a, b, /, out=None, *, casting='same_kind', order='K', dtype=None, plan=None, max_error_growth=None, "
@@ -652,7 +669,9 @@ def test_a_plan_in_its_three_forms() -> None:
     np.testing.assert_array_equal(fmm.matmul(a, b, plan=fast), results[0])
 
 
-@pytest.mark.parametrize("value", [0, -1, 0.5, "x", float("nan"), None.__class__, [10], 2j, True])
+@pytest.mark.parametrize(
+    "value", [0, -1, 0.5, "x", float("nan"), None.__class__, [10], 2j, True, -(10**9999)], ids=shortly
+)
 def test_bad_error_growth(value: Any) -> None:
     for function in (fmm.matmul, fmm.explain):
         with pytest.raises(ValueError, match="max_error_growth must be a number, 1 or more, not "):
@@ -661,7 +680,7 @@ def test_bad_error_growth(value: Any) -> None:
         fmm.plan(4, 4, 4, max_error_growth=value)
 
 
-@pytest.mark.parametrize("value", [-1, 0.5, 1e9, "x", "1 GB", float("nan"), [10], 2j, True])
+@pytest.mark.parametrize("value", [-1, 0.5, 1e9, "x", "1 GB", float("nan"), [10], 2j, True, -(10**9999)], ids=shortly)
 def test_bad_workspace(value: Any) -> None:
     for function in (fmm.matmul, fmm.explain):
         with pytest.raises(ValueError, match="workspace must be a whole number of bytes, 0 or more, not "):
@@ -677,13 +696,17 @@ def test_wishes_are_checked_beside_what_only_numpy_knows_too() -> None:
         fmm.matmul(X, X, subok=True, max_error_growth=0)
 
 
-@pytest.mark.parametrize("value", [1, 3.5, np.float32(4), np.float64(4), np.int64(4), float("inf")])
+@pytest.mark.parametrize(
+    "value", [1, 3.5, np.float32(4), np.float64(4), np.int64(4), float("inf"), 10**400], ids=shortly
+)
 def test_error_growth_may_be_any_number(value: Any) -> None:
+    assert fmm.plan(5000, 5000, 5000, max_error_growth=value).error_growth <= value
     agree(lambda: ((draw((4, 4)), draw((4, 4))), {}), {"max_error_growth": value})
 
 
-@pytest.mark.parametrize("value", [0, 1, 10**12, 10**30, np.int32(7), np.uint64(7)])
+@pytest.mark.parametrize("value", [0, 1, 10**12, 10**30, np.int32(7), np.uint64(7), 10**400], ids=shortly)
 def test_workspace_may_be_any_whole_number(value: Any) -> None:
+    assert fmm.plan(5000, 5000, 5000, workspace=value).workspace <= value
     agree(lambda: ((draw((4, 4)), draw((4, 4))), {}), {"workspace": value})
 
 
@@ -702,6 +725,11 @@ PROBLEMS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"m": 2, "k": 2.0, "n": 2}, ValueError, "k must be a whole number, 0 or more, not 2.0"),
     ({"m": 2, "k": 2, "n": "2"}, ValueError, "n must be a whole number, 0 or more, not '2'"),
     ({"m": 2, "k": 2, "n": 2, "device": "gpu"}, ValueError, "unknown device 'gpu'; valid: 'cpu'"),
+    ({"m": 2, "k": 2, "n": 2, "device": 10**400}, ValueError, "unknown device 10000"),
+    ({"m": 10**400, "k": 2, "n": 2}, ValueError, f"m must be at most {sys.maxsize}, .* not a number of 1329 bits"),
+    ({"m": 2, "k": 2, "n": 10**9999}, ValueError, "n must be at most .* not a number of 33216 bits"),
+    ({"m": 2, "k": sys.maxsize + 1, "n": 2}, ValueError, f"k must be at most {sys.maxsize}, .* not {sys.maxsize + 1}"),
+    ({"m": 2, "k": -(10**9999), "n": 2}, ValueError, "k must be a .* not a negative number of 33216 bits"),
     ({"m": 2, "k": 2, "n": 2, "dtype": "nonsense"}, TypeError, "nonsense"),
 ]
 
@@ -711,6 +739,39 @@ def test_bad_problems(sizes: dict[str, Any], error: type[Exception], message: st
     options = {k: v for k, v in sizes.items() if k in ("device", "dtype")}
     with pytest.raises(error, match=message):
         fmm.plan(sizes["m"], sizes["k"], sizes["n"], **options)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "D"])
+def test_the_longest_sides_have_a_decision(dtype: str) -> None:
+    found = fmm.plan(sys.maxsize, sys.maxsize, sys.maxsize, dtype=dtype)
+    assert found.plan == VENDOR and "times the vendor's" in str(found)
+
+
+def test_a_given_plan_is_explained_without_arrays() -> None:
+    a, b = draw((64, 48), "f4"), draw((48, 80), "f4")
+    found = fmm.plan(64, 48, 80, dtype="f4", plan="winograd > li-fig23 > vendor")
+    assert found == fmm.explain(a, b, plan="winograd > li-fig23 > vendor")
+    assert str(found) == str(fmm.explain(a, b, plan=found)) and "this plan was given" in str(found)
+    assert fmm.plan(9, 9, 9, plan=found).plan == found.plan
+    assert fmm.plan(64, 48, 80, plan="vendor").reason.startswith("this plan was given")
+    assert fmm.plan(0, 48, 80, plan="winograd > vendor").plan == VENDOR  # there is nothing to multiply
+    assert fmm.plan(64, 48, 80, dtype="i8", plan="vendor").plan == VENDOR
+
+
+@pytest.mark.parametrize(
+    ("plan", "dtype", "message"),
+    [
+        ("winograd > vendor", "i8", "winograd > vendor cannot run here: int64 products are NumPy's own"),
+        ("winograd > vendor", "bfloat16", "cannot run here: bfloat16 products are NumPy's own"),
+        ("strassen > lt3", "f4", "cannot run here: lt3 is a product on a GPU"),
+        ("winograd", "f4", "a plan ends in its leaf"),
+        (3.5, "f4", "a plan is a text"),
+        (" > ".join(["winograd"] * 30 + ["vendor"]), "f4", "take fewer levels"),
+    ],
+)
+def test_a_given_plan_that_cannot_run_is_refused_without_arrays(plan: Any, dtype: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        fmm.plan(64, 48, 80, dtype=dtype, plan=plan)
 
 
 @pytest.mark.parametrize("size", [(0, 0, 0), (0, 5, 5), (5, 0, 5), (1, 1, 1), (5000, 1, 5000), (3, 10**6, 3)])
@@ -837,12 +898,53 @@ def test_explain_a_given_plan() -> None:
     found = fmm.explain(a, b, plan="winograd > li-fig23 > vendor", workspace=1)
     assert (str(found.plan), found.problem and found.problem.size) == ("winograd > li-fig23 > vendor", (64, 48, 80))
     assert found.workspace > 0 and found.error_growth > 1
-    assert "this plan was given" in str(found) and "li-fig23" in str(found)
+    assert "this plan was given; where numbers may overflow" in str(found) and "li-fig23" in str(found)
     assert fmm.explain(a, b, plan=found).plan == found.plan
     assert fmm.explain(a, b, plan="vendor").plan == VENDOR
     for x, plan in ((a.astype("g"), "winograd > vendor"), (a, "lt0"), (a, "no-such > vendor")):
         with pytest.raises(PlanError):
             fmm.explain(x, b, plan=plan)
+
+
+TABLES = ("li-fig2", "li-fig12", "li-fig16")
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_a_table_is_refused_before_anything_is_computed(
+    table: str, kind: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of A in C's blocks: not where k is longer than n."""
+    monkeypatch.setattr(NUMPY, "vendor", lambda *operands: pytest.fail("NumPy multiplied"))
+    for m, k, n in ((7, 9, 5), (301, 305, 201), (9, 41, 40)):
+        for stack in ((), (2,)):
+            a, b = draw((*stack, m, k)).astype(kind), draw((*stack, k, n)).astype(kind)
+            for out in (None, np.full((*stack, m, n), 7.0)):
+                for plan in (f"{table} > vendor", f"winograd > {table} > vendor", f"{table}.peel > {table} > vendor"):
+                    try:
+                        fmm.matmul(a, b, out=out, plan=plan)
+                    except PlanError as error:
+                        assert f"{table} keeps a" in str(error)
+                        assert out is None or (out == 7).all()
+                    else:
+                        assert ".peel" in plan
+                        out = out if out is None else np.full_like(out, 7.0)
+
+
+@pytest.mark.parametrize("plan", ["li-fig2 > vendor", "strassen > tile", "no-such > vendor"])
+def test_an_entry_whose_plan_cannot_run_is_passed_over(
+    plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = devices.cpu_device(blas_threads())
+    section = tuned.section(tuned.entry((300, 400, 200), plan), versions=dict(device.identity.versions))
+    path = tuned.write(tmp_path / "config.json", device.identity.key, "float64", section)
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    files.forget_configs()
+    a, b = draw((300, 400)), draw((400, 200))
+    assert fmm.explain(a, b).step == "calibrated model"
+    np.testing.assert_allclose(fmm.matmul(a, b), a @ b, atol=1e-9)
+    files.forget_configs()
 
 
 # ---- everything at random

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmm
+from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.thread_pool import Threads
@@ -371,6 +372,30 @@ def test_gain_bounds_every_intermediate(plan: str, size: tuple[int, int, int]) -
         execute_plan(parsed, np.full((m, k), left), np.full((k, n), right), c, backend, arena)
         top = max(backend.largest, float(c.max()))
         assert top <= growth_bound(parsed, m, k, n) * max(left * right * k, left, right) * (1 + 1e-12)
+
+
+TWELVE = ("strassen", "strassen.sequential", "li-fig2", "li-fig12", "li-fig16", "hasa")
+EIGHTEEN = ("winograd", "winograd.sequential", "li-fig3", "li-fig13", "li-fig23", "adaptive-winograd")
+
+
+@pytest.mark.parametrize("n", [64, 41])
+@pytest.mark.parametrize(("algorithm", "gain"), [*((x, 12.0) for x in TWELVE), *((x, 18.0) for x in EIGHTEEN)], ids=str)
+def test_the_gain_of_strassens_and_winograds_levels(algorithm: str, gain: float, n: int) -> None:
+    """12^k and 18^k, whatever else a table keeps in the blocks of C while it goes on."""
+    for levels in (1, 2, 3):
+        plan = Plan.parse(" > ".join([algorithm] * levels + ["vendor"]))
+        assert growth_bound(plan, n, n, n) == gain**levels
+
+
+@pytest.mark.parametrize("size", [(64, 64, 64), (61, 43, 57)], ids=str)
+@pytest.mark.parametrize("plan", ["li-fig16 > li-fig16 > li-fig12 > vendor", "li-fig2 > li-fig2 > li-fig2 > vendor"])
+def test_a_given_plan_of_tables_runs_on_ordinary_numbers(
+    plan: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, k, n = size
+    a, b = normal((m, k), "f4"), normal((k, n), "f4")
+    monkeypatch.setattr(NUMPY, "vendor", lambda *operands: pytest.fail("NumPy multiplied instead"))
+    np.testing.assert_allclose(fmm.matmul(a, b, plan=plan), np.matmul(a, b), atol=1e-3)
 
 
 @pytest.mark.parametrize("plan", BOUNDED)

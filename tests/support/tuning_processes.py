@@ -133,7 +133,7 @@ def together(folder: Path) -> None:
 
 if __name__ == "__main__":
     assert scipy.optimize and scipy.stats  # loaded before the forks
-    EFFORTS["quick"] = SMALL
+    EFFORTS.update(dict.fromkeys(EFFORTS, SMALL))
     if sys.argv[1] == "kill":
         kill(Path(sys.argv[2]), int(sys.argv[3]))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ import pytest
 
 from fmm.config import certify, schema
 from fmm.config.identity import Identity
+from fmm.config.thresholds import read_thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import GPU_GROWTH, Limits, choose, ranked_candidates
@@ -27,16 +29,18 @@ from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner import fit as fitting
 from fmm.tuner import shapes
-from fmm.tuner.conclude import noise_floor, searched_entries
+from fmm.tuner.conclude import searched_entries
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.devices.fake import TRUTH, FakeDevice, FakeSession
+from fmm.tuner.doubts import noise_floor
 from fmm.tuner.effort import EFFORTS
 from fmm.tuner.journal import Journal, ReplayedError, RoundLimits, paired_speedup
+from fmm.tuner.parameters import BY_NAME, FACTOR, PARAMETERS, QUANTITY
 from fmm.tuner.search import within_limits
 from fmm.tuner.shapes import ShapesError
 from fmm.tuner.space import built_plan, choices_of_plans, search_space
 from fmm.tuner.stages import Outcome, probe_scattered, tune_type
-from fmm.tuner.thresholds import thresholds
+from fmm.tuner.thresholds import chosen_depth, level_spread, li_plan, thresholds
 from fmm.tuner.trials import Header, Run, Trial, Trials
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
@@ -448,7 +452,7 @@ def test_every_parameter_is_found_from_exact_times() -> None:
     start = FakeDevice().untuned()
     found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
-    for parameter in fitting.PARAMETERS:
+    for parameter in PARAMETERS:
         if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill", "host"):
             true = parameter.get(ODD_TRUTH, "float64")
             assert parameter.get(found.calibration, "float64") == pytest.approx(true, rel=0.15), parameter.name
@@ -475,8 +479,32 @@ def test_what_nothing_informs_stays_as_it_was() -> None:
     vendors = [o for o in observed(ODD_TRUTH) if o.kind == "vendor"]
     found = fitting.fit_calibration(start, "float64", vendors)
     assert (found.calibration.stream, found.calibration.small) == (start.stream, start.small)
-    assert set(found.intervals) == {p.name for p in fitting.PARAMETERS if "vendor" in p.informed_by}
+    assert (
+        {"rate.flops", "rate.pipe"} < set(found.intervals) <= {p.name for p in PARAMETERS if "vendor" in p.informed_by}
+    )
     assert found.calibration.rate("float64").flops == pytest.approx(3e10, rel=0.05)
+
+
+def test_what_the_measurements_leave_open_is_not_fitted() -> None:
+    """Large products tell a rate, and nothing of what small or thin ones lose. The rest has the value with which
+    nothing changes, and no interval."""
+    start, large = FakeDevice().untuned(), ((3000, 3000, 3000), (3000, 6000, 1500))
+    some = [o for o in observed(TRUTH, ("whole",)) if o.kind == "vendor" and o.problem.size in large]
+    assert len(some) == 2
+    found = fitting.fit_calibration(start, "float64", some)
+    assert list(found.intervals) == ["rate.flops"]
+    rate = found.calibration.rate("float64")
+    assert (rate.rows, rate.cols, rate.pipe) == (0.0, 0.0, 0.0) and rate.flops == pytest.approx(1.1e11, rel=0.05)
+
+
+def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
+    noisy = [replace(o, seconds=o.seconds * (1.04 if i % 2 else 0.96)) for i, o in enumerate(observed(ODD_TRUTH))]
+    found = fitting.fit_calibration(FakeDevice().untuned(), "float64", noisy)
+    assert 4 <= len(found.intervals) < 14
+    for name, (low, high) in found.intervals.items():
+        parameter = BY_NAME[name]
+        if not parameter.linear:
+            assert high / low <= (QUANTITY if parameter.unit else FACTOR) ** 2 * 1.01, name
 
 
 def test_outliers_do_not_carry_the_fit_away() -> None:
@@ -503,19 +531,54 @@ def test_errors_are_those_of_the_predictions() -> None:
     assert fitting.prediction_errors(TRUTH, [])["time"].count == 0
 
 
-def test_thresholds_are_equation_2s() -> None:
+def test_n1_is_equation_3s() -> None:
     found = thresholds(TRUTH, "float64")
-    assert found["tau2"] == pytest.approx(recursion_point(found["ratio"], WINOGRAD))
-    assert found["tau1"] == found["tau2"] / 2 and found["epsilon"] == 0
-    assert found["recursion_points"] == [found["tau2"] * x for x in (1, 2, 4)]
+    ratio = 3 * 8 / TRUTH.stream * TRUTH.rate("float64").flops
+    assert found.n1 == pytest.approx(recursion_point(ratio, WINOGRAD), rel=0.001)
+    assert found.alpha / found.pi == pytest.approx(ratio, rel=0.001) and found.epsilon is None
+    assert found.n1_measured is None
 
 
 def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
-    point = int(thresholds(TRUTH, "float64")["tau2"])
+    point = int(thresholds(TRUTH, "float64").n1 or 0)
     loses = [((n, n, n), 0.9) for n in range(point, 3 * point, point // 4)]
     wins = [((n, n, n), 1.1) for n in range(3 * point, 5 * point, point // 4)]
     found = thresholds(TRUTH, "float64", [*loses, *wins])
-    assert 2.5 * point < found["tau2"] < 3.3 * point and found["epsilon"] > 0
+    assert found.epsilon is not None and found.epsilon > 0
+    ratio = found.alpha / found.pi + found.epsilon
+    assert 2.5 * point < recursion_point(ratio, WINOGRAD) < 3.3 * point
+    assert found.n1_measured == wins[0][0][0]
+    assert thresholds(TRUTH, "float64", loses).n1_measured is None  # up to the largest, none gained
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_taus_are_where_the_model_chooses_so_many_levels(levels: int) -> None:
+    """A little below a threshold fewer are chosen; the spread is where less or more gain is asked for."""
+    known = replace(TRUTH, margin=0.04)
+    spread = level_spread(known, "float64", levels)
+    assert spread.value and spread.low and spread.high and spread.low <= spread.value <= spread.high
+    for margin, side in ((0.02, spread.value), (0.0, spread.low), (0.04, spread.high)):
+        asked = replace(TRUTH, margin=margin)
+        assert chosen_depth(asked, "float64", int(side)) >= levels
+        assert chosen_depth(asked, "float64", int(0.97 * side)) < levels
+
+
+def test_where_nothing_pays_a_threshold_is_never() -> None:
+    slow = replace(TRUTH, stream=1e7)
+    found = thresholds(slow, "float64")
+    assert found.recursion_points == (None, None, None) and str(found.tau1) == "never"
+    assert str(li_plan("strassen", 30000, found, "vendor")) == "vendor"
+
+
+def test_a_config_keeps_thresholds_and_li_s_codes_read_them() -> None:
+    found = thresholds(TRUTH, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
+    assert read_thresholds(json.loads(json.dumps(found.fields))) == found
+    assert read_thresholds({"tau1": 1.0, "tau2": 2.0}) is None and read_thresholds(None) is None
+    assert found.tau1.value and found.tau2.value
+    between = round((found.tau1.value + found.tau2.value) / 2)
+    assert li_plan("winograd", between, found, "vendor").depth == 1
+    assert li_plan("winograd", round(found.tau1.value) - 9, found, "vendor") == VENDOR
+    assert li_plan("winograd", round(1.5 * found.tau2.value), found, "vendor").depth == 2
 
 
 # ---- the search's space

@@ -10,24 +10,25 @@ import pytest
 
 from fmm.config import schema
 from fmm.config.schema import Tuned
+from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, datasheet
-from fmm.perfmodel.choose import Limits, candidates, choose, ranked_candidates
+from fmm.perfmodel.choose import Limits, choose, ranked_candidates
 from fmm.perfmodel.predict import predict, predict_vendor
 from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.decide import certified_entry, model_choice
 from fmm.runtime.prepare import launches_on
 from fmm.tuner.conclude import concluded_section, searched_entries
-from fmm.tuner.devices.fake import FakeDevice
+from fmm.tuner.devices.fake import FAKE, FakeDevice
 from fmm.tuner.journal import Journal
 from fmm.tuner.shapes import LADDER, square_ladder, squares_below
 from fmm.tuner.stages import tune_type
 from fmm.tuner.trials import Trial
 from tests.support.devices import H200
 
-FUSED, HYBRID = (p for p in candidates(True) if p.timed_by_tiles and p.takes_type("float32"))
+FUSED, HYBRID = (p for p in probed_plans("cuda") if p.timed_by_tiles)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
 RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, waves=40.0, inside=0.7)
 TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)
@@ -36,7 +37,7 @@ WANTED = (16384, 16384, 16384)
 
 @pytest.fixture(scope="module")
 def journal() -> Journal:
-    device = FakeDevice(truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002)
+    device = FakeDevice(truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(FAKE, key="gpu-fake"))
     made = Journal("run", device)
     assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped
     return made

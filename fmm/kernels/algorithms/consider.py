@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 DEFAULT = ("nested", "one pass")
+ABOVE = "above"  # above any candidate, where that one needs too much workspace
 SEARCHED = "searched"  # by the tuner alone, where it looks beyond what the model compares
-FORM_NAMES = (*DEFAULT, "outer", "in place", "copied", "inside", SEARCHED)
+FORM_NAMES = (*DEFAULT, "outer", "in place", "copied", "inside", ABOVE, SEARCHED)
 _LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.openblas import cblas_function
 from fmm.kernels.plans.level_steps import Asked, Mirror
 
@@ -52,9 +53,9 @@ def half_product(left: Array, right: Array, dest: Array, asked: Asked) -> None:
     if rank is not None and factor is not None and factor.inner and _rows_contiguous(dest):
         rank(factor, dest, lower, asked.alpha, asked.beta)
     elif asked.fill == "loose" and (asked.alpha, asked.beta) == (1, 0):
-        np.matmul(left, right, out=dest)
+        matmul(left, right, out=dest)
     else:
-        _updated(np.matmul(left, right), dest, lower, asked)
+        _updated(matmul(left, right), dest, lower, asked)
 
 
 def _updated(product: Array, dest: Array, lower: bool, asked: Asked) -> None:

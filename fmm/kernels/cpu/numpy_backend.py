@@ -13,6 +13,7 @@ import numpy as np
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.elementwise import Call, CallSchedule, elementwise_calls
 from fmm.kernels.cpu.half_product import half_product, mirror_tasks
+from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.leaf import Multiply, leaf_use
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
@@ -67,7 +68,7 @@ class NumpyBackend:
 
 
 def numpy_product(left: Array, right: Array, dest: Array) -> None:
-    np.matmul(left, right, out=dest)
+    matmul(left, right, out=dest)
 
 
 def host_product(leaf: str) -> Multiply:

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
 from fmm.kernels.cpu.fork_safe import Lock, in_child
+from fmm.kernels.cpu.helper_threads import until_done
 
 # Names of OpenBLAS's functions in NumPy's wheels (two generations) and in those of the system, of conda and others.
 PREFIXES, SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
@@ -57,7 +58,7 @@ def one_thread_each(count: int) -> Iterator[bool]:
         try:
             yield True
         finally:
-            library.limit(count)
+            until_done(partial(library.limit, count))
             _held = 0
     finally:
         lock.release()

@@ -3,6 +3,9 @@
 Each product runs on one thread, so that a sum, which waits for memory, runs beside a product, which does not, and no
 thread of BLAS's spins while the sums run. The tasks are found while the executor walks the plan in its usual order;
 what must wait for what is read off the memory that they touch, so that temporaries are reused as ever.
+
+The plan is walked, as the tasks are worked off, in threads of ours, which no signal interrupts: a Condition is entered
+by Python code, and what a signal's handler raises there would leave its lock shut for ever.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +21,10 @@ import numpy as np
 
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.half_product import BAND, half_product, mirror_band
+from fmm.kernels.cpu.helper_threads import in_own_thread, until_done
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, host_product
 from fmm.kernels.cpu.openblas import one_thread_each
-from fmm.kernels.cpu.thread_pool import Threads, side_by_side
+from fmm.kernels.cpu.thread_pool import Share, Threads, side_by_side
 from fmm.kernels.plans.leaf import Multiply
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 
@@ -130,14 +133,16 @@ class TaskQueue:
 
     def close(self) -> None:
         """No more tasks will come: the workers end when all are done."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
+        self.closed = True
+        until_done(self._wake_all)
 
     def fail(self, error: BaseException) -> None:
         """No task is begun any more; whoever adds one, or waits for the end, gets the first error."""
+        self.error = self.error or error
+        until_done(self._wake_all)
+
+    def _wake_all(self) -> None:
         with self.changed:
-            self.error = self.error or error
             self.changed.notify_all()
 
     def work(self) -> None:
@@ -234,8 +239,9 @@ def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def backend_for(count: int, flops: int) -> Iterator[NumpyBackend]:
-    """What runs a plan on `count` threads: two products at a time where that is possible, else one on all threads."""
-    if flops < LEAST_FLOPS:
+    """What runs a plan on `count` threads: two products at a time where that is possible, in a thread of ours, else one
+    on all threads."""
+    if flops < LEAST_FLOPS or not in_own_thread():
         yield NumpyBackend(Threads(count))
         return
     with threads_per_product(count) as (at_a_time, each):
@@ -248,7 +254,7 @@ def backend_for(count: int, flops: int) -> Iterator[NumpyBackend]:
 
 @contextmanager
 def _running_queue(flow: TaskQueue, count: int, each: int) -> Iterator[NumpyBackend]:
-    workers = side_by_side(count, flow.work)
+    workers: list[Share] = side_by_side(count, flow.work)
     if not workers:
         yield NumpyBackend(Threads(each))
         return
@@ -259,17 +265,7 @@ def _running_queue(flow: TaskQueue, count: int, each: int) -> Iterator[NumpyBack
         raise
     finally:
         flow.close()
-        _wait_for_workers(flow, workers)
+        for worker in workers:  # none may write any more when the caller goes on
+            until_done(worker.wait)
     if flow.error:
         raise flow.error
-
-
-def _wait_for_workers(flow: TaskQueue, workers: Sequence[Future[None]]) -> None:
-    """Wait for the workers, whatever happens: none may write any more when the caller goes on."""
-    while True:
-        try:
-            wait(workers)
-        except BaseException as error:  # Ctrl-C
-            flow.fail(error)
-        else:
-            return

@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.helper_threads import call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.side_by_side import PRODUCTS_AT_ONCE, SideBySide, backend_for
 from fmm.kernels.plans.level_steps import Sum
@@ -26,6 +28,10 @@ class StepTimes:
 
 def time_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
     """Run steps of a product of so many flops on `count` threads, as fmm.matmul would, and say what they took."""
+    return call_apart(partial(_times_of_steps, count, flops, steps))
+
+
+def _times_of_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
     found = StepTimes()
     with backend_for(count, flops) as usual:
         steps(usual if isinstance(usual, SideBySide) else _Timed(usual.threads, found))

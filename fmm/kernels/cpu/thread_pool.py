@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
+from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from fmm.kernels.cpu import openblas
 from fmm.kernels.cpu.fork_safe import Lock, in_child
+from fmm.kernels.cpu.helper_threads import Helper, NoThreadError, call_apart, claimed, until_done
 
 # Where BLAS libraries look for their number of threads, in the order in which OpenBLAS does.
 VARIABLES = (
@@ -37,25 +38,37 @@ Task = Callable[[], None]
 
 @dataclass(frozen=True)
 class Threads:
-    """Runs independent tasks on `count` threads, the caller's among them; whoever is free takes the next task.
+    """Runs independent tasks on `count` threads of ours; whoever is free takes the next task.
 
     BLAS keeps its own threads spinning for a tenth of a second after a product, so a helper may have only half a
-    processor: equal shares would wait for it.
+    processor: equal shares would wait for it. What does not need two threads is done by the caller.
     """
 
     count: int
 
     def run(self, tasks: Sequence[Task]) -> None:
-        queue = deque(tasks)
-        others = _start_helpers(min(self.count, MOST, len(tasks)) - 1, queue)
-        try:
-            _work_off(queue)
-        finally:
-            # Who has not begun by now is not needed; an error must not leave while another thread still writes.
-            wait([other for other in others if not other.cancel()])
-        for other in others:
-            if not other.cancelled():
-                other.result()
+        count = min(self.count, MOST, len(tasks))
+        if count > 1:
+            try:
+                call_apart(partial(_share_out, tasks, count))
+                return
+            except NoThreadError:
+                pass
+        _work_off(deque(tasks))
+
+
+def _share_out(tasks: Sequence[Task], count: int) -> None:
+    """In a thread of ours: the tasks on this and others."""
+    queue = deque(tasks)
+    shares = _start_helpers(count - 1, queue)
+    try:
+        _work_off(queue)
+    finally:
+        # Who has not begun by now is not needed; an error must not leave while another thread still writes.
+        for share in shares:
+            until_done(share.cancel_or_wait)
+    for share in shares:
+        share.check()
 
 
 def _work_off(queue: deque[Task]) -> None:
@@ -75,57 +88,87 @@ def _work_off(queue: deque[Task]) -> None:
 # ---- the helpers
 
 
-@dataclass(frozen=True)
-class Helper:
-    """A thread of ours, and its number in the system."""
+class Share:
+    """What a helper is to do, unless it is cancelled before it begins."""
 
-    executor: ThreadPoolExecutor
-    number: int
+    def __init__(self, work: Task) -> None:
+        self.work, self.claim, self.ended = work, [True], allocate_lock()
+        self.error: BaseException | None = None
+        self.ended.acquire()
 
-    @staticmethod
-    def hired(index: int) -> Helper:
-        executor = ThreadPoolExecutor(1, thread_name_prefix=f"fmm-{index}")
-        return Helper(executor, executor.submit(threading.get_native_id).result())
+    def __call__(self) -> None:
+        try:
+            if claimed(self.claim):
+                self.work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended.release()
+
+    def wait(self) -> None:
+        """For the end, once."""
+        self.ended.acquire()
+
+    def cancel_or_wait(self) -> None:
+        if claimed(self.claim):
+            self.work = _nothing  # its arrays are not kept until the helper comes to it
+        else:
+            self.wait()
+
+    def check(self) -> None:
+        """Raise what the work raised."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
 
-_lock = Lock()
+def _nothing() -> None:
+    pass
+
+
+_lock = Lock()  # taken by threads of ours alone
 _helpers: list[Helper] = []
 
 
-def _start_helpers(count: int, queue: deque[Task]) -> list[Future[None]]:
-    """Helpers at work on the queue; fewer, or none, once the interpreter is exiting."""
-    others: list[Future[None]] = []
-    if count < 1:
-        return others
-    try:
+def _start_helpers(count: int, queue: deque[Task]) -> list[Share]:
+    """Helpers at work on the queue; fewer, or none, where there are no more threads to be had."""
+    shares: list[Share] = []
+    with suppress(NoThreadError, MemoryError):
         helpers = _hire_helpers(count)
         _keep_off(helpers)
         for helper in helpers:
-            others.append(helper.executor.submit(_work_off, queue))
-    except RuntimeError:
-        pass
-    return others
+            _hand_out(helper, partial(_work_off, queue), shares)
+    return shares
 
 
 def _hire_helpers(count: int) -> list[Helper]:
-    """The first `count` helpers; RuntimeError once the interpreter is exiting."""
+    """The first `count` helpers; NoThreadError where there is no such thread to be had."""
     with _lock.now:
         while len(_helpers) < count:
-            _helpers.append(Helper.hired(len(_helpers)))
+            _helpers.append(Helper.hired())
         return _helpers[:count]
 
 
-def side_by_side(count: int, task: Task) -> list[Future[None]]:
-    """The task on `count` helpers at a time, each on a processor of its own; none once the interpreter is exiting."""
-    begun: list[Future[None]] = []
+def _hand_out(helper: Helper, task: Task, shares: list[Share]) -> None:
+    """A share for the helper, noted before it is handed over."""
+    share = Share(task)
+    shares.append(share)
     try:
+        helper.inbox.put(share)
+    except MemoryError:
+        shares.pop()
+        raise
+
+
+def side_by_side(count: int, task: Task) -> list[Share]:
+    """The task on `count` helpers at a time, each on a processor of its own; none where they are not to be had."""
+    shares: list[Share] = []
+    with suppress(NoThreadError, MemoryError):
         helpers = _hire_helpers(count)
         _pin_to_processors(helpers)
         for helper in helpers:
-            begun.append(helper.executor.submit(_work_off, deque([task])))
-    except RuntimeError:
-        pass
-    return begun
+            _hand_out(helper, partial(_work_off, deque([task])), shares)
+    return shares
 
 
 def _keep_off(helpers: Sequence[Helper]) -> None:

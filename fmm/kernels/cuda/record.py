@@ -101,12 +101,16 @@ def _mirrors_all(op: Operation) -> bool:
 
 
 def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
-    """Is C written by what raises no flag: the vendor, a kernel that cannot, or numbers that are added atomically?"""
+    """Is C written by what raises no flag: the vendor, a kernel that cannot, or numbers that are added atomically?
+
+    (The last of an operation's steps writes its result.)
+    """
     if isinstance(op, Turn) or not op.writes_result:
         return False
     if isinstance(op, TileOp | TileGroup) and op.kernel.epilogue.atomic:
         return True
-    return not all(isinstance(step, Launch) and any(slot.base == FLAG for slot in step.slots) for step in steps)
+    last = [x for x in steps if not isinstance(x, Turn) and x.does == "product"] or steps
+    return not all(isinstance(step, Launch) and any(slot.base == FLAG for slot in step.slots) for step in last)
 
 
 @depends_on_rows
@@ -168,8 +172,8 @@ class Recorder:
             return
         alike = all(constant_distance(x) is not None for x in zip(*products, strict=True))
         scratch = self.used
-        self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.scratch)
         for batch in [products] if alike else [[p] for p in products]:
+            self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.scratch(m, k, n, len(batch)))
             self._note(gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch))
 
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:

@@ -15,6 +15,7 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
+from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, split_launch
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
@@ -27,6 +28,15 @@ from fmm.kernels.plans.plan_error import PlanError
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
 ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate
+
+
+def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
+    """The powers of two that divide these addresses; beyond ALIGNED nobody asks."""
+    most = ALIGNED[0]
+    if not (a | b | c | workspace) % most:
+        return ALIGNED
+    x, y, z, w = (min(address & -address, most) or most for address in (a, b, c, workspace))
+    return x, y, z, w
 
 
 class TileModel(Protocol):
@@ -108,6 +118,16 @@ def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Ven
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
 
 
+def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+    """Splitting, then the product of the planes; by the vendor where there are no such tensor cores."""
+    made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
+    if made is not None:
+        return split_launch(made, dict(target.divides)), f16x3_launch(made, target.flagged)
+    lacks = not target.chip.has_warpgroups
+    why = "only compute capability 9.0 has its instructions" if lacks else "alpha or beta is complex"
+    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
+
+
 BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
 
 # By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
@@ -117,6 +137,7 @@ SELECTORS: dict[str, Selector] = {
     "vendor3m": _by_three_products,
     "lt": _by_candidate,
     "tile": _by_own_kernel,
+    "f16x3": _by_three_planes,
 }
 
 

@@ -8,15 +8,15 @@ else's having to know of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from fmm.kernels.algorithms.consider import SEARCHED
+from fmm.kernels.algorithms.consider import ABOVE, SEARCHED
 from fmm.kernels.plans.leaf import LEAVES, Leaf
-from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel
+from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
 
@@ -91,18 +91,26 @@ CANDIDATE_FORMS: Final = (
 )
 
 
+# Levels that may stand above any candidate on a GPU: those that do one product after the other need the least
+# workspace. (Of 65536 x 65536 in float32 on an H200: one of these above two overlapped levels and three in one pass is
+# 1.96 times as fast as cuBLAS, two above three in one pass 1.67 times, with 51 and 31 GiB in the place of 156.)
+PATTERNS_ABOVE: Final = (
+    "{a}.sequential.pad16",
+    "{a}.pad16",
+    "{a}.overlapped.pad16",
+    "{a}^2.pad16",
+    "{a}^2.overlapped.pad16",
+)
+
+
 @depends_on_rows
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
-    """What is compared on such a device (`cpu` or `cuda`): the vendor's product first, other leaves alone last."""
-    found, leaves = [VENDOR], leaves_on(device)
-    for form in CANDIDATE_FORMS:
-        if form.device == device:
-            names = [name for leaf in leaves if form.name in leaf.forms for name in leaf.tried_names]
-            found += [plan for name in names for level in considered_levels() for plan in form.plans(level, name)]
-    found += [plan for level in considered_levels() if level.above for plan in _with_above(level, found, device)]
-    found += [Plan(leaf=name) for leaf in leaves if "alone" in leaf.forms for name in leaf.tried_names]
-    return tuple(dict.fromkeys(found))
+    """What is compared on such a device (`cpu`, `cuda`): the vendor's product first, then what a tuning probes too."""
+    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
+    found = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
+    above = [plan for level in considered_levels() if level.above for plan in _with_above(level, found, device)]
+    return tuple(dict.fromkeys([*found, *above]))
 
 
 def _with_above(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
@@ -117,10 +125,49 @@ def _with_above(level: CandidateLevel, plans: Sequence[Plan], device: str) -> It
                 yield Plan((first, *plan.levels), plan.leaf)
 
 
+@depends_on_rows
+@lru_cache(maxsize=4)
+def probed_plans(device: str) -> tuple[Plan, ...]:
+    """Of these, the ones that a tuning measures on its probes: the vendor's product first, other leaves alone last."""
+    found = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
+    return tuple(dict.fromkeys([VENDOR, *found]))
+
+
+@depends_on_rows
+@lru_cache(maxsize=4)
+def levels_above(device: str) -> tuple[PlanLevel, ...]:
+    """Levels that may stand above any of these, where they need too much workspace."""
+    found: list[PlanLevel] = []
+    for level in considered_levels() if device == "cuda" else ():
+        for pattern in PATTERNS_ABOVE if ABOVE in level.forms else ():
+            with suppress(PlanError):
+                found.append(parse_level(pattern.format(a=level.text)))
+    return tuple(dict.fromkeys(found))
+
+
+def _forms_on(device: str) -> list[CandidateForm]:
+    return [form for form in CANDIDATE_FORMS if form.device == device]
+
+
+def _form_names(device: str) -> tuple[str, ...]:
+    return (*(form.name for form in _forms_on(device)), "alone")
+
+
+def _plans_of(name: str, device: str, forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
+    """Those of one form; `forms`: in which of them a leaf may end a plan."""
+    leaves = [x for leaf in leaves_on(device) if name in forms(leaf) for x in leaf.tried_names]
+    if name == "alone":
+        return [Plan(leaf=leaf) for leaf in leaves]
+    made = [form for form in _forms_on(device) if form.name == name]
+    levels = considered_levels()
+    return [plan for form in made for leaf in leaves for level in levels for plan in form.plans(level, leaf)]
+
+
 # Cuts of a product that is its own adjoint that are compared, by device; and forms and levels of the products below the
 # diagonal. On a CPU BLAS's own function has nothing to gain from many small ones.
 CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
 HALF_FORMS: Final = ("nested", "one pass", "outer")
+HALF_LEVELS: Final = 1  # algorithms that are tried there
 
 
 @depends_on_rows
@@ -128,18 +175,16 @@ HALF_FORMS: Final = ("nested", "one pass", "outer")
 def half_candidates(device: str) -> tuple[Plan, ...]:
     """What is compared for products that are their own adjoints: the vendor's way first, then cuts whose products below
     the diagonal are the vendor's or one of the plans that are fast for products."""
-    inner = [VENDOR]
-    for form in CANDIDATE_FORMS:
-        if form.device == device and form.name in HALF_FORMS:
-            levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
-            inner += [plan for level in levels for plan in form.plans(level, VENDOR.leaf)]
+    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
+    for form in _forms_on(device):
+        levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
+        names = [x for leaf in leaves_on(device) if form.name in leaf.forms for x in leaf.tried_names]
+        if form.name in HALF_FORMS:
+            inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     found = [VENDOR]
     for cuts in CUTS[device]:
         found += [Plan.parse(f"gram^{cuts} > {plan}") for plan in dict.fromkeys(inner)]
     return tuple(found)
-
-
-HALF_LEVELS = 1  # algorithms that are tried there
 
 
 def leaves_on(device: str) -> list[Leaf]:
@@ -162,7 +207,7 @@ def considered_levels() -> tuple[CandidateLevel, ...]:
 
 def searched_levels(device: str) -> tuple[CandidateLevel, ...]:
     """What a search looks at on such a device: of schemes and of tables, what is compared anyway comes first."""
-    forms = [form.name for form in CANDIDATE_FORMS if form.device == device] + ([SEARCHED] if device == "cpu" else [])
+    forms = [form.name for form in _forms_on(device)] + ([SEARCHED] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))

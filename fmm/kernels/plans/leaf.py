@@ -19,6 +19,7 @@ from fmm.kernels.registry import Registry, depends_on_rows
 ORDERS = ("inner", "outer")  # in which a leaf may want the sums that it multiplies to lie
 Order = Literal["", "inner", "outer"]
 Multiply = Callable[[Any, Any, Any], object]  # left, right, and where their product goes
+Scratch = Callable[[int, int, int, int], int]  # bytes for a batch of products m x k x n, so many
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Leaf:
     halves: tuple[str, ...] = ()  # types of which it computes one half alone, of a product that is its own adjoint
     whole_halves: int = 0  # on a GPU up to so many rows a batch of such is a batch of whole products, which is faster
     call: str = "one launch"  # what one product is, in a table of explain
-    scratch: int = 0  # bytes of workspace that a product may use
+    starts: int = 1  # launches or calls of a product
+    scratch: Scratch = lambda m, k, n, count: 0
     alignment: int = 1  # it is compared unasked only where every row begins at a multiple of so many bytes
     orders: tuple[str, ...] = ORDERS  # that may stand behind its name
     numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
@@ -52,9 +54,14 @@ class Leaf:
     # In which forms it may end a plan (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but only
     # to see whether a plan beats it too.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
+    unprobed: tuple[str, ...] = ()  # those of them in which a tuning's probes do not measure it
     tried: int = 4  # of a numbered leaf: so many numbers are considered
     saves_products: bool = False  # fewer multiplications inside it: inf and NaN can come where the vendor has none
     relative_error: float = 1.0  # its error as a multiple of the vendor's
+    # Does it multiply in another type than it is asked for? Its error is then small beside the largest numbers of a row
+    # and a column, as a fast algorithm's is, and not beside each entry of the product. FMM_EMULATION=0 forbids it.
+    emulates: bool = False
+    rate: str = ""  # under which name a calibration has its rate, if not under that of the type
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.
     time_formula: Literal["vendor", "tiles"] = "vendor"
@@ -63,6 +70,11 @@ class Leaf:
     def sums_inside(self) -> bool:
         """May sums be done inside its products?"""
         return bool(self.types_inside)
+
+    @property
+    def probed(self) -> tuple[str, ...]:
+        """The forms in which a tuning's probes measure it."""
+        return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property
     def spelled(self) -> str:

@@ -201,7 +201,10 @@ class PlanLevel(ABC):
         return None
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
-        """At these sides, as if the plan `inner` did its products; None: its steps must be counted."""
+        """At these sides, as if the plan `inner` did its products; None: its steps must be counted.
+
+        PlanError for sides at which it cannot be done.
+        """
         return None
 
     # ---- what is said of it

@@ -43,6 +43,20 @@ class Place:
     def cropped(self, rows: int, cols: int) -> Place:
         return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols), self.part)
 
+    def within(self, other: Place) -> bool:
+        """Is it a part of the other rectangle, in one matrix?"""
+        down, right = self.row - other.row, self.col - other.col
+        inside = 0 <= down <= other.rows - self.rows and 0 <= right <= other.cols - self.cols
+        return inside and self.name == other.name
+
+    def shared(self, other: Place) -> Place | None:
+        """The rectangle in which two of one matrix meet; None if they do not."""
+        top, left = max(self.row, other.row), max(self.col, other.col)
+        bottom = min(self.row + self.rows, other.row + other.rows)
+        right = min(self.col + self.cols, other.col + other.cols)
+        meet = self.name == other.name and top < bottom and left < right
+        return Place(self.name, top, left, bottom - top, right - left) if meet else None
+
 
 @dataclass(frozen=True)
 class Sum:

@@ -99,6 +99,10 @@ class Plan:
         """Of the first level's temporaries and products, which are done by these plans."""
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 
+    def rate_name(self, dtype: str) -> str:
+        """Under which name a calibration has the rate of its leaf's products."""
+        return self.leaf_use.leaf.rate or self.leaf_type(dtype)
+
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)

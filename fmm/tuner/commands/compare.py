@@ -21,6 +21,7 @@ from fmm.runtime.decide import certified_entry, model_choice
 from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
+from fmm.tuner.described import share_or_nothing
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
 LEAST = 0.95  # of the choices that should be equal
@@ -36,14 +37,14 @@ class Agreement:
     shapes: int
     equal: int
     worst: float
-    noise: float
+    noise: float | None  # the larger of the two, None where neither measured it
 
     @property
     def holds(self) -> bool:
-        return self.equal >= LEAST * self.shapes and self.worst <= self.noise
+        return self.equal >= LEAST * self.shapes and self.worst <= (self.noise or 0.0)
 
 
-def compared_choices(one: Tuned, two: Tuned, noise: float) -> Agreement:
+def compared_choices(one: Tuned, two: Tuned, noise: float | None) -> Agreement:
     """The runtime's choices by either, on products of all these sides."""
     equal, worst, sizes = 0, 0.0, list(product(SIDES, repeat=3))
     for m, k, n in sizes:
@@ -56,7 +57,7 @@ def compared_choices(one: Tuned, two: Tuned, noise: float) -> Agreement:
 
 
 def _chosen(tuned: Tuned, problem: Problem) -> Plan:
-    known = tuned.calibration
+    known = tuned.trusted
     limits = Limits(ANY_MEMORY, usual_growth(known is not None and known.batches))
     return (certified_entry(problem, limits, tuned) or model_choice(problem, limits, known, True, tuned.identity)).plan
 
@@ -97,10 +98,13 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
     others = {(key, dtype): raw for key, dtype, raw in config_sections(two)}
     for key, dtype, raw in config_sections(one):
         if (other := others.get((key, dtype))) is not None:
-            noise = max(float(raw["noise"]), float(other["noise"]))
-            yield compared_choices(checked_fully(key, dtype, raw), checked_fully(key, dtype, other), noise)
+            found = checked_fully(key, dtype, raw), checked_fully(key, dtype, other)
+            noises = [section["noise"] for section in (raw, other) if section["noise"] is not None]
+            yield compared_choices(*found, max(noises, default=None))
 
 
 def _line(a: Agreement) -> str:
     share = f"{a.equal} of {a.shapes} choices are equal ({a.equal / a.shapes:.1%})"
-    return f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {a.noise:.1%}"
+    return (
+        f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {share_or_nothing(a.noise)}"
+    )

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fmm.config import files, schema, store
 from fmm.config.identity import Identity
-from fmm.config.schema import ConfigError, Entry, Raw
+from fmm.config.schema import ConfigError, Raw
 from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.tuner import tables
 from fmm.tuner.commands.options import add_json
-from fmm.tuner.commands.tune import described, output_path, trials_path
-from fmm.tuner.fit import cached_work, formula_seconds
-from fmm.tuner.trials import Trial, Trials
+from fmm.tuner.commands.tune import output_path, trials_path
+from fmm.tuner.described import described
+from fmm.tuner.trials import frame
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,13 +29,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     validate = commands.add_parser("validate", help="check a config to the last field")
     _takes_config(validate)
     validate.set_defaults(run=one_line_errors(_validate))
-    export = commands.add_parser("export", help="print certified entries, or all trials, as CSV")
+    export = commands.add_parser("export", help="print certified entries, thresholds or all trials as CSV or JSON")
     _takes_config(export)
-    export.add_argument("--csv", action="store_true", help="CSV (the only form)")
-    export.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
+    export.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
+    add_json(export, "a list of rows as JSON")
+    what = export.add_mutually_exclusive_group()
+    what.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
+    what.add_argument("--thresholds", action="store_true", help="alpha, pi, n1, tau1 and the others")
     export.set_defaults(run=one_line_errors(_export))
     merge = commands.add_parser("merge", help="put the sections of other configs into one")
     merge.add_argument("sources", nargs="+", type=Path, metavar="CONFIG")
+    merge.add_argument("--replace", action="store_true", help="let them replace what was tuned there")
     merge.add_argument("--into", type=Path, metavar="PATH", help="the config to write (the one that fmm reads)")
     merge.set_defaults(run=one_line_errors(_merge))
 
@@ -72,6 +76,14 @@ def config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
             yield key, dtype, raw
 
 
+def some_sections(path: Path) -> list[tuple[str, str, Raw]]:
+    """The same; ConfigError if there is none."""
+    found = list(config_sections(path))
+    if not found:
+        raise ConfigError(f"{path} says nothing of any device")
+    return found
+
+
 def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
     """A section with every field and every plan checked."""
     found = schema.checked_section(raw, f"{key}.{dtype}", Identity(key, key), dtype)
@@ -88,69 +100,110 @@ def _path(options: argparse.Namespace) -> Path:
 
 
 def _show(options: argparse.Namespace) -> None:
-    found = list(config_sections(_path(options)))
+    found = some_sections(_path(options))
     if options.json:
         print(json.dumps([{"device": key, "dtype": dtype, **raw} for key, dtype, raw in found], indent=1))
         return
     for key, dtype, raw in found:
         checked_fully(key, dtype, raw)
-        conditions = raw["conditions"] if isinstance(raw["conditions"], dict) else {}
-        print(f"{key}, {dtype} ({conditions.get('device', 'unknown')}; {_tuned_how(raw)})")
+        print(f"{key}, {dtype} ({_told(raw['conditions'], 'device') or 'unknown'}; {_tuned_how(raw)})")
         print("\n".join(described(raw)))
 
 
 def _tuned_how(raw: Raw) -> str:
-    tuned = raw["tuned"] if isinstance(raw["tuned"], dict) else {}
-    return f"{tuned.get('effort', 'measured online')}, {str(tuned.get('at', ''))[:10]}".strip(", ")
+    effort, when = (_told(_told(raw, "tuned"), name) for name in ("effort", "at"))
+    return f"{effort or 'measured online'}, {str(when or '')[:10]}".strip(", ")
+
+
+def _told(raw: Raw, name: str) -> Raw:
+    return raw.get(name) if isinstance(raw, dict) else None
 
 
 def _validate(options: argparse.Namespace) -> int:
     path, bad = _path(options), 0
-    for key, dtype, raw in config_sections(path):
+    for key, dtype, raw in some_sections(path):
         try:
             found = checked_fully(key, dtype, raw)
         except ConfigError as error:
             print(f"fmm-tune validate: {path}: {error}", file=sys.stderr)
             bad = 1
         else:
-            print(f"{key}, {dtype}: valid, {len(found.entries)} entries")
+            unused = "".join(f"; the model is not used: {doubt}" for doubt in found.doubts)
+            print(f"{key}, {dtype}: valid, {len(found.entries)} entries{unused}")
     return bad
 
 
-def _export(options: argparse.Namespace) -> None:
+def _export(options: argparse.Namespace) -> int:
     path = _path(options)
-    rows = list(_trial_rows(path) if options.trials else _entry_rows(path))  # or nothing, where something is wrong
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerows(rows)
+    try:
+        table = exported_table(path, options)
+        if options.json:
+            print(table.to_json(orient="records", indent=1))
+        else:
+            table.to_csv(sys.stdout, index=False, lineterminator="\n")
+    except ModuleNotFoundError as error:
+        print(f"fmm-tune export: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
+        return 1
+    return 0
 
 
-def _entry_rows(path: Path) -> Iterator[list[object]]:
-    names = [f.name for f in fields(Entry) if f.name != "size"]
-    yield ["device", "dtype", "m", "k", "n", *names]
-    for key, dtype, raw in config_sections(path):
-        for entry in checked_fully(key, dtype, raw).entries.values():
-            values = asdict(entry)
-            yield [key, dtype, *entry.size, *(values[name] for name in names)]
+def exported_table(path: Path, options: argparse.Namespace) -> Any:
+    """The DataFrame that is asked for."""
+    sections = {(key, dtype): checked_fully(key, dtype, raw) for key, dtype, raw in some_sections(path)}
+    if options.trials:
+        return tables.with_predictions(frame(trials_path(path)), sections)
+    return tables.thresholds_table(sections) if options.thresholds else tables.entries_table(sections)
 
 
-def _trial_rows(path: Path) -> Iterator[list[object]]:
-    """Every sample with the prediction of the config's calibration, where there is one."""
-    known = {(key, dtype): checked_fully(key, dtype, raw).calibration for key, dtype, raw in config_sections(path)}
-    names = [f.name for f in fields(Trial) if f.name not in ("size", "run")]
-    yield ["run", "device", "m", "k", "n", *names, "predicted"]
-    for tuning in Trials(trials_path(path)).tunings():
-        for t in tuning.trials:
-            calibration = known.get((tuning.header.device, t.dtype))
-            seconds = None
-            if calibration is not None:
-                seconds = formula_seconds(t.what, t.problem, cached_work(t.what.plan, t.problem), calibration)
-            yield [t.run, tuning.header.device, *t.size, *(getattr(t, name) for name in names), seconds]
+# ---- merge
+
+
+@dataclass(frozen=True)
+class Source:
+    """A section to be merged, and where it is from."""
+
+    path: Path
+    key: str
+    dtype: str
+    raw: Raw
+
+    def where(self, path: Path) -> str:
+        return f"{path} has {self.key}, {self.dtype}"
+
+    def into(self, there: Raw) -> tuple[str, Raw]:
+        """What happens to what is there, in words, and the section to write. Entries alone are added to any model."""
+        if there is None:
+            return "added", self.raw
+        if self.raw["calibration"] is None:
+            same = there["versions"] == self.raw["versions"]
+            entries = [{**entry, "verified": entry.get("verified", True) and same} for entry in self.raw["entries"]]
+            return "entries added", {**there, "entries": entries}
+        if _told(there, "calibration") in (None, self.raw["calibration"]):
+            return "added", self.raw
+        return f"replaced what was tuned {_tuned_how(there)}", self.raw
 
 
 def _merge(options: argparse.Namespace) -> None:
+    """All that is given, or nothing if something is wrong with any of it."""
     into = output_path(options.into)
-    for source in (output_path(given) if given.is_dir() else given for given in options.sources):
-        for key, dtype, raw in config_sections(source):
-            checked_fully(key, dtype, raw)
-            store.merge_section(into, key, dtype, raw)
+    sources = [
+        Source(path, key, dtype, raw)
+        for path in (output_path(given) if given.is_dir() else given for given in options.sources)
+        for key, dtype, raw in some_sections(path)
+    ]
+    known = {(key, dtype): (into, raw) for key, dtype, raw in config_sections(into)} if into.exists() else {}
+    steps = []
+    for source in sources:
+        checked_fully(source.key, source.dtype, source.raw)
+        path, there = known.get((source.key, source.dtype), (into, None))
+        done, section = source.into(there)
+        if done.startswith("replaced") and not options.replace:
+            raise ConfigError(
+                f"{source.where(path)} tuned already, otherwise than {source.path}; --replace takes the latter's"
+            )
+        known[source.key, source.dtype] = source.path, section
+        steps.append((source, done, section))
+    for source, done, section in steps:
+        store.merge_section(into, source.key, source.dtype, section)
+        print(f"{source.key}, {source.dtype}: {done}, from {source.path}")
     print(f"merged into {into}")

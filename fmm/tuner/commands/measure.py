@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -11,10 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fmm.config import certify, schema, store
+from fmm.config import certify, files, schema, store
 from fmm.config.schema import Entry
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.problem import Problem
 from fmm.runtime import devices
@@ -27,8 +28,10 @@ from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device
 from fmm.tuner.environment import device_folder, environment, typed_command
 from fmm.tuner.journal import Journal, RoundLimits, Samples, paired_speedup
+from fmm.tuner.thresholds import li_plan
 from fmm.tuner.trials import Run
 
+LI_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
 SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")
 
 
@@ -37,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench = commands.add_parser("bench", help="time fmm's choice for an M x K by K x N product against the vendor")
     for side in ("m", "k", "n"):
         bench.add_argument(side, type=int, metavar=side.upper())
-    bench.add_argument("--plan", action="append", default=[], help="this plan too (may be repeated)")
+    bench.add_argument("--plan", action="append", default=[], help=f"this plan too (may be repeated); {LI_HELP}")
     bench.add_argument("--dtype", default="float64", help=", ".join(DTYPES))
     bench.add_argument("--device", default=argparse.SUPPRESS)
     bench.add_argument("--rounds", type=int, default=9)
@@ -59,6 +62,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 # ---- bench
 
+# Li, Ranka and Sahni's recursive codes, Figures 16 and 23, with the thresholds of this device's tuning.
+LI_CODE = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
+
+
+def given_plan(text: str, device: Device, problem: Problem) -> Plan:
+    """A plan by its text; PlanError says what is wrong with it."""
+    code = LI_CODE.fullmatch(text.strip())
+    if code is None:
+        return Plan.parse(text)
+    tuned = files.configs_in_force().tuned(device.identity, problem.dtype)
+    if tuned is None or tuned.thresholds is None:
+        raise PlanError(f"{text!r}: {device.identity.name} has no tau1 and tau2 for {problem.dtype}; tune it first")
+    return li_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
+
 
 def _bench(options: argparse.Namespace) -> int:
     try:
@@ -70,13 +87,13 @@ def _bench(options: argparse.Namespace) -> int:
         problem = Problem(options.m, options.k, options.n, options.dtype)
         if not min(problem.size):
             raise ValueError(f"sizes must be positive, not {options.m} {options.k} {options.n}")
-        plans = [Plan.parse(text) for text in options.plan]
+        plans = [given_plan(text, device, problem) for text in options.plan]
     except (UnknownDeviceError, PlanError, ValueError) as error:
         print(f"fmm-tune bench: {error}", file=sys.stderr)
         return 2
     rows = list(benched(device, problem, plans, options.rounds))
     print(json.dumps(rows, indent=1) if options.json else "\n".join(map(_benched_line, rows)))
-    return 0
+    return int(any("failed" in row for row in rows))
 
 
 def benched(device: Device, problem: Problem, plans: list[Plan], rounds: int) -> Iterator[dict[str, Any]]:
@@ -153,12 +170,14 @@ def _tested(path: Path, device: Device, dtype: str, raw: Any) -> int:
         path, device.identity.key, dtype, {**raw, "versions": dict(device.identity.versions), "entries": entries}
     )
     print(f"{device.identity.key}, {dtype}: {said}")
-    return 0
+    return int(not holds)
 
 
 def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, str]:
     """Do the entries hold, to judge by the cheapest few that a second allows? A gain that is gone condemns all."""
     fast = sorted((e for e in entries if e.plan != "vendor"), key=lambda e: e.vendor_seconds)
+    if not fast:
+        return True, "no gain is certified, so that there was nothing to measure"
     left, tried = CANARY_SECONDS, 0
     for entry in fast:
         cost = (entry.vendor_seconds + entry.seconds) * (CANARY_ROUNDS + 1)

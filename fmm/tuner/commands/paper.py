@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from fmm.perfmodel.papers import dalberto, huang, li, sforza_speedups
+from fmm.perfmodel.papers import dalberto, huang, li, sforza, sforza_speedups
 from fmm.perfmodel.papers.sforza_speedups import Measured
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
+PAPERS = (li, huang, dalberto, sforza, sforza_speedups)
 TABLES: Mapping[str, Callable[..., Table]] = {
-    make.__name__.replace("_", "-"): make for paper in (li, huang, dalberto, sforza_speedups) for make in paper.TABLES
+    make.__name__.replace("_", "-"): make for paper in PAPERS for make in paper.TABLES
 }
 
 

@@ -1,6 +1,6 @@
 """fmm-tune report: what was measured and what the model made of it, as one HTML page and as PNG and SVG files.
 
-Every picture is drawn from a config and the trials beside it by one function in PICTURES; nothing is measured.
+All is drawn from a config and the trials beside it; nothing is measured.
 """
 
 from __future__ import annotations
@@ -9,453 +9,32 @@ import argparse
 import io
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from html import escape
-from math import log2
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fmm.config import certify, schema
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, ranked_candidates, usual_growth
-from fmm.perfmodel.cost import cost
-from fmm.perfmodel.predict import predict
-from fmm.perfmodel.stability import expected_growth
-from fmm.problem import Problem
+from fmm.config import schema
+from fmm.kernels.plans.plan import PlanError
 from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
-from fmm.tuner.commands.tune import described, output_path, trials_path
-from fmm.tuner.conclude import FITTED, paired_samples
-from fmm.tuner.fit import Observation, cached_work, formula_seconds, stage_medians
-from fmm.tuner.trials import Trials, Tuning
+from fmm.tuner.commands.tune import output_path, trials_path
+from fmm.tuner.report.case import Case
+from fmm.tuner.report.overview import shown_gains, speedup_of_all_types
+from fmm.tuner.report.page import report_page
+from fmm.tuner.report.pictures import PICTURES, STYLE, case_pictures, draw_roofline
+from fmm.tuner.trials import Trials
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#222222",
-)  # fmt: skip
-PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW)
-GREY = "#999999"
-STYLE: Any = {
-    "font.size": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fmm",  # the same picture is the same file
-}
-NO_LIMIT = 1 << 62
-ROUND, MOST_TICKS = 128, 6
-LINE = 0.045  # a line of small text, as a share of a picture's height
-
-
-@dataclass(frozen=True)
-class Case:
-    """One element type on one device: its section of the config, and the trials that led to it."""
-
-    device: str
-    dtype: str
-    section: dict[str, Any]
-    tuning: Tuning
-    calibration: Calibration
-
-    @property
-    def title(self) -> str:
-        conditions = self.section["conditions"] or {}
-        return f"{conditions.get('device', self.device)}, {self.dtype}"
-
-    def seen(self, *stages: str) -> list[Observation]:
-        return stage_medians(self.tuning.trials, stages)
-
-    def expected(self, o: Observation) -> float:
-        return formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), self.calibration)
-
-    @cached_property
-    def speedups(self) -> list[tuple[Problem, Plan, float, float, float]]:
-        """Problem, plan, median paired speedup and its interval, of every plan that was measured with the vendor."""
-        found = []
-        for stage in ("probe", "held out", "search", "certify"):
-            trials = [t for t in self.tuning.trials if t.stage == stage]
-            for size in dict.fromkeys(t.size for t in trials):
-                for plan, base, own in paired_samples([t for t in trials if t.size == size]):
-                    ratios = certify.paired_ratios(base, own)
-                    low, high = certify.median_interval(ratios)
-                    found.append((Problem(*size, self.dtype), Plan.parse(plan), float(np.median(ratios)), low, high))
-        return found
+__all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 
 
 def tuned_cases(path: Path) -> Iterator[Case]:
     """Everything in a config that has a calibration and trials."""
     tunings = Trials(trials_path(path)).tunings()
     for key, dtype, raw in config_sections(path):
-        known = checked_fully(key, dtype, raw).calibration
+        tuned = checked_fully(key, dtype, raw)
         own = [t for t in tunings if t.header.device == key and t.header.settings.get("dtype") == dtype]
-        if known is not None and own:
-            yield Case(key, dtype, raw, own[-1], known)
-
-
-# ---- pictures
-
-
-def cube_side(problem: Problem) -> float:
-    """The side of the cube with as much work."""
-    return float((problem.m * problem.k * problem.n) ** (1 / 3))
-
-
-def legend_name(plan: Plan) -> str:
-    """A plan's text for a legend: without the leaf that all share."""
-    return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
-
-
-def new_figure(width: float = 6.2, height: float = 4.0, columns: int = 1) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(width, height), layout="constrained")
-    return made, made.subplots(1, columns)
-
-
-def measured_and_predicted(case: Case) -> Any:
-    """Predicted time over measured time: every shape and plan; those held out on top, those searched below."""
-    made, axes = new_figure()
-    kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), (("held out",), RED, "held out", 3)
-    for stages, colour, name, z in kinds:
-        seen = case.seen(*stages)
-        x = [o.seconds for o in seen]
-        y = [case.expected(o) for o in seen]
-        axes.scatter(x, y, s=14, color=colour, alpha=0.75, linewidths=0, label=f"{name} ({len(seen)})", zorder=z)
-    low, high = axes.get_xlim()[0], max(axes.get_xlim()[1], axes.get_ylim()[1])
-    low = max(low, min(o.seconds for o in case.seen(*FITTED)) / 2)
-    line = np.array([low, high])
-    for band, shade in ((0.12, 0.10), (0.05, 0.18)):
-        axes.fill_between(line, line * (1 - band), line * (1 + band), color=BLACK, alpha=shade, linewidth=0)
-    axes.plot(line, line, color=BLACK, linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="measured seconds", ylabel="predicted seconds")
-    axes.set_title("Predicted and measured time (bands: 5 % and 12 %)")
-    axes.legend(loc="upper left")
-    return made
-
-
-def draw_residuals(case: Case) -> Any:
-    """What the model is off by: over the size of the product, and how often."""
-    made, (left, right) = new_figure(7.6, 3.6, 2)
-    bins = np.arange(-0.3, 0.31, 0.02)
-    for stages, colour, name in ((FITTED, SKY, "fitted"), (("held out",), RED, "held out")):
-        seen = [o for o in case.seen(*stages) if o.run.part == "whole"]
-        off = np.array([case.expected(o) / o.seconds - 1 for o in seen])
-        left.scatter([cube_side(o.problem) for o in seen], 100 * off, s=12, color=colour, alpha=0.75, linewidths=0)
-        right.hist(100 * np.clip(off, -0.299, 0.299), bins=100 * bins, color=colour, alpha=0.65, label=name)
-    left.axhline(0, color=BLACK, linewidth=0.8)
-    left.set(
-        xscale="log", xlabel="side of the cube with as much work", ylabel="predicted over measured, %", ylim=(-30, 30)
-    )
-    left.set_title("Residuals")
-    right.set(xlabel="predicted over measured, %", ylabel="plans and shapes")
-    right.legend()
-    _plain_sides(left)
-    return made
-
-
-def speedup_over_size(case: Case) -> Any:
-    """The measured speedup of every plan, and of the model's choice as a line; the vendor is 1."""
-    made, axes = new_figure(7.6)
-    for name, colour, plans in _groups([p for _, p, *_ in case.speedups]):
-        rows = [(cube_side(p), s, s - low, high - s) for p, q, s, low, high in case.speedups if q in plans]
-        x, y, below, above = zip(*rows, strict=True)
-        bars = {"elinewidth": 0.8, "capsize": 0, "markersize": 3.5}
-        axes.errorbar(x, y, (below, above), fmt="o", color=colour, label=name, alpha=0.85, **bars)
-    n = np.geomspace(min(s for s in map(cube_side, (p for p, *_ in case.speedups))), 1.5 * _largest(case), 60)
-    n = _round(n)
-    best = [ranked_candidates(Problem(*(int(x),) * 3, case.dtype), case.calibration)[0] for x in n]
-    axes.plot(n, [1 / b.time for b in best], color=BLACK, linewidth=1.2, label="best, predicted for squares")
-    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.annotate("vendor", (n[0], 1), textcoords="offset points", xytext=(2, 4), color=BLACK)
-    axes.set(xscale="log", xlabel="side of the cube with as much work", ylabel="speedup over the vendor")
-    axes.set_title("Speedup (points: measured, with 95 % intervals)")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-    _plain_sides(axes)
-    return made
-
-
-def winning_plans(case: Case) -> Any:
-    """The plan that the model chooses for m = n over k, and what was measured to be the fastest."""
-    from matplotlib.colors import BoundaryNorm, ListedColormap
-
-    made, axes = new_figure()
-    largest = 4 * _largest(case)
-    n, k = (_round(np.geomspace(256, largest, 60)) for _ in range(2))
-    chosen = [[_chosen(case, int(x), int(y)) for x in n] for y in k]
-    plans = sorted({p for row in chosen for p in row}, key=lambda p: (p != VENDOR, str(p)))
-    colours = ["#eeeeee" if p == VENDOR else c for p, c in zip(plans, (GREY, *_cycled(len(plans))), strict=False)]
-    index = np.array([[plans.index(p) for p in row] for row in chosen])
-    norm = BoundaryNorm(np.arange(len(plans) + 1) - 0.5, len(plans))
-    axes.pcolormesh(n, k, index, cmap=ListedColormap(colours), norm=norm, shading="nearest", rasterized=True)
-    for problem, plan in _fastest(case).items():
-        if 0.5 < problem.m / problem.n < 2:
-            colour = colours[plans.index(plan)] if plan in plans else BLACK
-            axes.plot((problem.m * problem.n) ** 0.5, problem.k, "o", ms=6, mfc=colour, mec=BLACK, mew=0.8)
-    for plan, colour in zip(plans, colours, strict=True):
-        axes.plot([], [], "s", ms=8, color=colour, label=legend_name(plan))
-    axes.set(xscale="log", yscale="log", xlabel="m = n", ylabel="k")
-    axes.set_title("The plan that wins (area: the model's choice; points: measured)")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-    _plain_sides(axes)
-    return made
-
-
-def time_and_error(case: Case) -> Any:
-    """Time over expected error of the plans on the largest shape that was measured, and the front of the best."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    made, axes = new_figure(7.0)
-    problem = max((p for p, *_ in case.speedups), key=lambda p: p.flops)
-    measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
-    everything = {c.plan: c.time for c in ranked_candidates(problem, case.calibration)}
-    points = [
-        (expected_growth(p, case.dtype), t, legend_name(p), p in measured or p == VENDOR)
-        for p, t in {**everything, **measured}.items()
-    ]
-    front, least = [], np.inf
-    for growth, time, *_ in sorted(points, key=lambda x: x[:2]):
-        if time < least:
-            least = time
-            front.append((growth, time))
-    axes.step(*zip(*front, strict=True), where="post", color=GREY, linewidth=1, zorder=1)
-    for growth, time, _, known in points:
-        axes.plot(growth, time, "o", ms=5, color=BLUE, mfc=BLUE if known else "white")
-    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xscale="log", xlabel="expected error, the vendor's being 1", ylabel="time, the vendor's being 1")
-    axes.set_title(f"Time and error at {' x '.join(map(str, problem.size))} (filled: measured)")
-    axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 5, 8, 10, 20]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, place: f"{value:.0f}")
-    axes.margins(0.08)
-    _named(axes, [x[:3] for x in points])
-    return made
-
-
-def draw_rates(case: Case) -> Any:
-    """pi, the vendor's rate, and alpha, the rate of the sums, by size: measured and fitted."""
-    made, (left, right) = new_figure(7.6, 3.6, 2)
-    squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
-    vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
-    left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLUE, label="measured")
-    n = _round(np.geomspace(vendors[0][0], vendors[-1][0], 80))
-    fitted = [predict(VENDOR, Problem(*(int(x),) * 3, case.dtype), case.calibration).effective_flops for x in n]
-    left.plot(n, np.array(fitted) / 1e9, color=BLACK, linewidth=1.2, label="fit")
-    left.set(xscale="log", xlabel="side", ylabel="Gflop/s", ylim=(0, None), title="pi: the vendor's product")
-    left.legend(loc="lower right")
-    sums = [o for o in squares if o.kind == "sums"]
-    for plan, colour in zip(dict.fromkeys(o.run.plan for o in sums), PLAN_COLOURS, strict=False):
-        own = sorted((o for o in sums if o.run.plan == plan), key=lambda o: o.problem.m)
-        x = [o.problem.m for o in own]
-        moved = [cached_work(plan, o.problem).traffic * o.problem.itemsize / 1e9 for o in own]
-        right.plot(
-            x,
-            [b / o.seconds for b, o in zip(moved, own, strict=True)],
-            "o",
-            ms=4,
-            color=colour,
-            label=legend_name(plan),
-        )
-        right.plot(x, [b / case.expected(o) for b, o in zip(moved, own, strict=True)], color=colour, linewidth=1.2)
-    right.set(xscale="log", xlabel="side", ylabel="GB/s", ylim=(0, None), title="alpha: the sums alone")
-    right.legend(loc="lower right", fontsize=8)
-    for axes in (left, right):
-        _plain_sides(axes)
-    return made
-
-
-def draw_roofline(case: Case) -> Any:
-    """Classical flops a second over classical flops a byte that the plan moves, below the device's roofs."""
-    made, axes = new_figure(7.6)
-    rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
-    memory = rate.memory or stream
-    seen = [o for o in case.seen("rates", "probe", "held out", "search", "certify") if o.run.part == "whole"]
-    everywhere = []
-    for name, colour, plans in _groups([o.run.plan for o in seen]):
-        own = [o for o in seen if o.run.plan in plans]
-        moved = [cost(o.run.plan, *o.problem.size, o.problem.itemsize).bytes for o in own]
-        intensity = [o.problem.flops / b for o, b in zip(own, moved, strict=True)]
-        speed = [o.problem.flops / o.seconds / 1e9 for o in own]
-        axes.plot(intensity, speed, "o", ms=3.5, alpha=0.8, color=colour, label=name)
-        everywhere += intensity
-    x = np.geomspace(min(everywhere) / 2, max(everywhere) * 1.5, 100)
-    axes.plot(x, np.minimum(rate.flops, x * memory) / 1e9, color=BLACK, linewidth=1.2)
-    above = [(8 / 7, "one level saves an eighth"), ((8 / 7) ** 2, "two levels")]
-    for saved, _ in above:
-        axes.plot(x[-40:], np.full(40, rate.flops * saved / 1e9), color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xscale="log", yscale="log", xlabel="classical flops per byte moved", ylabel="classical Gflop/s")
-    _named(axes, [(x[-1], rate.flops * saved / 1e9, name) for saved, name in above])
-    axes.set_title("Roofline, with the plans on it")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, place: f"{value:g}")
-        axis.set_minor_formatter(lambda value, place: f"{value:g}" if f"{value:e}"[0] in "25" else "")
-    axes.legend(loc="lower left", bbox_to_anchor=(1, 0), fontsize=8)
-    return made
-
-
-PICTURES: dict[str, Callable[[Case], Any]] = {
-    "predicted-measured": measured_and_predicted,
-    "residuals": draw_residuals,
-    "speedup": speedup_over_size,
-    "plans": winning_plans,
-    "rates": draw_rates,
-    "roofline": draw_roofline,
-    "error": time_and_error,
-}
-OF_PAIRS = frozenset({"speedup", "error"})  # need plans that were measured beside the vendor: a short tuning has none
-
-
-def case_pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
-    """Those that there is something to draw for."""
-    return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in OF_PAIRS}
-
-
-def _groups(plans: Sequence[Plan]) -> Iterator[tuple[str, str, frozenset[Plan]]]:
-    """Name, colour and plans: the vendor in grey, one for each of the plans met most often, the rest as one."""
-    often = [p for p, _ in Counter(plans).most_common() if p != VENDOR]
-    own, rest = often[: len(PLAN_COLOURS) - 1], frozenset(often[len(PLAN_COLOURS) - 1 :])
-    if VENDOR in plans:
-        yield "vendor", GREY, frozenset({VENDOR})
-    if rest:
-        yield f"{len(rest)} other plans", "#d0c8b8", rest
-    for plan, colour in zip(own, PLAN_COLOURS, strict=False):
-        yield legend_name(plan), colour, frozenset({plan})
-
-
-def _round(sides: Any) -> Any:
-    """Round sides, each once: lines and areas over any sides would show their alignments instead."""
-    return np.unique(np.maximum(sides // ROUND, 1) * ROUND)
-
-
-def _cycled(count: int) -> list[str]:
-    return [PLAN_COLOURS[i % len(PLAN_COLOURS)] for i in range(count)]
-
-
-def _largest(case: Case) -> float:
-    return max(cube_side(o.problem) for o in case.seen(*FITTED, "held out"))
-
-
-def _chosen(case: Case, n: int, k: int) -> Plan:
-    limits = Limits(NO_LIMIT, usual_growth(case.calibration.batches))
-    return choose(Problem(n, k, n, case.dtype), case.calibration, limits).best.plan
-
-
-def _fastest(case: Case) -> dict[Problem, Plan]:
-    """The measured winner of every shape, the vendor if no plan beat it."""
-    found: dict[Problem, tuple[float, Plan]] = {}
-    for problem, plan, speedup, *_ in case.speedups:
-        found[problem] = max(found.get(problem, (1.0, VENDOR)), (speedup, plan), key=lambda x: x[0])
-    return {problem: plan for problem, (_, plan) in found.items()}
-
-
-def _named(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
-    """Names in a column at the right, in the order of the heights of their points, with a line to each."""
-    axes.autoscale_view()  # the limits are needed now
-    ordered = sorted(points, key=lambda x: (x[1], -x[0]))
-    heights = _spread(axes.transAxes.inverted().transform(axes.transData.transform([p[:2] for p in ordered]))[:, 1])
-    for (x, y, name), height in zip(ordered, heights, strict=True):
-        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
-        where = {"xytext": (1.04, height), "textcoords": "axes fraction", "va": "center", "fontsize": 7.5}
-        axes.annotate(name, (x, y), arrowprops=line, **where)
-
-
-def _spread(heights: Any) -> Any:
-    """Heights in rising order, moved apart as little as a line of text needs, within 0 and 1."""
-    gap = min(LINE, 1 / max(len(heights) - 1, 1))
-    steps = gap * np.arange(len(heights))
-    lowest = np.maximum.accumulate(heights - steps)
-    highest = np.minimum.accumulate((heights - steps)[::-1])[::-1]
-    return np.clip((lowest + highest) / 2, 0, 1 - steps[-1]) + steps
-
-
-def _plain_sides(axes: Any) -> None:
-    """Ticks at powers of two, as whole numbers, on the logarithmic axes of sides."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    for axis in (axes.xaxis, axes.yaxis):
-        if axis.get_scale() == "log":
-            low, high = axis.get_view_interval()
-            ticks = [
-                float(2**e) for e in range(max(int(log2(max(low, 1))), 0), int(log2(high)) + 1) if low <= 2**e <= high
-            ]
-            axis.set_major_locator(FixedLocator(ticks[-1::-2] if len(ticks) > MOST_TICKS else ticks))
-            axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(lambda value, place: f"{value:.0f}")
-
-
-# ---- the page
-
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>fmm: {title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.2rem; margin-top: 2.5rem; }}
-figure {{ display: inline-block; margin: 0.5rem 0.5rem 0.5rem 0; vertical-align: top; }}
-figcaption {{ max-width: 36rem; color: #555; font-size: 0.9rem; }}
-svg {{ max-width: 100%; height: auto; }}
-table {{ border-collapse: collapse; font-size: 0.9rem; }}
-td, th {{ padding: 0.15rem 0.7rem; border-bottom: 1px solid #ddd; text-align: right; }}
-td:first-child, th:first-child {{ text-align: left; }}
-pre {{ background: #f6f6f6; padding: 0.7rem; overflow-x: auto; }}
-</style></head><body>
-<h1>fmm: {title}</h1>
-{body}
-</body></html>
-"""
-
-
-def report_page(found: Sequence[tuple[Case, dict[str, str]]]) -> str:
-    """All cases with their pictures in one page that needs nothing else."""
-    body = "\n".join(_case_html(case, pictures) for case, pictures in found)
-    return PAGE.format(title=escape(", ".join(dict.fromkeys(case.device for case, _ in found))), body=body)
-
-
-def _case_html(case: Case, pictures: dict[str, str]) -> str:
-    header = case.tuning.header
-    how = f"{escape(header.command)}, {escape(header.started)}; {len(case.tuning.trials)} samples"
-    drawn = "\n".join(
-        f"<figure>{svg}<figcaption>{escape((PICTURES[name].__doc__ or '').strip())}</figcaption></figure>"
-        for name, svg in pictures.items()
-    )
-    text = escape("\n".join(line.strip() for line in described(case.section)))
-    return (
-        f"<h2>{escape(case.title)}</h2>\n<p>{how}</p>\n<pre>{text}</pre>\n{_parameters(case)}\n{_errors(case)}\n{drawn}"
-    )
-
-
-def _parameters(case: Case) -> str:
-    known = {**case.section["calibration"], **{f"rate.{k}": v for k, v in case.section["calibration"]["rate"].items()}}
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{known[name]:.4g}</td><td>{low:.3g} to {high:.3g}</td></tr>"
-        for name, (low, high) in (case.section["intervals"] or {}).items()
-        if name in known
-    )
-    return f"<table><tr><th>fitted parameter</th><th>value</th><th>95 % interval</th></tr>{rows}</table>"
-
-
-def _errors(case: Case) -> str:
-    rows = "".join(
-        f"<tr><td>{what}</td><td>{e['count']}</td><td>{e['median']:.2%}</td><td>{e['p95']:.2%}</td><td>{e['bias']:+.2%}</td></tr>"
-        for what, e in (case.section["error"] or {}).items()
-    )
-    head = "<tr><th>held out</th><th>count</th><th>median error</th><th>95th percentile</th><th>bias</th></tr>"
-    return f"<p></p><table>{head}{rows}</table>"
-
-
-# ---- the command
+        if tuned.calibration is not None and own:
+            yield Case(key, dtype, raw, tuned, own[-1], tuned.calibration)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -497,19 +76,30 @@ def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
     drawings.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     drawn: list[tuple[Case, dict[str, str]]] = []
+    gains = shown_gains(found)
     with rc_context(STYLE):
+        overview = saved_picture(speedup_of_all_types(found, gains), drawings / "speedup", paths)
         for case in found:
-            svgs = {}
-            for name, draw in case_pictures(case).items():
-                made, stem = draw(case), f"{case.device}-{case.dtype}-{name}"
-                made.savefig(drawings / f"{stem}.png", dpi=150)
-                svgs[name] = _svg(made, f"{case.dtype}-{name}")
-                (drawings / f"{stem}.svg").write_text(svgs[name], encoding="utf-8")
-                paths += [drawings / f"{stem}.png", drawings / f"{stem}.svg"]
+            stem = f"{case.device}-{case.dtype}"
+            svgs = {
+                name: saved_picture(draw(case), drawings / f"{stem}-{name}", paths)
+                for name, draw in case_pictures(case).items()
+            }
             drawn.append((case, svgs))
     html = folder / "report.html"
-    html.write_text(report_page(drawn), encoding="utf-8")
+    caption = (speedup_of_all_types.__doc__ or "").strip()
+    html.write_text(report_page(drawn, gains, overview, caption), encoding="utf-8")
     return [html, *paths]
+
+
+def saved_picture(made: Any, stem: Path, paths: list[Path]) -> str:
+    """Written as PNG and SVG, whose names are added to the paths; the SVG's text."""
+    png, svg = (stem.parent / f"{stem.name}.{kind}" for kind in ("png", "svg"))
+    made.savefig(png, dpi=150)
+    text = _svg(made, stem.name)
+    svg.write_text(text, encoding="utf-8")
+    paths += [png, svg]
+    return text
 
 
 def _svg(made: Any, salt: str) -> str:

@@ -34,13 +34,17 @@ Place = tuple[str, str, bool]  # a type, a level that is asked for it, and wheth
 
 
 def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
-    """The jobs that compile all kernels of the plans, type by type; quick ones first, so that measuring can begin."""
+    """The jobs that compile all kernels of the plans: those that are quick for all types, so that measuring can begin,
+    then the heavy ones, type by type."""
     seen: set[Place] = set()
-    for dtype in dtypes:
-        for plan in _covering([p for p in plans if p.considered_for(dtype)], dtype, seen):
-            for size in SIZES:
-                for label in LABELS if compile_weight(plan) >= HEAVY else ("",):
-                    yield dtype, str(plan), size, label
+    plans = list(plans)
+    covering = {t: _covering([p for p in plans if p.considered_for(t)], t, seen) for t in dtypes}
+    for heavy in (False, True):
+        for dtype, found in covering.items():
+            for plan in (p for p in found if (compile_weight(p) >= HEAVY) == heavy):
+                for size in SIZES:
+                    for label in LABELS if heavy else ("",):
+                        yield dtype, str(plan), size, label
 
 
 def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]:
@@ -66,7 +70,7 @@ def level_places(plan: Plan, dtype: str) -> frozenset[Place]:
 
 def compile_weight(plan: Plan) -> int:
     """A number that grows with the compiler's time: the products of the largest level."""
-    return max(step.products for step in plan.levels)
+    return max((step.products for step in plan.levels), default=1)
 
 
 def _makes(job: Job) -> frozenset[Place]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from fmm.config.identity import Identity
+from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
@@ -37,15 +38,15 @@ class Device(Protocol):
     def conditions(self) -> Mapping[str, Any]: ...
     @property
     def dtypes(self) -> Sequence[str]:
-        """The element types that it multiplies, those tuned without being asked for first."""
-
-    @property
-    def usual(self) -> int:
-        """How many of them those are."""
+        """The element types that it multiplies, those that most programs use first."""
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
-        """What quick, default and full mean here."""
+        """What coarse, quick, default and full mean here."""
+
+    @property
+    def chip(self) -> Chip | None:
+        """A CUDA device as kernels and the block model see it; None for a CPU."""
 
     @property
     def memory(self) -> int:
@@ -55,7 +56,7 @@ class Device(Protocol):
         """What is believed before anything is measured."""
 
     def candidates(self) -> Sequence[Plan]:
-        """Plans worth a comparison, the vendor's first."""
+        """Plans worth a place among the probes, the vendor's first."""
 
     def peers(self) -> Sequence[Plan]:
         """What else the vendor has for a product: a plan must beat these too."""

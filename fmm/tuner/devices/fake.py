@@ -12,16 +12,17 @@ from types import MappingProxyType
 from typing import Any
 
 from fmm.config.identity import Identity
+from fmm.hardware.chip import Chip
+from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
-from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import FailedError
 from fmm.tuner.effort import EFFORTS, GPU_EFFORTS, Effort
 from fmm.tuner.fit import formula_seconds
 from fmm.tuner.space import search_space
-from fmm.tuner.trials import Run
+from fmm.tuner.trials import BEST, TRIES, Run
 
 TRUTH = Calibration(
     "fake",
@@ -46,9 +47,9 @@ class FakeDevice:
     identity: Identity = FAKE
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory: int = 1 << 34
-    usual: int = 2
     also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
     gpu: bool = False
+    chip: Chip | None = None
     asked: int = 0
 
     @property
@@ -59,7 +60,7 @@ class FakeDevice:
         return in_lanes(replace(cpu(2), name=self.identity.name, batches=self.gpu), self.truth.lanes)
 
     def candidates(self) -> Sequence[Plan]:
-        return candidates(self.gpu)
+        return probed_plans("cuda" if self.gpu else "cpu")
 
     def peers(self) -> Sequence[Plan]:
         return [Plan.parse(leaf) for leaf in self.also]
@@ -94,9 +95,14 @@ class FakeSession:
 
     def sample(self, run: Run) -> float:
         self.device.asked += 1
-        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
-        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
-        seconds *= exp(self.random.gauss(0.0, self.device.noise))
+        if run.part == BEST:
+            return min(self._seconds(Run(run.plan)) for _ in range(TRIES))
+        seconds = self._seconds(run)
         if self.device.real_time:
             time.sleep(seconds * self.device.real_time)
         return seconds
+
+    def _seconds(self, run: Run) -> float:
+        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
+        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
+        return seconds * exp(self.random.gauss(0.0, self.device.noise))

@@ -16,6 +16,7 @@ import pytest
 from fmm.kernels.cpu import thread_pool
 from fmm.kernels.cpu.arena import Arena, aligned_block
 from fmm.kernels.cpu.execute import execute_plan
+from fmm.kernels.cpu.helper_threads import call_apart
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
 from fmm.kernels.plans.plan import Plan
@@ -104,7 +105,7 @@ def test_every_task_runs_once(count: int, tasks: int) -> None:
 
 
 def test_tasks_run_side_by_side() -> None:
-    """Two tasks that wait for each other end only if both run at once; the caller is one of the two."""
+    """Two tasks that wait for each other end only if both run at once; on threads that no signal interrupts."""
     barrier = threading.Barrier(2, timeout=10)
     names: list[str] = []
 
@@ -113,7 +114,23 @@ def test_tasks_run_side_by_side() -> None:
         names.append(threading.current_thread().name)
 
     Threads(2).run([meet, meet])
-    assert threading.current_thread().name in names
+    assert len(set(names)) == 2
+    assert threading.current_thread().name not in names
+
+
+def test_in_a_thread_of_ours_the_caller_is_one_of_two() -> None:
+    barrier = threading.Barrier(2, timeout=10)
+    names: list[str] = []
+
+    def meet() -> None:
+        barrier.wait()
+        names.append(threading.current_thread().name)
+
+    def caller() -> str:
+        Threads(2).run([meet, meet])
+        return threading.current_thread().name
+
+    assert call_apart(caller) in names
     assert len(set(names)) == 2
 
 
@@ -218,10 +235,13 @@ def test_helpers_keep_off_the_callers_processor() -> None:
         barrier.wait()
         seen[threading.current_thread().name] = os.sched_getaffinity(0)
 
-    Threads(2).run([look, look])
-    caller = threading.current_thread().name
-    assert seen.pop(caller) == everywhere, "the caller's own affinity is left alone"
+    def caller() -> str:
+        Threads(2).run([look, look])
+        return threading.current_thread().name
+
+    assert seen.pop(call_apart(caller)) == everywhere, "the caller's own affinity is left alone"
     assert [len(allowed) for allowed in seen.values()] == [len(everywhere) - 1]
+    assert os.sched_getaffinity(0) == everywhere
 
 
 def test_a_helper_that_is_late_is_not_waited_for() -> None:

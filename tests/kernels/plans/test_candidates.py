@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from fmm.kernels.algorithms.consider import ABOVE, SEARCHED, considered_forms
 from fmm.kernels.algorithms.consider import FORM_NAMES as NAMED
-from fmm.kernels.algorithms.consider import SEARCHED, considered_forms
-from fmm.kernels.plans.candidates import CANDIDATE_FORMS, candidate_plans, considered_levels, peer_plans
+from fmm.kernels.plans.candidates import (
+    CANDIDATE_FORMS,
+    candidate_plans,
+    considered_levels,
+    levels_above,
+    peer_plans,
+    probed_plans,
+)
 from fmm.perfmodel.choose import candidates as compared
 from fmm.tuner.space import search_space, space_of_type
 
@@ -28,17 +35,40 @@ GPU = [
     "strassen.batched.pad16 > vendor",
     "strassen^2.batched.pad16 > vendor",
     "strassen^3.batched.pad16 > vendor",
+    "strassen.batched.pad16 > f16x3",
+    "strassen^2.batched.pad16 > f16x3",
+    "strassen^3.batched.pad16 > f16x3",
     "strassen.overlapped.pad16 > strassen^2.batched.pad16 > vendor",
     "strassen.overlapped.pad16 > strassen^3.batched.pad16 > vendor",
     "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > vendor",
     "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > vendor",
+    "strassen.overlapped.pad16 > strassen^2.batched.pad16 > f16x3",
+    "strassen.overlapped.pad16 > strassen^3.batched.pad16 > f16x3",
+    "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > f16x3",
+    "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > f16x3",
     "winograd.overlapped.pad16 > vendor",
     "winograd.pad16 > vendor",
     "winograd^2.overlapped.pad16 > vendor",
     "winograd^2.pad16 > vendor",
+    "winograd.overlapped.pad16 > f16x3",
+    "winograd.pad16 > f16x3",
+    "winograd^2.overlapped.pad16 > f16x3",
+    "winograd^2.pad16 > f16x3",
     "aligned.batched.pad16 > vendor",
     "strassen.fused.pad4 > tile",
     "strassen.pad4 > strassen.fused.pad4 > tile",
+    "f16x3",
+]
+# Of our own kernel, which a tuning does not measure on its probes.
+OWN = [
+    "strassen.batched.pad16 > tile",
+    "strassen^2.batched.pad16 > tile",
+    "strassen^3.batched.pad16 > tile",
+    "strassen.overlapped.pad16 > strassen^2.batched.pad16 > tile",
+    "strassen.overlapped.pad16 > strassen^3.batched.pad16 > tile",
+    "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > tile",
+    "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > tile",
+    "tile",
 ]
 REAL = tuple(GPU)
 GPU += [f"3m > {plan}" for plan in REAL]
@@ -50,8 +80,18 @@ GPU += [*(f"3m.sequential > {plan}" for plan in REAL), "vendor3m"]
 @pytest.mark.parametrize(("device", "expected"), [("cpu", CPU), ("cuda", GPU)])
 def test_what_is_compared(device: str, expected: list[str]) -> None:
     """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
-    assert [str(plan) for plan in candidate_plans(device)] == expected
+    assert [str(plan) for plan in probed_plans(device)] == expected
+    assert [str(plan) for plan in candidate_plans(device)] == expected + (OWN if device == "cuda" else [])
     assert compared(device == "cuda") == candidate_plans(device)
+
+
+def test_what_may_stand_above_a_candidate() -> None:
+    found = [str(level) for level in levels_above("cuda")]
+    assert [x for x in found if x.startswith("li-")] == ["li-fig2.pad16", "li-fig23.pad16"]
+    for name in ("strassen", "winograd"):
+        options = [".sequential.pad16", ".pad16", ".overlapped.pad16", "^2.pad16", "^2.overlapped.pad16"]
+        assert [x for x in found if x.startswith(name)] == [name + x for x in options]
+    assert levels_above("cpu") == ()
 
 
 def test_what_else_the_vendor_has() -> None:
@@ -75,7 +115,7 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "vendor3m"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", "vendor3m"),
         "numbers": (
             "",
             "3m",
@@ -94,7 +134,7 @@ def test_what_is_searched() -> None:
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:
-    assert {*(form.name for form in CANDIDATE_FORMS), SEARCHED} == set(NAMED)
+    assert {*(form.name for form in CANDIDATE_FORMS), ABOVE, SEARCHED} == set(NAMED)
     assert all(set(level.forms) <= set(NAMED) for level in considered_levels())
 
 

@@ -122,6 +122,7 @@ TYPES = [
     # (plan, the types that its leaf multiplies there)
     ("tile", {"float32", "float64", "float16", "bfloat16", "tf32"}),
     ("tile.plain", {"float32", "float64"}),
+    ("strassen > f16x3", {"float32"}),
     ("tile.square", {"float32"}),
     ("tile.solo.texture", {"float64"}),
     ("strassen > tile", {"float32", "float64", "float16", "bfloat16", "tf32"}),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from fmm.tuner.commands import tune
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import EFFORTS
+from fmm.tuner.report.overview import gains_frame, meaning, shown_gains
+from fmm.tuner.report.page import gains_table
 from tests.support import configs as tuned
 
 
@@ -29,13 +34,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_a_report_is_drawn(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(folder), "--into", str(tmp_path / "out")]) == 0
-    assert f"written: {tmp_path / 'out' / 'report.html'} and {2 * len(PICTURES)} pictures" in capsys.readouterr().out
-    drawn = {p.name for p in (tmp_path / "out" / "report").iterdir()}
-    assert drawn == {f"cpu-fake-2t-float64-{name}.{kind}" for name in PICTURES for kind in ("png", "svg")}
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == len(PICTURES) and "<script" not in page
+@pytest.fixture(scope="module")
+def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its report."""
+    into = tmp_path_factory.mktemp("report")
+    assert main(["report", str(folder), "--into", str(into / "out")]) == 0
+    return into / "out"
+
+
+def test_a_report_is_drawn(report: Path) -> None:
+    drawn = {p.name for p in (report / "report").iterdir()}
+    stems = {"speedup", *(f"cpu-fake-2t-float64-{name}" for name in PICTURES)}
+    assert drawn == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == len(PICTURES) + 1 and "<script" not in page
     assert not re.search(r'(src|href)="(?!#)(?!data:)', page), "the page is not self-contained"
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -54,8 +66,8 @@ def test_of_a_tuning_that_was_cut_short_what_there_is_is_drawn(
     assert 0 < len(early) < len(lines)
     (tmp_path / "trials.jsonl").write_text("".join(early), encoding="utf-8")
     assert main(["report", str(tmp_path), "--json"]) == 0
-    assert len(list((tmp_path / "report").iterdir())) == 2 * (len(PICTURES) - 2)
-    assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * (len(PICTURES) - 2)
+    assert len(list((tmp_path / "report").iterdir())) == 2 * (len(PICTURES) - 1)
+    assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * (len(PICTURES) - 1)
 
 
 @pytest.mark.parametrize("decades", [0.1, 1, 3, 9])
@@ -78,6 +90,64 @@ def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     assert not any(path.intersects_bbox(name, filled=False) for path in paths for name in names)
     assert not Bbox.intersection(*names)
     assert not any(Bbox.intersection(axes.get_legend().get_window_extent(), name) for name in names)
+
+
+def test_the_first_screen_says_what_was_found(folder: Path) -> None:
+    """A table of types by sizes, then what it means: from which size, how much, at which error and workspace."""
+    (case,) = tuned_cases(folder / "config.json")
+    gains = shown_gains([case])
+    sides = {gain.side: gain for gain in gains}
+    assert sides[1024].kind == "vendor" and sides[1024].plan == "vendor" and max(sides) <= 2 * 6000
+    assert sides[4096].kind == "predicted" and 1 < sides[4096].speedup < 1.3
+    known = replace(case.tuned, entries={e.key: e for e in [tuned.entry((4096, 4096, 4096), speedup=1.1)]})
+    measured = {gain.side: gain for gain in shown_gains([replace(case, tuned=known)])}[4096]
+    assert (measured.kind, measured.low, measured.high) == ("measured", 1.05, 1.2)
+    said = meaning(gains)
+    assert (
+        "from a side of 4096 (float64) on" in said and "times the vendor's own" in said and "GiB of workspace" in said
+    )
+    assert said.count(". ") == 1  # two sentences
+    page = gains_table([measured])
+    assert '<td class="measured" data-side="4096"' in page and "1.05 to 1.20" in page
+    assert "leaves all to it" in meaning([replace(measured, kind="vendor")])
+    assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
+
+
+def test_the_page_tells_nothing_of_the_machine_s_files(folder: Path, report: Path) -> None:
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert str(folder) not in page and "--output" not in page and "<details>" in page
+    assert page.index("<table") < page.index("<svg") < page.index("<details>")
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# A frame as wide as a screen, and how wide the page in it wants to be, with all details open.
+FRAME = """<!doctype html><iframe id=f width={width} height=900 src="report.html"></iframe><script>
+document.getElementById("f").onload = () => {{
+  const page = document.getElementById("f").contentDocument;
+  page.querySelectorAll("details").forEach(d => d.open = true);
+  const wide = [...page.querySelectorAll("body *")].filter(x => x.getBoundingClientRect().right > {width} + 1);
+  document.title = "wide: " + page.documentElement.scrollWidth + " " + wide.map(x => x.tagName).join(",");
+}};
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 800, 1400])
+def test_nothing_scrolls_sideways_in_a_browser(width: int, report: Path, tmp_path: Path) -> None:
+    """On a phone, a tablet and a screen; with a screenshot of each beside the page."""
+    frame, shot = report / "frame.html", report / f"report-{width}.png"
+    frame.write_text(FRAME.format(width=width), encoding="utf-8")
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--allow-file-access-from-files", "--disable-gpu"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"]
+    done = subprocess.run(
+        [*command, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    (found,) = re.findall(r"<title>wide: (\d+) ([A-Z,a-z]*)</title>", done.stdout)
+    assert int(found[0]) <= width and not found[1]
+    picture = f"--screenshot={shot}", f"--window-size={max(width, 500)},1200"
+    subprocess.run([*command, *picture, (report / "report.html").as_uri()], timeout=120, check=True)
+    assert shot.stat().st_size > 10_000
 
 
 def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

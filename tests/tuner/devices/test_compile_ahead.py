@@ -15,8 +15,8 @@ from fmm.kernels.cuda.products.tiled_source import tiled_source as tiled
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.cuda.sums.sum_source import sum_source
+from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
-from fmm.perfmodel.choose import candidates
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
 from fmm.tuner.devices.compile_ahead import SIZES, Ahead, compile_jobs, level_places
@@ -61,7 +61,7 @@ def test_a_plan_waits_for_its_own_levels_alone() -> None:
 
 
 def test_light_kernels_come_first() -> None:
-    plans = [Plan.parse(plan).levels for _, plan, _, _ in compile_jobs(["float32"], candidates(True))]
+    plans = [Plan.parse(plan).levels for _, plan, _, _ in compile_jobs(["float32"], probed_plans("cuda"))]
     heavy = [max(step.products for step in levels if isinstance(step, Level)) for levels in plans]
     assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
 
@@ -116,7 +116,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
 
 def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
-    plans = [p for p in candidates(True) if "^3" not in str(p) and p.takes_type("float32")]
+    plans = [p for p in probed_plans("cuda") if "^3" not in str(p)]
     made = {text for job in compile_jobs(["float32"], plans) for text, _ in compile_worker.kernel_sources(*job)}
     rng, met, missing = random.Random(1), 0, set()
     for i in range(8):

@@ -185,8 +185,8 @@ struct Place {
     int layer, row, col;  // where the thread block's tile begins
 };
 
-template <class S, class Work>
-__device__ __forceinline__ void every_tile(const Product& p, const Work& work) {
+template <class S, class Params, class Work>
+__device__ __forceinline__ void every_tile(const Params& p, const Work& work) {
     const int rank = cluster_rank();
 #pragma unroll 1
     for (int unit = blockIdx.x / S::CLUSTER; unit < p.units; unit += gridDim.x / S::CLUSTER) {

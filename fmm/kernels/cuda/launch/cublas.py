@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import gcd
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -17,9 +17,11 @@ from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that 
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.views import Factor
+from fmm.kernels.plans.plan_error import PlanError
 
 Math = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
@@ -36,7 +38,7 @@ class Lane(NamedTuple):
 class GemmCall(Protocol):
     """A GEMM with everything but the pointers filled in: `bases` are those of A, B, C and the workspace first."""
 
-    def __call__(self, lane: Lane, bases: Sequence[int]) -> None: ...
+    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall: ...
 
 
 def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
@@ -143,19 +145,22 @@ def cublas_version() -> int:
     return parts[0] * 10000 + parts[1] * 100 + parts[2]
 
 
-def enter_lane(lane: Lane, math: Math) -> int:
-    """Set a lane's handle to its stream and to this mode; returns the mode that it had."""
-    before = int(_cublas.getMathMode(lane.handle))
-    set_stream(lane)
-    if before != _MATH[math]:
-        _cublas.setMathMode(lane.handle, _MATH[math])
-    return before
+def math_mode(lane: Lane) -> int:
+    """Of a lane's handle, now."""
+    return int(_cublas.getMathMode(lane.handle))
 
 
-def leave_lane(lane: Lane, math: Math, before: int) -> None:
-    """Give the handle back in the mode that it had."""
+def entering_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
+    """By which a lane's handle is set to its stream and to this mode; `before` is the mode that it has."""
+    calls: list[PreparedCall] = [partial(_library().cublasSetStream_v2, lane.handle, lane.stream)]
     if before != _MATH[math]:
-        _cublas.setMathMode(lane.handle, before)
+        calls.append(partial(_cublas.setMathMode, lane.handle, _MATH[math]))
+    return calls
+
+
+def leaving_calls(lane: Lane, math: Math, before: int) -> list[PreparedCall]:
+    """By which the handle is given back in the mode that it had."""
+    return [partial(_cublas.setMathMode, lane.handle, before)] if before != _MATH[math] else []
 
 
 def set_stream(lane: Lane) -> None:
@@ -170,9 +175,9 @@ def new_handle() -> int:
     return int(handle.value or 0)
 
 
-def own_memory(lane: Lane, pointer: int, size: int) -> None:
+def memory_call(lane: Lane, pointer: int, size: int) -> PreparedCall:
     """What cuBLAS may use for itself, until the handle's stream is set anew: in a capture it may allocate nothing."""
-    _check_status(_library().cublasSetWorkspace_v2(lane.handle, pointer, size))
+    return partial(_library().cublasSetWorkspace_v2, lane.handle, pointer, size)
 
 
 class _CublasCall:
@@ -192,11 +197,11 @@ class _CublasCall:
         self.parts = made[1:a], made[a + 1 : b], made[b + 1 : c], made[c + 1 :]
         self.where = [(BASES.index(f.base), f.offset) for f in factors]
 
-    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
+    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
         (i, x), (j, y), (k, z) = self.where
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
-        _check_status(self.function(_Pointer(lane.handle), *head, a, *left, b, *right, c, *dest))
+        return partial(self.function, _Pointer(lane.handle), *head, a, *left, b, *right, c, *dest)
 
 
 class _RankCall:
@@ -211,11 +216,10 @@ class _RankCall:
         self.leading = op.factor.leading, op.dest.leading
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
+    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
         (i, x), (k, z) = self.where
-        operand, dest = bases[i] + x, bases[k] + z
         down, across = self.leading
-        _check_status(self.function(lane.handle, *self.head, operand, down, self.beta, dest, across))
+        return partial(self.function, lane.handle, *self.head, bases[i] + x, down, self.beta, bases[k] + z, across)
 
 
 # ---- cuBLASLt
@@ -227,6 +231,7 @@ CANDIDATES = 32  # as many as are asked for
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _MAX_WORKSPACE, _LEAST_ALIGNMENT = 1, (5, 6, 7, 8)
+_NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 
 
 class _Algorithm(ctypes.Structure):
@@ -256,12 +261,15 @@ def _cublaslt() -> tuple[Any, ctypes.c_void_p]:
 
 
 class _CandidateCall:
-    """One candidate of cuBLASLt's heuristic. Its scratch is part of the workspace, so that calls on many streams are
-    safe; its descriptions are small, and are kept until the process ends.
+    """One candidate of cuBLASLt's heuristic; PlanError where it has not so many.
+
+    Its scratch is part of the workspace, so that calls on many streams are safe; its descriptions are small, and are
+    kept until the process ends.
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
-        self.types, self.scratch, self.room = types, op.scratch, op.use.leaf.scratch
+        self.types, self.scratch = types, op.scratch
+        self.room = op.use.leaf.scratch(op.m, op.k, op.n, op.count)
         self.library, self.handle = _cublaslt()
         self.scalars = _scalars(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
@@ -274,13 +282,13 @@ class _CandidateCall:
         alpha = self.scalars.ctypes.data
         self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
 
-    def __call__(self, lane: Lane, bases: Sequence[int]) -> None:
+    def prepared(self, lane: Lane, bases: Sequence[int]) -> PreparedCall:
         a, b, c = (bases[base] + offset for base, offset in self.where)
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul
         operands = self.alpha, a, x, b, y, self.beta, c, z, c, z
         scratch = bases[3] + self.scratch, self.room
-        _check_status(call(self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream), "cuBLASLt")
+        return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, lane.stream)
 
     def _set(self, what: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
         function = getattr(self.library, f"cublasLt{what}SetAttribute")
@@ -312,13 +320,14 @@ class _CandidateCall:
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
-        _check_status(
-            self.library.cublasLtMatmulAlgoGetHeuristic(
-                self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
-            ),
-            "cuBLASLt",
+        status = self.library.cublasLtMatmulAlgoGetHeuristic(
+            self.handle, self.operation, x, y, z, z, preference, CANDIDATES, found, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
-        if number >= count.value:
-            raise RuntimeError(f"cuBLASLt has {count.value} candidates for this product: there is no lt{number}")
+        if status != _NOT_SUPPORTED:  # it says so where it has no candidate at all
+            _check_status(status, "cuBLASLt")
+        known = 0 if status else count.value
+        if number >= known:
+            where = f"operands whose lines begin at multiples of {', '.join(map(str, alignments))} bytes"
+            raise PlanError(f"cuBLASLt has {known} candidates for this product of {where}: there is no lt{number}")
         return _Candidate.from_buffer_copy(found[number])

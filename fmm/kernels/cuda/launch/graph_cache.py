@@ -6,7 +6,6 @@ memory of the call's: what it depends on is compared at each call, so it does no
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -17,31 +16,37 @@ COUNTED = 64  # keys that one call is counted for
 
 
 class GraphCache:
-    """Keeps so many captured calls, of all threads; the oldest goes first."""
+    """Keeps so many captured calls, of all threads; the oldest goes first.
+
+    Without a lock, which an exception at the wrong moment might leave shut: each step is one of C's, and whatever comes
+    between two of them leaves at most a call that is not found again.
+    """
 
     def __init__(self, limit: int = MADE) -> None:
         self.limit, self.repeats = limit, REPEATS
         self._made: deque[tuple[Replays, Hashable]] = deque()
-        self._lock = threading.Lock()
 
     def add(self, owner: Replays, key: Hashable, made: Any) -> None:
-        with self._lock:
-            owner.known[key] = made
-            self._made.append((owner, key))
-            if len(self._made) > self.limit:
-                old, gone = self._made.popleft()
-                old.known.pop(gone, None)
-                self.repeats *= 2  # a program with so many calls should not capture them in turns
+        self._made.append((owner, key))
+        owner.known[key] = made
+        while len(self._made) > self.limit and self._forget_oldest():
+            self.repeats *= 2  # a program with so many calls should not capture them in turns
 
     def clear(self) -> int:
         """Forget all; returns how many there were."""
-        with self._lock:
-            count = len(self._made)
-            for owner, key in self._made:
-                owner.known.pop(key, None)
-            self._made.clear()
-            self.repeats = REPEATS
+        count = 0
+        while self._forget_oldest():
+            count += 1
+        self.repeats = REPEATS
         return count
+
+    def _forget_oldest(self) -> bool:
+        try:
+            owner, key = self._made.popleft()
+        except IndexError:
+            return False
+        owner.known.pop(key, None)
+        return True
 
 
 class Replays:

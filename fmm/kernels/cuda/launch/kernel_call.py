@@ -1,5 +1,5 @@
-"""A launch of one of our kernels made ready on a device: compiled, its tensor maps encoded, the driver's call at
-hand."""
+"""A launch of one of our kernels made ready on a device: compiled, its tensor maps encoded, the driver's call all but
+prepared."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import numpy as np
 from cupy_backends.cuda.api import driver
 
 from fmm.kernels.cuda.launch.compile import compiled_kernel
+from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch.tensor_map import map_words
 from fmm.kernels.cuda.launch_list import Launch
 
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 launch_kernel = driver.launchKernel
-Start = Callable[[int, int, int], None]  # stream, address of the pointer to the parameters, 0
+Start = Callable[[int, int, int], PreparedCall]  # of a stream, the address of the pointer to the parameters, and 0
 
 
 class KernelCall:
-    """Everything but the addresses: `start` wants a stream and where the parameters stand, addresses filled in."""
+    """Everything but the addresses: `start` wants a stream and where the parameters stand, which are read when the call
+    that it prepares is made."""
 
     def __init__(self, launch: Launch, device: int) -> None:
         self.launch = launch
         self.function = compiled_kernel(device, launch.kernel).address
         shape = *launch.grid, launch.kernel.threads, 1, 1, launch.kernel.shared
-        overlapping = partial(_start_overlapping, self.function, shape)
-        self.start: Start = overlapping if launch.overlaps else partial(launch_kernel, self.function, *shape)
+        overlapping = partial(_overlapping_launch, self.function, shape)
+        self.start: Start = overlapping if launch.overlaps else partial(partial, launch_kernel, self.function, *shape)
         self.words: Any = np.frombuffer(launch.parameters, np.int64).copy()
         for word, tensor_map in launch.maps:
             found = map_words(tensor_map)
@@ -59,8 +61,7 @@ def _launch_ex() -> Any:
     return found
 
 
-def _start_overlapping(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> None:
+def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> PreparedCall:
     attribute = _Attribute(OVERLAP, 0, (ctypes.c_int * 16)(1))
     config = _Config((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1)
-    if status := _launch_ex()(ctypes.byref(config), kernel, parameters, None):
-        raise RuntimeError(f"cuLaunchKernelEx failed with status {status}")
+    return partial(_launch_ex(), ctypes.byref(config), kernel, parameters, None)

@@ -1,4 +1,9 @@
-"""Playing a launch list on a CUDA device: addresses are filled in, then every launch and call is made in order.
+"""Playing a launch list on a CUDA device: addresses are filled in, calls prepared, then all are made in order.
+
+A signal's handler can raise at any step of this code, but not between the calls: they are made by one call of C
+(`prepared_calls`), before which nothing has written C. So the whole product is launched or nothing of C is written, and
+the lanes have met again, when an exception leaves. What runs ahead are the first sums, if they write the workspace
+alone, on the caller's stream.
 
 Handle, memory, stream and compiled code are CuPy's, so that both share them.
 """
@@ -16,16 +21,28 @@ import numpy as np
 
 from fmm.kernels.cuda.launch.compile import compile_all
 from fmm.kernels.cuda.launch.counters import new_counters, stream_counters
-from fmm.kernels.cuda.launch.cublas import GemmCall, Lane, Math, enter_lane, leave_lane, own_memory, vendor_call
+from fmm.kernels.cuda.launch.cublas import (
+    GemmCall,
+    Lane,
+    Math,
+    entering_calls,
+    leaving_calls,
+    math_mode,
+    memory_call,
+    vendor_call,
+)
 from fmm.kernels.cuda.launch.graphs import KernelNode
 from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
-from fmm.kernels.cuda.launch.streams import lanes_for, wait_in_turn
+from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
+from fmm.kernels.cuda.launch.streams import lanes_for, turn_calls
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, Turn, VendorCall
-from fmm.kernels.cuda.select import ALIGNED, Alignment
+from fmm.kernels.cuda.select import Alignment, alignment_of
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
 cublas_handle = cupy.cuda.device.get_cublas_handle
 FEW_SLOTS = 32  # addresses up to which a loop is faster than NumPy
+# What a launch is told that does not write C. (All sums know the flag; those that write C may raise it.)
+WRITES_NO_C = frozenset(("A", "B", "W", FLAG))
 NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT))}
 
 
@@ -41,19 +58,16 @@ class Addresses(NamedTuple):
 
     @property
     def alignment(self) -> Alignment:
-        """Powers of two that divide the first four; beyond ALIGNED nobody asks."""
-        most = ALIGNED[0]
-        if not (self.a | self.b | self.c | self.workspace) % most:
-            return ALIGNED
-        a, b, c, w = (min(x & -x, most) or most for x in self[:4])
-        return a, b, c, w
+        """Powers of two that divide the first four."""
+        return alignment_of(self.a, self.b, self.c, self.workspace)
 
 
 class _Started(NamedTuple):
-    """A kernel of ours: on which lane."""
+    """A kernel of ours: on which lane; may it run ahead of the others?"""
 
     lane: int
     start: Start
+    ahead: bool
 
 
 class _Multiplied(NamedTuple):
@@ -63,8 +77,8 @@ class _Multiplied(NamedTuple):
     call: GemmCall
 
 
-class _Parameters(threading.local):
-    """A thread's own parameters of all launches of a list: the driver copies them when it is called."""
+class _Parameters:
+    """Parameters of all launches of a list: the driver copies them when it is called."""
 
     def __init__(self, blocks: list[Any]) -> None:
         starts = np.cumsum([0, *(8 * len(b) for b in blocks)])
@@ -73,6 +87,14 @@ class _Parameters(threading.local):
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
         self.known: tuple[int, ...] | None = None
+
+
+class _Spare(threading.local):
+    """A thread's own parameters that are not in use. Whoever plays the list takes them out until all is launched: a
+    signal's handler may play the same list in between. What an exception interrupts does not come back."""
+
+    def __init__(self) -> None:
+        self.kept: list[_Parameters] = []
 
 
 class Player:
@@ -85,9 +107,9 @@ class Player:
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
         self._set_slots()
-        self._parameters = _Parameters([call.words for call in self.calls])
+        self._spare = _Spare()
         steps = list(self._steps())
-        leading = takewhile(lambda step: isinstance(step, _Started), steps)
+        leading = takewhile(lambda step: isinstance(step, _Started) and step.ahead, steps)
         self._first = [step.start for step in leading if isinstance(step, _Started)]
         self._rest = steps[len(self._first) :]
 
@@ -110,7 +132,8 @@ class Player:
         divides = dict(zip(BASES, self.launches.alignment, strict=True))
         for step, lane in zip(self.launches.steps, self.launches.lanes, strict=True):
             if isinstance(step, Launch):
-                yield _Started(lane, next(calls).start)
+                ahead = lane == 0 and WRITES_NO_C.issuperset(slot.base for slot in step.slots)
+                yield _Started(lane, next(calls).start, ahead)
             elif isinstance(step, VendorCall):
                 yield _Multiplied(lane, vendor_call(step.op, divides))
             else:
@@ -124,34 +147,47 @@ class Player:
         """Every launch and call, in order, on its lane, on the current device. While the stream is captured: counters
         of the graph's own, and `scratch`, memory for cuBLAS, GRAPH_SCRATCH bytes for each lane that calls it.
 
-        The first sums are on their way before cuBLAS is set up: an idle device starts some microseconds earlier.
+        The first sums are on their way before the other calls are prepared: an idle device starts some microseconds
+        earlier.
         """
         handle = cublas_handle() if self.launches.vendor_lanes else 0  # a thread's own, which dies with it
         lanes = lanes_for(self.launches, self.device, stream, handle)
         if counters is None:
             counters = self._stream_counters(lanes) if self._counting else ()
-        blocks = iter(self._filled(addresses, counters).addresses)
+        parameters = self._filled(addresses, counters)
+        blocks = iter(parameters.addresses)
         for start in self._first:
-            start(stream, next(blocks), 0)
-        calling = lanes[: self.launches.vendor_lanes]
-        before = [enter_lane(lane, self.math) for lane in calling]
-        try:
-            for i, lane in enumerate(calling if scratch else ()):
-                own_memory(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH)
-            for step in self._rest:
-                if isinstance(step, _Started):
-                    step.start(lanes[step.lane].stream, next(blocks), 0)
-                elif isinstance(step, _Multiplied):
-                    step.call(lanes[step.lane], addresses)
-                else:
-                    wait_in_turn(step, lanes)
-        finally:
-            for lane, mode in zip(calling, before, strict=True):
-                leave_lane(lane, self.math, mode)
+            start(stream, next(blocks), 0)()
+        make_calls(self._prepared(addresses, lanes, blocks, scratch))
+        self._spare.kept.append(parameters)
+
+    def _prepared(
+        self, addresses: Addresses, lanes: list[Lane], blocks: Iterator[int], scratch: int
+    ) -> list[PreparedCall]:
+        """All calls but those that ran ahead, and around them those that set cuBLAS's handles and set them back."""
+        calls, leaving = list[PreparedCall](), list[PreparedCall]()
+        for i, lane in enumerate(lanes[: self.launches.vendor_lanes]):
+            mode = math_mode(lane)
+            calls += entering_calls(lane, self.math, mode)
+            leaving += leaving_calls(lane, self.math, mode)
+            if scratch:
+                calls.append(memory_call(lane, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
+        for step in self._rest:
+            if isinstance(step, _Started):
+                calls.append(step.start(lanes[step.lane].stream, next(blocks), 0))
+            elif isinstance(step, _Multiplied):
+                calls.append(step.call.prepared(lanes[step.lane], addresses))
+            else:
+                calls += turn_calls(step, lanes)
+        return calls + leaving
 
     def _filled(self, addresses: Addresses, counters: tuple[int, ...]) -> _Parameters:
-        """The thread's parameters, with these addresses in them; what is half filled counts as empty."""
-        found, known = self._parameters, (*addresses, *counters)
+        """Parameters with these addresses in them, taken out of the spare ones. Half filled, they are for none."""
+        known = (*addresses, *counters)
+        try:
+            found = self._spare.kept.pop()
+        except IndexError:
+            found = _Parameters([call.words for call in self.calls])
         if found.known != known:
             found.known = None
             if self._few is not None:
@@ -179,9 +215,10 @@ class Player:
 
     def nodes(self, addresses: Addresses, counters: tuple[int, ...]) -> Iterator[KernelNode]:
         """Our kernels, in the order of their launches, with their parameters for these addresses."""
-        blocks = self._filled(addresses, counters).addresses
-        for call, block in zip(self.calls, blocks, strict=True):
+        parameters = self._filled(addresses, counters)
+        for call, block in zip(self.calls, parameters.addresses, strict=True):
             yield KernelNode(call.function, block, 8 * len(call.words))
+        self._spare.kept.append(parameters)
 
 
 @lru_cache(maxsize=1024)

@@ -33,6 +33,7 @@ from fmm.kernels.plans.level_steps import (
 from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.registry import depends_on_rows
+from fmm.problem import Shape
 
 if TYPE_CHECKING:
     from fmm.kernels.plans.plan import Plan
@@ -166,7 +167,7 @@ class ThreeProducts(PlanLevel):
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         """In complex numbers, of which a real one is half."""
         counts = _counts(self, inner)
-        moved, held = (counts.elements(x, sides) for x in (counts.moved, counts.held))
+        moved, held = counts.elements(counts.moved, sides), counts.temporaries(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
         return Footprint(3, sides, counts.passes, halves[0], halves[1], 0.0, self.order == "sequential")
 
@@ -182,7 +183,12 @@ class ThreeProducts(PlanLevel):
 @depends_on_rows
 @lru_cache(maxsize=64)
 def _counts(level: ThreeProducts, inner: Plan) -> BlockCounts:
-    return block_counts(lambda unit, sides: level.steps(inner, sides), (1, 1, 1), None)
+    def whole(unit: int | None, sides: Shape) -> LevelSteps:
+        """There is no fringe: of marked sides, which are odd numbers, none lacks a row or column."""
+        m, k, n = (side | 1 for side in sides)
+        return level.steps(inner, (m, k, n))
+
+    return block_counts(whole, (1, 1, 1), None, (0, 1, 2))
 
 
 # ---- splitting and joining

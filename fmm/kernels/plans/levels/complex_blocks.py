@@ -115,7 +115,7 @@ class ThreeProductsOfBlocks(ThreeProducts):
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         blocks, _ = block_sides(self.scheme.size, self.scheme_level.fringe, self.scheme_level.unit, sides)
         counts = _counts(self, inner)
-        moved, held = (counts.elements(x, blocks) for x in (counts.moved, counts.held))
+        moved, held = counts.elements(counts.moved, blocks), counts.temporaries(blocks, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
         return Footprint(self.products, blocks, counts.passes, halves[0], halves[1], 0.0)
 
@@ -126,7 +126,7 @@ class ThreeProductsOfBlocks(ThreeProducts):
 @depends_on_rows
 @lru_cache(maxsize=64)
 def _counts(found: ThreeProductsOfBlocks, inner: Plan) -> BlockCounts:
-    return block_counts(lambda unit, sides: found.block_steps(inner, unit or 1, sides), found.scheme.size, 1)
+    return block_counts(lambda unit, sides: found.block_steps(inner, unit or 1, sides), found.scheme.size, 1, (0, 1, 2))
 
 
 # ---- splitting and joining

@@ -12,8 +12,10 @@ from fmm.kernels.plans.level_steps import LevelSteps, Sum
 from fmm.problem import Shape
 
 # Sides of A's, B's and C's blocks by which the count tells them apart: primes that divide no scheme's number of
-# products, k the shortest, because some tables keep sums of A and B in C.
-MARKED = (101, 97, 103)
+# products. Which is the longest matters to tables, one place of which may hold sums of A and of B.
+MARKS = (97, 101, 103)
+
+Stack = tuple[int, int, int]  # blocks, and the numbers of their sides
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,9 @@ class BlockCounts:
 
     passes: int
     moved: Sides
-    held: Sides
+    # Of each temporary how many blocks, and the numbers of the sides (m, k, n) that they have: if all blocks are whole,
+    # if not.
+    held: tuple[tuple[Stack, ...], tuple[Stack, ...]]
     # The share of products that read a block of A or B in place, or write one of C: if all blocks are whole, if not.
     in_place: tuple[float, float]
 
@@ -31,21 +35,53 @@ class BlockCounts:
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
+    def temporaries(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
+        """Elements that are held: of blocks with A's sides, with B's, and others; are A, B, C of whole blocks?"""
+        found = [0.0, 0.0, 0.0]
+        for padded, stacks in enumerate(self.held):
+            for count, rows, cols in stacks:
+                kind = {(0, 1): 0, (1, 2): 1}.get((rows, cols), 2)
+                found[kind] += count * sides[rows] * sides[cols] * (whole[kind] != bool(padded))
+        return found[0], found[1], found[2]
 
-def block_counts(steps: Callable[[int | None, Shape], LevelSteps], size: Shape, usual: int | None) -> BlockCounts:
-    """Counted on whole blocks of marked sides. `steps`: a level's, for a unit and sides; `usual`: its unit."""
-    m, k, n = (mark * parts for mark, parts in zip(MARKED, size, strict=True))
+
+def side_order(sides: Sides) -> Shape:
+    """Which sides are the longer ones: 0 for the shortest, then 1, 2; of equal ones k is the shorter, then m."""
+    ordered = sorted((1, 0, 2), key=lambda side: sides[side])
+    return ordered.index(0), ordered.index(1), ordered.index(2)
+
+
+def block_counts(
+    steps: Callable[[int | None, Shape], LevelSteps], size: Shape, usual: int | None, order: Shape
+) -> BlockCounts:
+    """Counted on whole blocks of marked sides in this order. `steps`: a level's, for a unit and sides; `usual`: its
+    unit."""
+    marks = MARKS[order[0]], MARKS[order[1]], MARKS[order[2]]
+    m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
     found = steps(usual, (m, k, n))
     sums = [step for step in found.steps if isinstance(step, Sum)]
     moved = [(place.rows, place.cols) for step in sums for place in (*step.needed_reads, *step.writes)]
-    held = [(rows, cols) for _, rows, cols in found.temporaries]
-    padded = steps(16, (m - 1, k - 1, n - 1))
-    return BlockCounts(len(sums), _blocks(moved), _blocks(held), (found.in_place, padded.in_place))
+    padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
+    held = _stacks(found, marks), _stacks(padded, marks)
+    return BlockCounts(len(sums), _blocks(moved, marks), held, (found.in_place, padded.in_place))
 
 
-def _blocks(shapes: Iterable[tuple[int, int]]) -> Sides:
+def _stacks(steps: LevelSteps, marks: Shape) -> tuple[Stack, ...]:
+    found = []
+    for _, rows, cols in steps.temporaries:
+        (down, row), (across, col) = _side_of(rows, marks), _side_of(cols, marks)
+        found.append((down * across, row, col))
+    return tuple(found)
+
+
+def _side_of(length: int, marks: Shape) -> tuple[int, int]:
+    """How many times which side it is; at the edge it may lack one row or column."""
+    return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(marks) if x % mark == 0)
+
+
+def _blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
     """How many blocks of A's, B's and C's sides the rectangles make up (a tall one is several)."""
-    m, k, n = MARKED
+    m, k, n = marks
     found = [0.0, 0.0, 0.0]
     for rows, cols in shapes:
         kind, block = (0, m * k) if cols == k else (1, k * n) if rows % k == 0 else (2, m * n)

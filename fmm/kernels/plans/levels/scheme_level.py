@@ -32,7 +32,7 @@ from fmm.kernels.plans.level import (
     register_level,
 )
 from fmm.kernels.plans.level_steps import LevelSteps, ProductWithSums, Sum
-from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides
+from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts, block_sides, side_order
 from fmm.kernels.plans.levels.scheme_options import (
     FRINGES,
     TRAVERSALS,
@@ -216,11 +216,21 @@ class Level(PlanLevel):
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         blocks, whole = block_sides(self.size, self.fringe, self.unit, sides)
+        m, k, n = (whole or side == parts * block for side, parts, block in zip(sides, self.size, blocks, strict=True))
+        of_whole = (True, True, True) if self.table else (m and k, k and n, m and n)
+        padded = self.table is not None and self.block_unit is not None
+        if padded and (refusal := _refusal(self, inner, _ranks(blocks))):
+            raise PlanError(refusal)
         if self.needs_fusing_leaf:
             return Footprint(self.products, blocks)
-        counts, one_by_one = _counts(self, inner), self.traversal == "sequential"
-        moved, held = counts.elements(counts.moved, blocks), counts.elements(counts.held, blocks)
-        return Footprint(self.products, blocks, counts.passes, moved, held, counts.in_place[not whole], one_by_one)
+        order = side_order(blocks) if self.table else PLAIN_ORDER
+        counts, one_by_one = _counts(self, inner, order), self.traversal == "sequential"
+        moved, held, passes = counts.elements(counts.moved, blocks), counts.temporaries(blocks, of_whole), counts.passes
+        if padded and not (m and n):  # C is computed in a padded temporary
+            padded_c = prod(blocks[side] * self.size[side] for side in (0, 2))
+            moved, held = (*moved[:2], moved[2] + 2 * padded_c), (*held[:2], held[2] + padded_c)
+            passes += 1
+        return Footprint(self.products, blocks, passes, moved, held, counts.in_place[not whole], one_by_one)
 
     def does(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
@@ -252,11 +262,34 @@ class Level(PlanLevel):
         return f"{self}: {self.launches} {what} {how if lanes > 1 else 'one after the other'} ({kernels})"
 
 
+def _ranks(blocks: Sides) -> Shape:
+    """Which sides are the longer ones: 0 for the shortest, then 1, 2; alike where they are equal."""
+    lengths = sorted(set(blocks))
+    m, k, n = (lengths.index(side) for side in blocks)
+    return m, k, n
+
+
 @depends_on_rows
 @lru_cache(maxsize=1024)
-def _counts(level: Level, inner: Plan) -> BlockCounts:
+def _refusal(level: Level, inner: Plan, order: Shape) -> str:
+    """Why a table of equal blocks cannot be done where their sides are of this order; empty if it can."""
+    try:
+        m, k, n = (parts * level.unit * (1 + rank) for parts, rank in zip(level.size, order, strict=True))
+        level.steps(inner, level.block_unit, (m, k, n))
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+PLAIN_ORDER: Shape = (1, 0, 2)  # k the shortest
+
+
+@depends_on_rows
+@lru_cache(maxsize=1024)
+def _counts(level: Level, inner: Plan, order: Shape) -> BlockCounts:
+    """`order`: of the sides of blocks, which matters to tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
-    return block_counts(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual)
+    return block_counts(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)
 
 
 # ---- the text form

@@ -1,0 +1,79 @@
+"""For pytest, `-p benchmarks.forced_plan`: every product that comes to fmm runs the plan in FMM_FORCED_PLAN, if it can.
+
+Nothing is left to the library because it is small or would not be faster. At the end, a line says how many ran.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import fmm.api
+from fmm.integrations import cupy_functions
+from fmm.integrations.on_import import after_import
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import check_products, workspace
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Problem
+from fmm.runtime import left_to_vendor, prepare
+from fmm.runtime.decide import Decision
+from fmm.runtime.devices import Device
+
+VARIABLE = "FMM_FORCED_PLAN"
+decided = 0
+
+
+def force(text: str) -> None:
+    """From now on, in this process."""
+    plan = Plan.parse(text)
+
+    def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
+        global decided
+        try:
+            check_products(plan, *problem.size)
+        except PlanError as error:
+            return Decision(VENDOR, problem, str(error))
+        if workspace(plan, *problem.size, problem.itemsize) > limits.workspace:
+            return Decision(VENDOR, problem, "there is no room")
+        decided += 1
+        return Decision(plan, problem, f"{VARIABLE} is set")
+
+    changes: list[tuple[Any, str, Any]] = [
+        (prepare, "decide", decide),
+        (left_to_vendor, "small_enough_for_vendor", never),
+        (left_to_vendor, "SMALLEST_SIDE", 2),
+        (fmm.api, "SMALL_BYTES", 0),
+        (cupy_functions, "small_enough_for_vendor", never),
+    ]
+    if "torch" in sys.modules:
+        force_torch()
+    else:
+        after_import("torch", force_torch)
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+
+
+def never(*sizes: Any) -> bool:
+    return False
+
+
+def force_torch() -> None:
+    """The same in front of torch's kernels, once they are there."""
+    hook = import_module("fmm.integrations.compiled_hook").loaded_hook()
+    if hook is not None:
+        hook.least_work(0, 0, 0)
+    torch_kernels: Any = import_module("fmm.integrations.torch_kernels")
+    torch_kernels.small_enough = never
+    for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
+        setattr(torch_kernels, name, 0)
+
+
+def pytest_sessionstart(session: Any) -> None:
+    if text := os.environ.get(VARIABLE, ""):
+        force(text)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(f"fmm decided {decided} kinds of products to run {os.environ.get(VARIABLE)}")

@@ -1,0 +1,137 @@
+"""Other projects' own tests with fmm installed: `python -m benchmarks.outside SUITE FOLDER --out FILE`.
+
+FOLDER is a checkout of the project's sources, of the version that is installed (for sklearn, the folder in which it is
+installed, which holds its tests). They run twice, in processes of their own: as they are, and under `python -m fmm`;
+what fails only the second time is fmm's doing. With --plan every product of any size runs that plan, since products of
+tests are small, and would otherwise be left to the library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from benchmarks.forced_plan import VARIABLE
+from fmm.kernels.plans.plan import Plan
+from fmm.tuner.environment import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scikit-learn"
+
+
+class Suite(NamedTuple):
+    """Which tests of a project."""
+
+    installed: str  # for which libraries
+    start: str  # the folder in which they are run
+    files: tuple[str, ...]
+    select: str = ""  # as in pytest -k
+
+
+PRODUCTS = "mm or matmul or linear or multi_dot or tensordot"
+SUITES = {
+    "torch": Suite("torch", "test", ("test_linalg.py", "test_matmul_cuda.py"), f"cuda and ({PRODUCTS})"),
+    "torch-cpu": Suite("torch-cpu", "test", ("test_linalg.py",), f"cpu and ({PRODUCTS})"),
+    "cupy": Suite(
+        "cupy",
+        "tests",
+        (
+            "cupy_tests/linalg_tests/test_product.py",
+            "cupy_tests/linalg_tests/test_einsum.py",
+            "cupy_tests/math_tests/test_matmul.py",
+        ),
+    ),
+    "sklearn": Suite(
+        "numpy",
+        "sklearn",
+        ("decomposition/tests/test_pca.py", "linear_model/tests/test_ridge.py", "tests/test_kernel_ridge.py"),
+    ),
+}
+
+
+def outcomes(report: Path) -> dict[str, str]:
+    """How each test ended, by its name, from pytest's report in XML."""
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        ends = {child.tag for child in case} & {"failure", "error", "skipped"}
+        name = f"{case.get('classname')}::{case.get('name')}"
+        worst = next((tag for tag in ("error", "failure", "skipped") if tag in ends), "passed")
+        found[name] = "failed" if worst in ("error", "failure") else worst
+    return found
+
+
+def compared(without: Mapping[str, str], with_fmm: Mapping[str, str]) -> dict[str, Any]:
+    """What fails with fmm alone; and what does not even run with it, which is as bad."""
+    worse = [name for name, end in without.items() if end == "passed" and with_fmm.get(name) != "passed"]
+    return {
+        "without fmm": dict(Counter(without.values())),
+        "with fmm": dict(Counter(with_fmm.values())),
+        "worse with fmm": sorted(worse),
+    }
+
+
+def command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more: Sequence[str]) -> list[str]:
+    start = folder / suite.start
+    under_fmm = ["-m", "fmm", "--install", suite.installed] if fmm else []
+    forced = ["-p", "benchmarks.forced_plan"] if fmm and plan else []
+    chosen = ["-k", suite.select] if suite.select else []
+    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}", *forced, *chosen, *more]
+    return [sys.executable, *under_fmm, "-m", "pytest", *options, *(str(start / name) for name in suite.files)]
+
+
+def run(suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str]) -> dict[str, str]:
+    """How the tests ended; an exception if they did not even begin."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: plan if fmm else ""}
+    with tempfile.TemporaryDirectory() as place:
+        report = Path(place) / "report.xml"
+        done = subprocess.run(command(suite, folder, report, fmm, plan, more), cwd=folder / suite.start, env=env)
+        if not report.exists():
+            raise SystemExit(f"pytest ended with status {done.returncode} and wrote no report")
+        return outcomes(report)
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--plan", default="", help="run every product by this plan, however small")
+    parser.add_argument("--pytest", nargs=argparse.REMAINDER, default=[], help="the rest goes to pytest")
+    given = parser.parse_args(arguments)
+    suite = SUITES[given.suite]
+    if not (given.folder / suite.start).is_dir():
+        parser.error(f"{given.folder} has no folder {suite.start}")
+    plan = str(Plan.parse(given.plan)) if given.plan else ""
+    without, with_fmm = (run(suite, given.folder.resolve(), fmm, plan, given.pytest) for fmm in (False, True))
+    found = compared(without, with_fmm)
+    told = {"suite": given.suite, "plan": plan, "versions": versions(), **found}
+    told["environment"] = environment(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])
+    given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")
+    print(*(f"only with fmm: {name}" for name in found["worse with fmm"]), sep="\n")
+    return int(bool(found["worse with fmm"]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

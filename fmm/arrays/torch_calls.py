@@ -1,0 +1,101 @@
+"""What torch does to a call besides multiplying: where it does anything, the call is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+MATMUL: Any = torch._C._VariableFunctions.matmul  # torch.matmul, also where somebody has put another in its place
+
+is_compiling, is_exporting = torch.compiler.is_compiling, torch.compiler.is_exporting
+tracing_state = torch._C._get_tracing_state
+function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+transform = torch._C._functorch.peek_interpreter_stack
+deterministic = torch._C._get_deterministic_algorithms
+dispatch_keys: Any = torch._C._dispatch_keys
+
+
+def _bits(*names: str) -> int:
+    """Keys of torch's dispatcher, a bit each."""
+    bits = 0
+    for name in names:
+        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return bits
+
+
+# What a plain tensor on the host or a CUDA device has. All else is another memory layout, or somebody who wants to see
+# what is done to the tensor: a transform, a trace, a mode.
+PLAIN_KEYS = _bits("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
+MARKED_KEYS = _bits("Conjugate", "Negative")
+
+
+def plain_bits(keys: int) -> bool:
+    """Of a plain tensor, which may be marked as a conjugate or a negative?"""
+    return not keys & ~(PLAIN_KEYS | MARKED_KEYS)
+
+
+def calls_are_watched() -> bool:
+    """Does somebody see the calls of torch's functions, to record or change them? Then he is to see torch.matmul, not
+    what fmm asks of the tensors before it.
+
+    torch.compile and torch.export, torch.jit.trace, modes of torch functions; but not the mode by which torch keeps the
+    default device, which no product depends on.
+    """
+    return is_compiling() or tracing_state() is not None or (function_modes() > 0 and _modes_but_devices())
+
+
+def calls_are_recorded() -> bool:
+    """The same, but for compilers: while one works, products of real numbers are computed as ever."""
+    return tracing_state() is not None or (function_modes() > 0 and _modes_but_devices())
+
+
+def _modes_but_devices() -> bool:
+    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(function_modes()))
+
+
+def plain_call(a: Any, b: Any, out: Any) -> bool:
+    """Plain tensors on one device, and nothing that torch does to them behind the call: no transform of functions, no
+    forward gradients, no mode that changes what a product is or forbids that its last digits differ."""
+    return (
+        not calls_are_watched()
+        and type(a) in PLAIN
+        and type(b) in PLAIN
+        and plain_bits(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
+        and a.get_device() == b.get_device()
+        and (out is None or writable(out, a))
+        and forward_ad._current_level < 0
+        and transform() is None
+        and not dispatch_modes()
+        and not torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu")
+        and not deterministic()
+    )
+
+
+def writable(out: Any, like: Any) -> bool:
+    """Does torch write there, without an error or a second thought?"""
+    plain = type(out) in PLAIN and not dispatch_keys(out).raw_repr() & ~PLAIN_KEYS
+    return plain and not (out.requires_grad or refused_out(out)) and bool(out.get_device() == like.get_device())
+
+
+OVERLAPS = 1  # several entries in one place, certainly
+
+
+def refused_out(out: Any) -> bool:
+    """Where torch writes no product: an expanded tensor, one of whose gradients it keeps record, one of its inference
+    mode outside of that."""
+    if not isinstance(out, torch.Tensor):
+        return True
+    recorded = out.requires_grad and torch.is_grad_enabled()
+    frozen = out.is_inference() and not torch.is_inference_mode_enabled()
+    return recorded or frozen or bool(torch._debug_has_internal_overlap(out) == OVERLAPS)
+
+
+def without_marks(a: Any, b: Any) -> tuple[Any, Any]:
+    """Conjugates and negatives as numbers: torch keeps them as marks on unchanged ones."""
+    if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
+        return a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
+    return a, b

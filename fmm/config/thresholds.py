@@ -1,0 +1,96 @@
+"""The thresholds of a tuning under the papers' names, as they stand in a config's section.
+
+    alpha             seconds of adding one element of a block to another: two reads and one write
+    pi                seconds of one flop of the vendor's product, both for large blocks (D'Alberto and Nicolau)
+    n1                the recursion point: the side of a cube from which one level pays, by their Equation 3 from alpha
+                      and pi, and as it was measured
+    epsilon           what must be added to alpha / pi so that their Equation 2 agrees with what was measured
+    tau1, tau2, tau3  the sides of squares up to which the tuned model takes no level, one, two (Li, Ranka and Sahni)
+    block_strategy    of our own product kernel, by the side of the product (Huang, Yu and van de Geijn)
+
+tau1 to tau3 have a spread each: `low` is where the model predicts no loss, `value` where it predicts a gain of 2 %, as
+much as is certified; `high` where it predicts as much as its own margin, which is its error on other shapes, so that
+fmm.matmul chooses such a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
+
+Raw = Any
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A threshold with the range in which it may lie; None: beyond 65536, or nowhere."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "never"
+        low, high = ("never" if x is None else f"{x:.0f}" for x in (self.low, self.high))
+        return f"{self.value:.0f} [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """All of them; None for what was not measured."""
+
+    alpha: float
+    pi: float
+    n1: float | None
+    n1_measured: float | None
+    epsilon: float | None
+    tau1: Spread
+    tau2: Spread
+    tau3: Spread
+    block_strategy: Mapping[str, str] = field(default_factory=dict)  # side -> name; empty where there is no such kernel
+
+    @property
+    def recursion_points(self) -> tuple[float | None, ...]:
+        """From which sides on one, two and three levels are taken."""
+        return self.tau1.value, self.tau2.value, self.tau3.value
+
+    @property
+    def fields(self) -> dict[str, Raw]:
+        """As they stand in a section."""
+        return {**asdict(self), "recursion_points": list(self.recursion_points)}
+
+
+def read_thresholds(raw: Raw) -> Thresholds | None:
+    """The thresholds of a section; None where there are none, or those of an older fmm, which meant something else."""
+    try:
+        alpha, pi = (_positive(raw[name]) for name in ("alpha", "pi"))
+        n1, measured, epsilon = (_number(raw[name]) for name in ("n1", "n1_measured", "epsilon"))
+        tau1, tau2, tau3 = (_spread(raw[name]) for name in ("tau1", "tau2", "tau3"))
+        names = {str(side): str(name) for side, name in dict(raw["block_strategy"]).items()}
+    except (KeyError, TypeError, ValueError):
+        return None
+    return Thresholds(alpha, pi, n1, measured, epsilon, tau1, tau2, tau3, names)
+
+
+def _spread(raw: Raw) -> Spread:
+    value, low, high = (_number(raw[end]) for end in ("value", "low", "high"))
+    return Spread(value, low, high)
+
+
+def _number(raw: Raw) -> float | None:
+    if raw is None:
+        return None
+    found = float(raw)
+    if not isfinite(found):
+        raise ValueError("no number")
+    return found
+
+
+def _positive(raw: Raw) -> float:
+    found = _number(raw)
+    if found is None or found <= 0:
+        raise ValueError("no positive number")
+    return found

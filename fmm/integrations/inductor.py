@@ -1,0 +1,38 @@
+"""A candidate for products of two matrices in torch.compile(mode="max-autotune"): Inductor times it beside its own.
+
+Where fmm is installed at torch's kernels, Inductor's calls of those are by fmm already, in all modes; this is for
+programs that want it in compiled functions alone. It has no name in C++: not for functions that are compiled to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from fmm.arrays.torch_calls import without_marks
+from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
+from fmm.integrations.torch_kernels import own_product, plain_operands, takes
+from fmm.runtime import call
+from fmm.runtime.limits import NO_WISHES
+
+
+def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
+    """The product of two matrices, written where Inductor wants it: while it compiles and times, and later on."""
+    if not (plain_operands(a, b) and takes(out, a, b)):
+        return own_product(a, b, out)
+    return call.product(TORCH if a.is_cuda else TORCH_ON_HOST, *without_marks(a, b), out, NO_WISHES)
+
+
+def install() -> Callable[[], None]:
+    """The function has a place among Inductor's external kernels from now on, since compiled code that was kept on disk
+    names it there; it is a candidate until it is uninstalled."""
+    import_module("torch._inductor.kernel.mm").lazy_register_extern_choice(fmm_product)
+    candidates = import_module("torch._inductor.config").external_matmul
+    candidates.append(fmm_product)
+
+    def undo() -> None:
+        if fmm_product in candidates:
+            candidates.remove(fmm_product)
+
+    return undo

@@ -1,0 +1,137 @@
+"""Where fmm can be installed, and what is installed now: for good, for a while, or as soon as a library is loaded.
+
+All of it is the process's: what one thread installs, all have. A place is held by `install` once, and by every
+`installed` that is being executed; when the last one lets go, the very objects that were there before are put back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from fmm.config.environment import log_once
+from fmm.integrations.on_import import after_import
+
+Undo = Callable[[], None]
+VARIABLE = "FMM_INSTALL"
+
+
+class CannotInstallError(RuntimeError):
+    """Why fmm cannot multiply for a library here; nothing was changed."""
+
+
+@dataclass
+class Place:
+    """A library, the module of ours that knows how to get in, and who wants it to be in."""
+
+    library: str
+    module: str
+    function: str = "install"  # of that module; returns what undoes it
+    kept: bool = False  # by install()
+    holders: int = 0  # installed() that are being executed
+    undo: Undo | None = field(default=None, repr=False)  # None: nothing is installed
+
+    @property
+    def wanted(self) -> bool:
+        return self.kept or self.holders > 0
+
+
+PLACES = {
+    "torch": Place("torch", "fmm.integrations.torch_kernels", "install_on_cuda"),
+    "torch-cpu": Place("torch", "fmm.integrations.torch_kernels", "install_on_host"),
+    "torch-inductor": Place("torch", "fmm.integrations.inductor"),
+    "cupy": Place("cupy", "fmm.integrations.cupy_functions"),
+    "numpy": Place("numpy", "fmm.integrations.numpy_functions"),
+}
+USUAL = "torch", "cupy", "numpy"
+_lock = threading.RLock()
+
+
+def install(*names: str) -> None:
+    """From now on products of these libraries are fmm's where a plan pays; of all three if none is named.
+
+    "torch" (on CUDA devices), "cupy" and "numpy"; only if they are named: "torch-cpu", torch's products on the host,
+    "torch-inductor", a candidate in torch.compile(mode="max-autotune"). A library that is not loaded yet is changed
+    when it is. Where fmm cannot get in, one line in the log says why, and nothing is changed.
+    """
+    for place in _named(names):
+        with _lock:
+            place.kept = True
+            _settle(place)
+
+
+def uninstall(*names: str) -> None:
+    """Ends what `install` began, for these libraries or for all; the libraries have their own objects back."""
+    for place in _named(names or tuple(PLACES)):
+        with _lock:
+            place.kept = False
+            _settle(place)
+
+
+@contextmanager
+def installed(*names: str) -> Iterator[None]:
+    """The same for a `with` statement, in all threads while it is executed."""
+    places = _named(names)
+    for place in places:
+        with _lock:
+            place.holders += 1
+            _settle(place)
+    try:
+        yield
+    finally:
+        for place in places:
+            with _lock:
+                place.holders -= 1
+                _settle(place)
+
+
+def install_as_told() -> None:
+    """What the environment variable FMM_INSTALL names, for programs that say nothing themselves."""
+    told = tuple(name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip())
+    try:
+        if told:
+            install(*told)
+    except ValueError as error:
+        log_once(f"{VARIABLE}: {error}")
+
+
+def _named(names: tuple[str, ...]) -> list[Place]:
+    unknown = [name for name in names if name not in PLACES]
+    if unknown:
+        raise ValueError(f"fmm knows no {', '.join(map(repr, unknown))} to install for; valid: {', '.join(PLACES)}")
+    return [PLACES[name] for name in dict.fromkeys(names or USUAL)]
+
+
+def _settle(place: Place) -> None:
+    """Gets in, or out, as is wanted now."""
+    if not place.wanted and place.undo is not None:
+        undo, place.undo = place.undo, None
+        undo()
+    elif place.wanted and place.undo is None:
+        if place.library in sys.modules:
+            _get_in(place)
+        elif importlib.util.find_spec(place.library) is None:
+            log_once(f"nothing is installed for {place.library}: there is no such library here")
+        else:
+            after_import(place.library, settle_all)
+
+
+def settle_all() -> None:
+    """Once a library has been loaded: whoever waited for it gets in, if that is still wanted."""
+    for place in PLACES.values():
+        with _lock:
+            if place.library in sys.modules:
+                _settle(place)
+
+
+def _get_in(place: Place) -> None:
+    try:
+        place.undo = getattr(importlib.import_module(place.module), place.function)()
+    except (CannotInstallError, ImportError) as error:
+        log_once(f"nothing is installed for {place.library}: {error}")

@@ -1,0 +1,115 @@
+"""Which products of a program ran by a plan, how many and how much faster, and which were left alone, and why."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+from fmm.api import explain
+from fmm.kernels.plans.plan import VENDOR
+from fmm.runtime.decide import Decision
+
+LINES = 30  # of the table, the products with the most arithmetic first
+
+
+class Kind(NamedTuple):
+    """Products that are alike."""
+
+    where: str  # the function of the library that was called
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    dtype: str
+
+    @property
+    def flops(self) -> int:
+        stack = max(prod(self.left[:-2]), prod(self.right[:-2]))
+        return 2 * stack * prod(self.left[-2:]) * (self.right[-1] if len(self.right) > 1 else 1)
+
+    @property
+    def sizes(self) -> str:
+        return f"{' x '.join(map(str, self.left))} by {' x '.join(map(str, self.right))}"
+
+
+@dataclass
+class Report:
+    """Counts products by kind; each kind's decision is asked for once."""
+
+    counts: Counter[Kind] = field(default_factory=Counter)
+    decisions: dict[Kind, Decision | str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def note(self, kind: Kind, decided: Callable[[], Decision]) -> None:
+        with self._lock:
+            self.counts[kind] += 1
+            if kind in self.decisions:
+                return
+            self.decisions[kind] = ""  # whoever asks meanwhile need not
+        try:
+            found: Decision | str = decided()
+        except Exception as error:  # the library rejects the call; a report is no place to do so
+            found = str(error)
+        self.decisions[kind] = found
+
+    def __str__(self) -> str:
+        planned = [kind for kind in self.counts if _plan(self.decisions[kind])]
+        calls, by_plans = sum(self.counts.values()), sum(self.counts[kind] for kind in planned)
+        flops = {kind: count * kind.flops for kind, count in self.counts.items()}
+        share = sum(flops[kind] for kind in planned) / max(sum(flops.values()), 1)
+        lines = [f"fmm: {by_plans} of {calls} products ran by plans, {share:.0%} of the arithmetic"]
+        order = sorted(self.counts, key=lambda kind: -flops[kind])
+        lines += [f"  {self.counts[kind]:7d}  {line}" for kind in order[:LINES] for line in self._lines(kind)]
+        if len(order) > LINES:
+            lines.append(f"  and {len(order) - LINES} kinds of smaller products")
+        return "\n".join(lines)
+
+    def _lines(self, kind: Kind) -> Iterator[str]:
+        decision = self.decisions[kind]
+        head = f"{kind.where}, {kind.dtype}, {kind.sizes}: "
+        if isinstance(decision, str):
+            yield head + f"left alone: {decision}"
+        elif decision.plan == VENDOR:
+            yield head + f"left alone: {decision.reason}"
+        else:
+            faster = expected_speedup(decision)
+            told = f"{faster:.2f} times as fast is expected" if faster else decision.reason
+            yield head + f"{decision.plan}: {told}"
+
+
+def _plan(decision: Decision | str) -> bool:
+    return isinstance(decision, Decision) and decision.plan != VENDOR
+
+
+def expected_speedup(decision: Decision) -> float | None:
+    """By the model that chose the plan; None if it was certified: then its reason says what was measured."""
+    times = (candidate.time for candidate in decision.considered if candidate.plan == decision.plan)
+    return next((1 / time for time in times if time > 0), None)
+
+
+_report: Report | None = None
+
+
+def begin_report() -> Report:
+    """From now on products are counted."""
+    global _report
+    _report = Report()
+    return _report
+
+
+def end_report() -> None:
+    global _report
+    _report = None
+
+
+def reporting() -> bool:
+    return _report is not None
+
+
+def noted(where: str, a: Any, b: Any, decided: Callable[[], Decision] | None = None) -> None:
+    """Counts a product, if somebody wants a report."""
+    if _report is not None:
+        kind = Kind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))
+        _report.note(kind, decided or (lambda: explain(a, b)))

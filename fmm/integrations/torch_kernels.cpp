@@ -1,0 +1,184 @@
+// Products of torch's dispatcher, most of which are left to torch's own kernels without asking Python.
+//
+// For each operator (aten::mm, say) one kernel is registered, at one key of the dispatcher. It calls the kernel that was
+// there before, unless the product is large enough and was not declined a moment ago: then it calls the operator of the
+// same name in the library fmm_hook, which is written in Python and answers with the product, or declines.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using torch::jit::Stack;
+
+// From how many multiply-adds on Python is asked: of types of more than two bytes, of those of two bytes whose rows are
+// aligned, and of those whose are not.
+std::atomic<int64_t> least_work{0}, least_work_half{0}, least_work_unaligned{0};
+
+int64_t now_in_milliseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+// Products that Python declined, for a moment: by a hash of all that its decision depends on. Two threads may write a
+// slot at once; what is read then fits no product, or is the vendor's too soon or too late.
+constexpr size_t SLOTS = 1024;
+constexpr int64_t REMEMBERED = 1000;  // milliseconds
+
+struct Slot {
+  std::atomic<uint64_t> product{0};
+  std::atomic<int64_t> until{0};
+};
+
+std::array<Slot, SLOTS> declined;
+
+uint64_t mixed(uint64_t hash, int64_t value) {
+  return (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ull + (hash >> 29);
+}
+
+uint64_t hash_of(uint64_t operator_number, const at::Tensor& a, const at::Tensor& b) {
+  uint64_t hash = mixed(operator_number + 1, static_cast<int64_t>(a.scalar_type()));
+  hash = mixed(hash, a.is_cuda() ? a.get_device() : -1);
+  for (const at::Tensor* x : {&a, &b}) {
+    for (const int64_t size : x->sizes()) hash = mixed(hash, size);
+    for (const int64_t stride : x->strides()) hash = mixed(hash, stride);
+  }
+  return hash | 1;  // no slot is empty by accident
+}
+
+bool was_declined(uint64_t product) {
+  const Slot& slot = declined[(product >> 16) % SLOTS];
+  return slot.product.load(std::memory_order_relaxed) == product &&
+      slot.until.load(std::memory_order_relaxed) > now_in_milliseconds();
+}
+
+void remember_declined(uint64_t product) {
+  Slot& slot = declined[(product >> 16) % SLOTS];
+  slot.until.store(now_in_milliseconds() + REMEMBERED, std::memory_order_relaxed);
+  slot.product.store(product, std::memory_order_relaxed);
+}
+
+// Was the last product declined for a reason that has nothing to do with its sizes?
+thread_local bool only_now = false;
+
+bool large_enough(const at::Tensor& a, const at::Tensor& b) {
+  const int64_t axes = a.dim();
+  if (axes < 2 || b.dim() != axes || a.layout() != at::kStrided || b.layout() != at::kStrided) return false;
+  const int64_t k = a.size(axes - 1), n = b.size(axes - 1), work = a.size(axes - 2) * k * n;
+  if (a.element_size() != 2) return work >= least_work;
+  return work >= ((k | n) % 8 ? least_work_unaligned : least_work_half);
+}
+
+// A kernel that the dispatcher hands out, and that lives as long as it is held.
+using Kernel = decltype(std::declval<const c10::OperatorHandle&>().getComputedKernelForDispatchKey(DispatchKey::CPU));
+
+class Hook : public c10::OperatorKernel {
+ public:
+  Hook(const c10::OperatorHandle& op, const c10::OperatorHandle& asked, DispatchKey key, uint64_t number, size_t first)
+      : own_(op.getComputedKernelForDispatchKey(key)), asked_(asked), key_(key), number_(number), first_(first) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const size_t count = op.schema().arguments().size(), begin = stack->size() - count;
+    const at::Tensor& a = (*stack)[begin + first_].toTensor();
+    const at::Tensor& b = (*stack)[begin + first_ + 1].toTensor();
+    if (large_enough(a, b)) {
+      const uint64_t product = hash_of(number_, a, b);
+      if (!was_declined(product)) {
+        only_now = false;
+        if (answered(stack, begin)) return;
+        if (!only_now) remember_declined(product);
+      }
+    }
+    own_.callBoxed(op, keys, stack);
+  }
+
+ private:
+  // Asks Python, which gives a tensor back, the one that was to be written, or nothing.
+  bool answered(Stack* stack, size_t begin) const {
+    Stack question(stack->begin() + static_cast<std::ptrdiff_t>(begin), stack->end());
+    asked_.redispatchBoxed(DispatchKeySet(key_), &question);
+    if (question.back().isNone()) return false;
+    stack->resize(begin);
+    stack->push_back(std::move(question.back()));
+    return true;
+  }
+
+  Kernel own_;
+  c10::OperatorHandle asked_;
+  DispatchKey key_;
+  uint64_t number_;
+  size_t first_;
+};
+
+// That a kernel replaces another one is what was asked for; the dispatcher would warn of it.
+class Quiet : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
+// Every kernel of ours that ever stood in the dispatcher: a thread may still be in it when it is taken out.
+std::vector<Kernel> ever_installed;
+
+struct Installed {
+  explicit Installed(DispatchKey key) : library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
+  torch::Library library;
+};
+
+std::array<std::unique_ptr<Installed>, 2> installed;  // on the host, on CUDA devices
+thread_local std::string failure;
+
+}  // namespace
+
+extern "C" {
+
+const char* fmm_failure() { return failure.c_str(); }
+
+// Said by Python while it is asked.
+void fmm_only_now() { only_now = true; }
+
+void fmm_least_work(int64_t work, int64_t half, int64_t unaligned) {
+  least_work = work, least_work_half = half, least_work_unaligned = unaligned;
+  for (Slot& slot : declined) slot.until = 0;
+}
+
+// `operators`: names as in "mm.out", of the same name in both libraries but for the dot; `first`: where the left matrix
+// stands among each one's arguments. 0 if all is well, else fmm_failure says what is not, and nothing is changed.
+int fmm_install(int on_cuda, int count, const char** operators, const int* first) {
+  try {
+    const DispatchKey key = on_cuda ? DispatchKey::CUDA : DispatchKey::CPU;
+    auto& dispatcher = c10::Dispatcher::singleton();
+    Quiet quiet;
+    c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+    auto made = std::make_unique<Installed>(key);
+    for (int i = 0; i < count; ++i) {
+      const std::string full = operators[i];
+      const size_t dot = full.find('.');
+      const std::string name = full.substr(0, dot), overload = dot == std::string::npos ? "" : full.substr(dot + 1);
+      const auto op = dispatcher.findSchemaOrThrow(("aten::" + name).c_str(), overload.c_str());
+      const std::string own = "fmm_hook::" + name + (overload.empty() ? "" : "_" + overload);
+      const auto asked = dispatcher.findSchemaOrThrow(own.c_str(), "");
+      auto hook = std::make_unique<Hook>(op, asked, key, static_cast<uint64_t>(i), static_cast<size_t>(first[i]));
+      made->library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(hook)));
+      ever_installed.push_back(op.getComputedKernelForDispatchKey(key));
+    }
+    installed[on_cuda] = std::move(made);
+    return 0;
+  } catch (const std::exception& error) {
+    failure = error.what();
+    return 1;
+  }
+}
+
+void fmm_uninstall(int on_cuda) { installed[on_cuda].reset(); }
+}

@@ -1,0 +1,235 @@
+// float32 as two float16 numbers: x 2^e = hi + lo / 2048, e chosen so that the largest number of a row of A, of a column
+// of B comes to lie between 2^14 and 2^15.
+//
+//   Operand     where one operand lies, where its planes and exponents go
+//   by_line     lines that run along the inner dimension: an exponent for each line
+//   by_position lines that run along the outer one: an exponent for each position in a line
+//
+// Planes stand in one buffer: of every 64 numbers of a line first their hi, then their lo, 256 bytes in all. Lines along
+// the inner dimension end with zeros, whole 64 numbers.
+#pragma once
+
+#include "gemm_common.cuh"
+
+namespace fmm {
+namespace planes {
+
+constexpr int TOP = 14;         // the largest number has this exponent
+constexpr int CHUNK = 64;       // numbers whose hi and lo stand behind each other
+constexpr float BELOW = 2048;   // lo is so many times what hi leaves
+constexpr int THREADS = 256;
+constexpr int CLUSTER = 8;      // thread blocks that share the lines of a strip of positions
+
+struct Operand {
+    const float* source;
+    unsigned short* planes;
+    int* exponents;        // one for each line, or each position, of all layers
+    long long leading;     // numbers from one line of the source to the next
+    long long layer;       // and from one product of a batch to the next
+    long long room;        // numbers from one line of the planes to the next, hi and lo as one
+    int lines, length;
+    int layers;
+    int blocks;            // thread blocks that do this operand
+};
+
+struct Both {
+    Operand left, right;
+};
+
+// ---- numbers
+
+__device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
+
+// The exponent by which the numbers whose largest magnitude is x are scaled; zeros, inf and NaN stay what they are.
+__device__ __forceinline__ int scaling(float x) {
+    const int up = x < power_of_two(-100) ? 64 : 0;
+    const int bits = __float_as_int(x * power_of_two(up)), e = bits >> 23 & 255;
+    return e == 255 || bits == 0 ? 0 : TOP - (e - 127 - up);
+}
+
+// In two steps, because 2^e may be no float32.
+struct Scale {
+    float first, second;
+    __device__ __forceinline__ explicit Scale(int e) : first(power_of_two(e / 2)), second(power_of_two(e - e / 2)) {}
+    __device__ __forceinline__ float operator()(float x) const { return x * first * second; }
+};
+
+__device__ __forceinline__ float larger(float x, float y) {  // a NaN is larger than all
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(fabsf(y)));
+    return z;
+}
+
+__device__ __forceinline__ unsigned pair_of(float x, float y) {
+    unsigned both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    return both;
+}
+__device__ __forceinline__ float first_of(unsigned both) {
+    float x;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(x) : "r"(both));
+    return x;
+}
+__device__ __forceinline__ float second_of(unsigned both) {
+    float x;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b;}" : "=f"(x) : "r"(both));
+    return x;
+}
+
+struct Four {
+    float x[4];
+};
+
+// Hi and lo of four neighbours, the first of which is number `at` of its line.
+__device__ __forceinline__ void put_four(unsigned short* line, int at, const Four& v) {
+    unsigned short* const to = line + at / CHUNK * (2 * CHUNK) + at % CHUNK;
+    const unsigned a = pair_of(v.x[0], v.x[1]), b = pair_of(v.x[2], v.x[3]);
+    *reinterpret_cast<uint2*>(to) = {a, b};
+    const unsigned c = pair_of((v.x[0] - first_of(a)) * BELOW, (v.x[1] - second_of(a)) * BELOW);
+    const unsigned d = pair_of((v.x[2] - first_of(b)) * BELOW, (v.x[3] - second_of(b)) * BELOW);
+    *reinterpret_cast<uint2*>(to + CHUNK) = {c, d};
+}
+
+// Four neighbours of a line, zeros behind its end.
+template <bool WIDE>
+__device__ __forceinline__ Four four_of(const float* line, int at, int length) {
+    Four v;
+    if (WIDE && at + 4 <= length) {
+        const float4 x = *reinterpret_cast<const float4*>(line + at);
+        v = {x.x, x.y, x.z, x.w};
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v.x[i] = at + i < length ? line[at + i] : 0.0f;
+    }
+    return v;
+}
+
+// ---- the largest of a warp, of a thread block
+
+template <int LANES>
+__device__ __forceinline__ float largest_of(float x) {
+#pragma unroll
+    for (int step = LANES / 2; step; step /= 2) x = larger(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+// ---- lines along the inner dimension
+
+// A group of threads for each line, of a warp or of all. What a thread has of the line stays in registers, if its first
+// KEPT loads are all.
+template <int GROUP, int KEPT, bool WIDE>
+__device__ __forceinline__ void by_line(const Operand& p, int block) {
+    constexpr int GROUPS = THREADS / GROUP, STEP = GROUP * 4;
+    __shared__ float shared[THREADS / 32];
+    const int group = threadIdx.x / GROUP, mine = threadIdx.x % GROUP * 4, number = block * GROUPS + group;
+    const int layer = number / p.lines, line = number % p.lines;
+    if (layer >= p.layers) return;
+    const float* const from = p.source + layer * p.layer + line * p.leading;
+    unsigned short* const to = p.planes + 2 * number * p.room;
+    Four kept[KEPT];
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) {
+        kept[i] = four_of<WIDE>(from, mine + i * STEP, p.length);
+#pragma unroll
+        for (float x : kept[i].x) most = larger(most, x);
+    }
+    for (int at = mine + KEPT * STEP; at < p.length; at += STEP) {
+        const Four v = four_of<WIDE>(from, at, p.length);
+#pragma unroll
+        for (float x : v.x) most = larger(most, x);
+    }
+    most = largest_of<32>(most);
+    if (GROUP > 32) {
+        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = most;
+        __syncthreads();
+        most = largest_of<THREADS / 32>(shared[threadIdx.x % (THREADS / 32)]);
+    }
+    const int e = scaling(most);
+    if (mine == 0) p.exponents[number] = e;
+    const Scale scaled(e);
+    const auto put = [&](int at, Four v) {
+#pragma unroll
+        for (float& x : v.x) x = scaled(x);
+        put_four(to, at, v);
+    };
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i)
+        if (mine + i * STEP < p.room) put(mine + i * STEP, kept[i]);
+    for (int at = mine + KEPT * STEP; at < p.room; at += STEP) put(at, four_of<WIDE>(from, at, p.length));
+}
+
+// ---- lines along the outer dimension
+
+__device__ __forceinline__ int rank_in_cluster() {
+    int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void all_of_cluster_meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// What stands in the same place of another thread block's shared memory.
+__device__ __forceinline__ float there(const float* here, int rank) {
+    float x;
+    asm volatile(
+        "{\n"
+        ".reg .b32 at;\n"
+        "mapa.shared::cluster.u32 at, %1, %2;\n"
+        "ld.shared::cluster.f32 %0, [at];\n"
+        "}"
+        : "=f"(x)
+        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(here))), "r"(rank)
+        : "memory");
+    return x;
+}
+
+// A cluster for 64 positions of all lines, each of its thread blocks for a part of these: first the largest of every
+// position, then, from the last line back, because that is still in the cache, hi and lo.
+template <bool WIDE>
+__device__ __forceinline__ void by_position(const Operand& p, int block) {
+    constexpr int ACROSS = CHUNK / 4, DOWN = THREADS / ACROSS;
+    __shared__ float shared[DOWN][CHUNK];
+    __shared__ float largest[CHUNK];
+    const int strip = block / CLUSTER, strips = p.room / CHUNK, rank = rank_in_cluster();
+    const int layer = strip / strips, first = strip % strips * CHUNK;
+    const int part = (p.lines + CLUSTER - 1) / CLUSTER, begin = min(rank * part, p.lines), end = min(begin + part, p.lines);
+    const int down = threadIdx.x / ACROSS, at = first + threadIdx.x % ACROSS * 4;
+    const float* const from = p.source + layer * p.layer;
+    Four most = {};
+#pragma unroll 4
+    for (int line = begin + down; line < end; line += DOWN) {
+        const Four v = four_of<WIDE>(from + line * p.leading, at, p.length);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) most.x[i] = larger(most.x[i], v.x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) shared[down][at - first + i] = most.x[i];
+    __syncthreads();
+    if (threadIdx.x < CHUNK) {
+        float x = 0;
+        for (int i = 0; i < DOWN; ++i) x = larger(x, shared[i][threadIdx.x]);
+        largest[threadIdx.x] = x;
+    }
+    all_of_cluster_meet();
+    if (threadIdx.x < CHUNK) {
+        float x = 0;
+        for (int i = 0; i < CLUSTER; ++i) x = larger(x, there(largest + threadIdx.x, i));
+        const int e = scaling(x);
+        reinterpret_cast<int*>(shared[0])[threadIdx.x] = e;
+        if (rank == 0 && first + static_cast<int>(threadIdx.x) < p.length) p.exponents[layer * p.length + first + threadIdx.x] = e;
+    }
+    all_of_cluster_meet();  // and nobody leaves while others read what it has
+    const int* const e = reinterpret_cast<const int*>(shared[0]) + (at - first);
+    const Scale a(e[0]), b(e[1]), c(e[2]), d(e[3]);
+    unsigned short* const to = p.planes + 2 * layer * static_cast<long long>(p.lines) * p.room;
+    const int count = end - begin - down, last = begin + down + (count > 0 ? (count - 1) / DOWN * DOWN : 0);
+#pragma unroll 4
+    for (int line = last; line >= begin + down && line < end; line -= DOWN) {
+        const Four v = four_of<WIDE>(from + line * p.leading, at, p.length);
+        put_four(to + 2 * line * p.room, at, {a(v.x[0]), b(v.x[1]), c(v.x[2]), d(v.x[3])});
+    }
+}
+
+}  // namespace planes
+}  // namespace fmm

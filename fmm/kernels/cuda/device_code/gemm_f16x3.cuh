@@ -1,0 +1,174 @@
+// Products of float32 by three products of float16, by the tensor cores of Hopper's warpgroups (sm_90a).
+//
+// With A = hi + lo / 2048 and B likewise (f16_planes.cuh), A B is hi hi + (hi lo + lo hi) / 2048: what lo lo would add is
+// below the rounding of float32. The tensor cores cut what they add to their accumulators, so that long sums drift; the
+// sums of hi hi are therefore added in ordinary registers after every STEP of the inner dimension (the rest is so small
+// that its drift does not matter).
+//
+//   Product3  where the planes and C lie, and what is to be done with them
+//   bring     one thread: tiles of hi and lo to shared memory; what both thread blocks of a cluster want comes once for both
+//   multiply  two warpgroups, 64 rows each; these write C too
+#pragma once
+
+#include "f16_planes.cuh"
+#include "gemm_wgmma.cuh"
+#include "nonfinite_flag.cuh"
+
+namespace fmm {
+
+struct Product3 {
+    Map left, right;            // planes, as numbers of 16 bits
+    float* dest;
+    const int *rows, *columns;  // exponents by which rows of A and columns of B were scaled
+    int* flag;                  // raised where C is given an inf or NaN
+    long long leading, layer;   // numbers from one row of C to the next, and from one product of a batch to the next
+    int m, n;
+    int steps;         // tiles of the inner dimension
+    int down, across;  // clusters' tiles below each other and side by side
+    int group;         // so many rows of them are done together
+    int units;         // clusters' tiles of all products of a batch
+    float factor, keep;
+};
+
+template <int M_S, int N_S, int CLUSTER_, int STAGES_>
+struct Sizes3 {
+    static constexpr int HEIGHT = M_S, WIDTH = N_S, CLUSTER = CLUSTER_, STAGES = STAGES_, LINE = 64, DEPTH = 64;
+    static constexpr int GROUPS = M_S / 64, THREADS = 128 * (GROUPS + 1);
+    static constexpr int STAGE = 2 * DEPTH * (HEIGHT + WIDTH), NUMBERS = STAGES * STAGE;
+};
+
+// Of every line of a plane 64 numbers at a time, which stand at twice their place in the line, lo behind hi.
+template <class S, class Left, class Right>
+__device__ __forceinline__ void bring_planes(const Product3& p, half* memory, const Gates& gates) {
+    static_assert(S::CLUSTER <= 2, "there are two planes");
+    const int rank = cluster_rank();
+    Round<S::STAGES> round;
+    every_tile<S>(p, [&](const Place& place) {
+#pragma unroll 1
+        for (int t = 0; t < p.steps; ++t, round.next()) {
+            pass(gates.empty + round.stage, round.parity ^ 1);
+            Gate* const full = gates.full + round.stage;
+            half* const to = memory + round.stage * S::STAGE;
+            expect(full, S::STAGE * static_cast<int>(sizeof(half)));
+#pragma unroll
+            for (int plane = 0; plane < 2; ++plane) {
+                const int beside = plane * 64;
+                Left::template copied<S::HEIGHT>(
+                    to + plane * Left::SIZE, 0, place.row, t * S::DEPTH,
+                    [&](half* there, int x, int y) { bring(there, &p.left, 2 * x + beside, y, place.layer, full); });
+                if (plane % S::CLUSTER == rank)  // of B, a thread block of a cluster brings hi for both, the other one lo
+                    Right::template copied<S::WIDTH>(
+                        to + 2 * Left::SIZE + plane * Right::SIZE, 0, place.col, t * S::DEPTH,
+                        [&](half* there, int x, int y) {
+                            bring_to_all<S::CLUSTER>(there, &p.right, 2 * x + beside, y, place.layer, full);
+                        });
+            }
+        }
+    });
+}
+
+// x 2^e, rounded once (twice below the normal numbers).
+__device__ __forceinline__ float scaled_by(float x, int e) {
+    const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
+    return x * planes::power_of_two(first) * planes::power_of_two(second) * planes::power_of_two(max(min(third, 120), -120));
+}
+
+template <class Step, class S, class Left, class Right>
+__device__ __forceinline__ void multiply_planes(const Product3& p, half* memory, const Gates& gates, int group) {
+    constexpr int WORDS = S::STAGE / 8, COUNT = S::WIDTH / 2, LOW_A = Left::SIZE / 8, LOW_B = Right::SIZE / 8;
+    const auto a = Left::described(memory + group * 64 * S::LINE), b = Right::described(memory + 2 * Left::SIZE);
+    const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    Round<S::STAGES> round;
+    float sum[COUNT], high[COUNT], low[COUNT];  // pairs: of line `row` and of the eighth line behind it, in every 8 columns
+    every_tile<S>(p, [&](const Place& place) {
+#pragma unroll
+        for (float& x : sum) x = 0;
+        int before = 0;
+#pragma unroll 1
+        for (int t = 0; t < p.steps; ++t, round.next()) {
+            const auto left = a + round.stage * WORDS, right = b + round.stage * WORDS;
+            pass(gates.full + round.stage, round.parity);
+            begin_multiplying();
+#pragma unroll
+            for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
+                Step::template multiply<!Left::INNER, !Right::INNER>(high, left + k * Left::NEXT, right + k * Right::NEXT, k);
+            end_of_multiplying();
+#pragma unroll
+            for (int k = 0; k < S::DEPTH / Left::DEEP; ++k) {
+                Step::template multiply<!Left::INNER, !Right::INNER>(low, left + k * Left::NEXT,
+                                                                     right + LOW_B + k * Right::NEXT, t || k);
+                Step::template multiply<!Left::INNER, !Right::INNER>(low, left + LOW_A + k * Left::NEXT,
+                                                                     right + k * Right::NEXT, 1);
+            }
+            end_of_multiplying();
+            until_multiplied<1>();  // hi hi of this step, and all of the stage before
+            if (t && thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
+            before = round.stage;
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                asm volatile("" : "+f"(high[i])::"memory");  // is not read before
+                sum[i] += high[i];
+            }
+        }
+        until_multiplied<0>();
+#pragma unroll
+        for (float& x : low) asm volatile("" : "+f"(x)::"memory");
+        if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
+        bool finite = true;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int line = place.row + group * 64 + row + r * 8;
+            if (line >= p.m) continue;
+            float* const to = p.dest + place.layer * p.layer + line * p.leading;
+            const int e = p.rows[place.layer * p.m + line];
+            const bool wide = p.leading % 2 == 0 && reinterpret_cast<unsigned long long>(p.dest + place.layer * p.layer) % 8 == 0;
+#pragma unroll
+            for (int j = 0; j < S::WIDTH; j += 8) {
+                const int col = place.col + j + lane % 4 * 2, i = j / 2 + r * 2;
+                float x[2];
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int f = col + c < p.n ? p.columns[place.layer * p.n + col + c] : 0;
+                    x[c] = p.factor * scaled_by(sum[i + c] + low[i + c] / planes::BELOW, -e - f);
+                    if (p.keep != 0 && col + c < p.n) x[c] += p.keep * to[col + c];
+                    finite = finite && (col + c >= p.n || fabsf(x[c]) < __int_as_float(0x7f800000));
+                }
+                if (wide && col + 1 < p.n)
+                    *reinterpret_cast<float2*>(to + col) = {x[0], x[1]};
+                else {
+                    if (col < p.n) to[col] = x[0];
+                    if (col + 1 < p.n) to[col + 1] = x[1];
+                }
+            }
+        }
+        if (p.flag && !finite) *static_cast<volatile int*>(p.flag) = 1;
+    });
+}
+
+// `memory`: for every stage tiles of hi and lo of A, of hi and lo of B; gates.
+template <class Step, class S, Along LEFT, Along RIGHT>
+__device__ __forceinline__ void multiply_f16x3(const Product3& p, half* memory) {
+    using Left = Panel<half, LEFT, S::HEIGHT>;
+    using Right = Panel<half, RIGHT, S::WIDTH>;
+    Gate* const full = reinterpret_cast<Gate*>(memory + S::NUMBERS);
+    const Gates gates{full, full + S::STAGES, nullptr, nullptr};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::STAGES; ++i) {
+            make_gate(gates.full + i, 1);
+            make_gate(gates.empty + i, S::GROUPS * S::CLUSTER);
+        }
+        show_gates();
+    }
+    cluster_meets();
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all of a warp
+    if (warp < 4) {
+        leave_registers<40>();
+        if (threadIdx.x == 0) bring_planes<S, Left, Right>(p, memory, gates);
+    } else {
+        want_registers<232>();
+        multiply_planes<Step, S, Left, Right>(p, memory, gates, warp / 4 - 1);
+    }
+    cluster_meets();  // nobody leaves while others may arrive at its gates
+}
+
+}  // namespace fmm

@@ -1,0 +1,30 @@
+"""Room for planes: float32 numbers as two of float16 each, as device_code/f16_planes.cuh writes them."""
+
+from __future__ import annotations
+
+CHUNK = 64  # numbers of a line whose hi and lo stand behind each other
+PLANES = 2  # of float16 for one float32 number
+ITEM = 4  # bytes of a float32, and of its two planes; of an exponent
+ROOM = 256  # bytes: planes and exponents begin at a multiple of it
+
+
+def plane_room(lines: int, length: int) -> int:
+    """Bytes of the planes of so many lines."""
+    return whole(ITEM * lines * whole(length, CHUNK), ROOM)
+
+
+def exponent_room(count: int) -> int:
+    """Bytes of so many exponents."""
+    return whole(ITEM * count, ROOM)
+
+
+def f16x3_scratch(m: int, k: int, n: int, count: int) -> int:
+    """Bytes of workspace for a batch of products, whichever way their operands lie."""
+    left = max(plane_room(count * m, k), plane_room(count * k, m)) + exponent_room(count * m)
+    right = max(plane_room(count * k, n), plane_room(count * n, k)) + exponent_room(count * n)
+    return left + right
+
+
+def whole(x: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-x // unit) * unit

@@ -1,0 +1,155 @@
+"""Composing: levels above other plans, which need a fraction of the workspace, as many as a limit asks for.
+
+A level that does one product after the other keeps the temporaries of one; what stands below it is a plan for a product
+an eighth as large. There are thousands of such compositions. They are built level by level, from the outermost inwards:
+of those that leave products of one size only those are kept that no other one beats in time, workspace and error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+from typing import NamedTuple
+
+from fmm.kernels.plans.level import PlanLevel, Sides
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.predict import predicted_seconds
+from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.work import estimated_work, estimated_workspace, level_footprint
+from fmm.problem import Problem
+
+MOST_LEVELS = 3  # above a plan
+FINALISTS = 8  # that are worth a closer look
+NEAR = 0.8  # from this share of the allowed workspace on, it is counted and no longer estimated
+ABOUT = 1.5  # the error growth of a composition is its parts' multiplied, or little less, by no more than this
+
+
+class Room(NamedTuple):
+    """What a plan may need."""
+
+    workspace: float  # bytes
+    error_growth: float
+
+
+@dataclass(frozen=True)
+class Above:
+    """Levels, the products that they leave, and what they cost themselves."""
+
+    levels: tuple[PlanLevel, ...]
+    sides: Sides
+    products: float = 1.0
+    seconds: float = 0.0
+    held: float = 0.0  # bytes of temporaries
+    error_growth: float = 1.0
+    lanes: int = 1
+
+    def beaten_by(self, other: Above) -> bool:
+        """Is the other one as good in everything?"""
+        better = other.seconds <= self.seconds and other.held <= self.held and other.lanes <= self.lanes
+        return better and other.error_growth <= self.error_growth and other is not self
+
+
+class End(NamedTuple):
+    """A plan for the products that are left: what it costs for each."""
+
+    plan: Plan
+    seconds: float
+    sums: float  # of these seconds, those that a second lane may hide
+    held: float
+    error_growth: float
+
+
+class Composition(NamedTuple):
+    """Levels above a plan, by guessed seconds; the number tells equally fast ones apart."""
+
+    seconds: float
+    number: int
+    above: Above
+    end: End
+
+
+def composed_plans(
+    problem: Problem, calibration: Calibration, room: Room, levels: Sequence[PlanLevel], ends: Sequence[Plan]
+) -> list[Plan]:
+    """Plans with some of these levels above some of these plans, within the room, the fastest first by a rough guess.
+
+    Left out of that guess: how rows of A, B and C are aligned, and what a processor takes to start products.
+    """
+    m, k, n = problem.size
+    found: list[Composition] = []
+    front = [Above((), (float(m), float(k), float(n)))]
+    for _ in range(MOST_LEVELS):
+        longer = (x for above in front for level in levels for x in _extended(above, level, problem, calibration))
+        front = _unbeaten([x for x in longer if x.held <= room.workspace and x.error_growth <= room.error_growth])
+        for sides in dict.fromkeys(above.sides for above in front):
+            alike = [above for above in front if above.sides == sides]
+            for end in _ends(ends, _problem_below(problem, sides), calibration):
+                for above in alike:
+                    growth = above.error_growth * end.error_growth
+                    if above.held + above.lanes * end.held <= room.workspace and growth <= ABOUT * room.error_growth:
+                        found.append(Composition(_seconds(above, end, calibration), len(found), above, end))
+    fitting = (x for c in sorted(found) if (x := _joined(c, problem, room)))
+    return list(islice(fitting, FINALISTS))
+
+
+def _extended(above: Above, level: PlanLevel, problem: Problem, calibration: Calibration) -> Iterator[Above]:
+    """With one more level below, if that can stand there."""
+    with suppress(PlanError):
+        levels = (*above.levels, level)
+        growth = expected_growth(Plan(levels), problem.dtype)
+        f = level_footprint(level, above.sides)
+        if f is not None and min(f.sides) >= calibration.least:
+            traffic = sum(f.moved) * problem.itemsize / (calibration.sequential if f.sequential else 1.0)
+            each = (traffic + calibration.small * f.passes) / calibration.stream + calibration.launch * f.passes
+            hidden = calibration.overlap if above.lanes > 1 else 0.0
+            seconds = above.seconds + above.products * each * (1 - hidden)
+            held = above.held + above.lanes * sum(f.held) * problem.itemsize
+            yield Above(
+                levels, f.sides, above.products * f.products, seconds, held, growth, max(above.lanes, level.lanes)
+            )
+
+
+def _unbeaten(found: Sequence[Above]) -> list[Above]:
+    """Of those that leave equal products, the ones that no other beats; the first of equals."""
+    kept: list[Above] = []
+    for x in sorted(found, key=lambda x: (x.seconds, x.held, x.error_growth)):
+        if not any(x.sides == other.sides and x.beaten_by(other) for other in kept):
+            kept.append(x)
+    return kept
+
+
+def _problem_below(problem: Problem, sides: Sides) -> Problem:
+    m, k, n = (ceil(side) for side in sides)
+    return Problem(m, k, n, problem.dtype, op=problem.op)
+
+
+def _ends(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[End]:
+    for plan in plans:
+        with suppress(PlanError):
+            work = estimated_work(plan, problem)
+            if not plan.levels or work.smallest >= calibration.least:
+                found = predicted_seconds(plan, problem, work, calibration)
+                sums = min(found.products, found.sums)
+                growth = expected_growth(plan, problem.dtype)
+                yield End(plan, found.seconds, sums, estimated_workspace(plan, problem), growth)
+
+
+def _seconds(above: Above, end: End, calibration: Calibration) -> float:
+    hidden = calibration.overlap * end.sums if above.lanes > 1 else 0.0
+    return above.seconds + above.products * (end.seconds - hidden)
+
+
+def _joined(found: Composition, problem: Problem, room: Room) -> Plan | None:
+    """The whole plan; None if it is none, or not within the room."""
+    above, end = found.above, found.end
+    with suppress(PlanError):
+        plan = Plan((*above.levels, *end.plan.levels), end.plan.leaf)
+        about = above.held + above.lanes * end.held
+        fits = about < NEAR * room.workspace or workspace(plan, *problem.size, problem.itemsize) <= room.workspace
+        return plan if fits and expected_growth(plan, problem.dtype) <= room.error_growth else None
+    return None

@@ -1,0 +1,82 @@
+"""torch.ops.fmm.matmul: the product as an operator of torch's, of which compiled graphs know shape and gradients.
+
+A function that calls fmm.matmul is compiled whole: a product for which a plan may pay is this operator in the graph,
+any other torch's own, which the compiler may fuse with its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fmm.arrays.torch_calls import MATMUL, PLAIN, is_compiling, is_exporting
+from fmm.arrays.torch_library import HOST_TYPES, NAMES
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.runtime.left_to_vendor import SMALL
+from fmm.runtime.limits import Wishes
+from fmm.runtime.torch_gradients import gradients, product
+
+SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
+_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
+_LIBRARY.define(SCHEMA)
+OPERATOR: Any = torch.ops.fmm.matmul.default
+
+
+def _multiplied(a: Any, b: Any, plan: str | None = None, growth: float | None = None, room: int | None = None) -> Any:
+    with torch.no_grad():  # the operator's gradients are its own, below
+        wishes = Wishes(None if plan is None else Plan.parse(plan), growth, room)
+        return product(a, b, None, wishes).contiguous()
+
+
+def _shaped(a: Any, b: Any, plan: str | None = None, growth: float | None = None, room: int | None = None) -> Any:
+    return a.new_empty(MATMUL(a, b).shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    a, b, _, *rest = inputs  # a plan that was given was meant for this product's size
+    ctx.save_for_backward(a, b)
+    ctx.rest = rest
+
+
+def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    """Vectors are matrices of one row, or of one column."""
+    (a, b), rest = ctx.saved_tensors, ctx.rest
+    rows, columns = a if a.dim() > 1 else a[None, :], b if b.dim() > 1 else b[:, None]
+    if a.dim() == 1:
+        grad = grad.unsqueeze(-1 if b.dim() == 1 else -2)
+    if b.dim() == 1:
+        grad = grad.unsqueeze(-1)
+    found = gradients(rows, columns, grad, ctx.needs_input_grad, lambda x, y: OPERATOR(x, y, None, *rest))
+    left, right = (None if g is None else g.reshape(x.shape) for g, x in zip(found, (a, b), strict=True))
+    return left, right, None, None, None
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("matmul", _multiplied, _key)
+torch.library.register_fake("fmm::matmul", _shaped, lib=_LIBRARY)
+torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, lib=_LIBRARY)
+
+
+def recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
+    """For those who record torch's calls: its own function; in a compiled graph, where it may pay, the operator."""
+    if out is None and _worth_an_operator(a, b):
+        return OPERATOR(a, b, None if wishes.plan is None else str(wishes.plan), wishes.error_growth, wishes.workspace)
+    if wishes.plan not in (None, VENDOR):
+        return product(a, b, out, wishes)  # which says why it cannot run
+    return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+
+
+def _worth_an_operator(a: Any, b: Any) -> bool:
+    """Is a graph compiled, and are these operands that it knows to be large? An exported program is to need no fmm."""
+    if not is_compiling() or is_exporting() or type(a) not in PLAIN or type(b) not in PLAIN:
+        return False
+    if a.dtype is not b.dtype or min(a.dim(), b.dim()) < 2 or a.device != b.device:
+        return False
+    kind = a.device.type
+    if kind not in ("cpu", "cuda") or a.dtype not in (NAMES if kind == "cuda" else HOST_TYPES):
+        return False
+    if torch.is_autocast_enabled(kind):
+        return False
+    return bool(statically_known_true(a.shape[-2] * a.shape[-1] * b.shape[-1] >= SMALL))

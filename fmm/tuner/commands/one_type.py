@@ -1,0 +1,189 @@
+"""Tuning one element type of one device: measured, resumed, concluded; written if it is better than what is there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fmm.config import files, schema, store
+from fmm.tuner.commands.progress import Progress
+from fmm.tuner.conclude import concluded_section
+from fmm.tuner.described import described
+from fmm.tuner.devices.device import Device
+from fmm.tuner.effort import Effort
+from fmm.tuner.environment import source_commit, typed_command
+from fmm.tuner.journal import Journal
+from fmm.tuner.shapes import Size
+from fmm.tuner.stages import Outcome, tune_type
+from fmm.tuner.trials import Header, Trials, Tuning
+
+INTERRUPTED = 130
+COARSE = "coarse"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One element type of one device, with an effort."""
+
+    device: Device
+    dtype: str
+    wanted: tuple[Size, ...]
+    effort: str
+
+    @property
+    def planned(self) -> Effort:
+        return self.device.efforts[self.effort]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What makes two tunings the same, so that one can go on where the other was interrupted."""
+        return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
+
+    def last_tuning(self, trials: Trials) -> Tuning | None:
+        """The last one like this that is recorded."""
+        identity = self.device.identity
+        for tuning in reversed(trials.tunings()):
+            header = tuning.header
+            same = header.device == identity.key and header.versions == identity.versions
+            if same and header.settings == self.settings:
+                return tuning
+        return None
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended: the exit code, if nothing more is to be done; whether the config now holds its result, or why
+    not; and how long it took."""
+
+    code: int
+    why_not: str
+    seconds: float
+
+
+def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> End:
+    """Tune one type and write what was found, however it ended."""
+    trials = Trials(trials_path(path))
+    past = job.last_tuning(trials) if options.resume else None
+    past = None if past is None or past.finished else past
+    before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
+    limit = min(before + (float("inf") if left is None else left), job.planned.most)
+    header = past.header if past else _header(job)
+    journal = Journal(header.run, job.device, past.trials if past else (), trials.add, limit)
+    progress.begin(f"{job.dtype} ({job.effort}):", job.planned.seconds)
+    journal.on_sample = progress.sample
+    outcome, full = _measured(journal, job, trials, None if past else header)
+    progress.gained(job.dtype, outcome.section)
+    why_not = _why_not(job, path, outcome)
+    if not why_not:
+        try:
+            _write(job, path, header, outcome)
+        except schema.ConfigError as error:
+            print(f"fmm-tune: {error}", file=sys.stderr)
+            return End(1, str(error), journal.elapsed - before)
+    _say(job, path, options, outcome, why_not)
+    doubts = (outcome.section or {}).get("doubts") or []
+    code = INTERRUPTED if outcome.stopped == "interrupted" else int(full)
+    return End(code, why_not or "; ".join(doubts), journal.elapsed - before)
+
+
+def trials_path(path: Path) -> Path:
+    """The trials lie beside the config that they led to."""
+    return path.with_name("trials.jsonl")
+
+
+def _header(job: Job) -> Header:
+    identity = job.device.identity
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    conditions = {**job.device.conditions, "commit": source_commit()}
+    run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
+    return Header(run, identity.key, dict(identity.versions), conditions, job.settings, command, now)
+
+
+def _measured(journal: Journal, job: Job, trials: Trials, header: Header | None) -> tuple[Outcome, bool]:
+    """What came out, and whether the trials could not be written."""
+    try:
+        if header:
+            trials.header(header)
+        outcome = tune_type(journal, job.dtype, job.planned, job.wanted)
+        if not outcome.stopped:
+            trials.finish(journal.run, journal.elapsed)
+        return outcome, False
+    except OSError as error:
+        stopped = f"{trials.path}: {error.strerror or error}"
+        return Outcome(concluded_section(journal, job.dtype), stopped), True
+    finally:
+        trials.close()
+
+
+# ---- is it better than what is there?
+
+
+def _why_not(job: Job, path: Path, outcome: Outcome) -> str:
+    """Why the config is left as it is; empty if the section is to be written.
+
+    A section replaces one that is better known only if it was finished, without doubts, and more than a first pass.
+    """
+    if outcome.section is None:
+        return "too little was measured"
+    firm = not outcome.stopped and not outcome.section["doubts"] and job.effort != COARSE
+    if firm or _knowledge(outcome.section) >= _knowledge(_present(job, path)):
+        return ""
+    doubts = outcome.section["doubts"]
+    return f"{doubts[0]}; what is in {path} is better known" if doubts else f"what is in {path} is better known"
+
+
+def _knowledge(section: Any) -> tuple[bool, int]:
+    """Is a section's model trusted, and on how many held-out pairs was it checked?"""
+    try:
+        return not section.get("doubts"), int(section["error"]["speedup"]["count"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False, 0
+
+
+def _present(job: Job, path: Path) -> Any:
+    """The section that the config holds already, if it was made with the same libraries and driver."""
+    try:
+        found = files.read_config(path).get(job.device.identity.key, {}).get(job.dtype)
+    except schema.ConfigError:
+        return None
+    same = isinstance(found, dict) and found.get("versions") == dict(job.device.identity.versions)
+    return found if same else None
+
+
+def _write(job: Job, path: Path, header: Header, outcome: Outcome) -> None:
+    assert outcome.section is not None
+    how = {"effort": header.settings["effort"], "command": header.command, "run": header.run}
+    tuned = {**outcome.section["tuned"], **how}
+    store.merge_section(path, job.device.identity.key, job.dtype, {**outcome.section, "tuned": tuned})
+
+
+# ---- what the user sees
+
+
+def _say(job: Job, path: Path, options: argparse.Namespace, outcome: Outcome, why_not: str) -> None:
+    if options.json or not options.quiet:
+        print(_reported(job, path, outcome, why_not, options.json))
+    if outcome.stopped:
+        kept = f"the best so far is in {path}; --resume goes on"
+        if why_not:
+            kept = "nothing was written; --resume goes on from the trials"
+        elif outcome.section and outcome.section["doubts"]:
+            kept = f"what was measured is in {path} and not used yet; --resume goes on"
+        print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {kept}", file=sys.stderr)
+
+
+def _reported(job: Job, path: Path, outcome: Outcome, why_not: str, as_json: bool) -> str:
+    found = {"device": job.device.identity.key, "dtype": job.dtype, "config": str(path), "stopped": outcome.stopped}
+    if as_json:
+        return json.dumps({**found, "not_written": why_not, "section": outcome.section})
+    lines: Sequence[str] = [f"{job.device.identity.name} ({found['device']}), {job.dtype}, effort {job.effort}"]
+    if outcome.section is not None:
+        lines = [*lines, *described(outcome.section)]
+    return "\n".join([*lines, f"  not written: {why_not}" if why_not else f"  written to {path}"])

@@ -1,0 +1,89 @@
+"""The progress bar of a tuning: which type and stage, how much is left of what is planned, what was gained so far."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+BAR = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
+SHOWN = 4  # gains, the latest: a line holds no more
+
+
+class Progress(Protocol):
+    """What is told while types are tuned one after the other."""
+
+    def begin(self, label: str, seconds: float) -> None:
+        """A type begins, for which so many seconds are planned."""
+
+    def sample(self, stage: str, elapsed: float) -> None:
+        """A sample was taken, so many seconds after the type's beginning."""
+
+    def gained(self, dtype: str, section: dict[str, Any] | None) -> None:
+        """A type has ended, with this section."""
+
+
+class Silent:
+    """For nobody who looks."""
+
+    def begin(self, label: str, seconds: float) -> None: ...
+
+    def sample(self, stage: str, elapsed: float) -> None: ...
+
+    def gained(self, dtype: str, section: dict[str, Any] | None) -> None: ...
+
+
+class Bar:
+    """A line on stderr. `bar` is tqdm's, with the planned seconds of all types as its total."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar = bar
+        self._before = self._planned = 0.0
+        self._label = ""
+        self._gains: dict[str, str] = {}
+
+    def begin(self, label: str, seconds: float) -> None:
+        self._before += self._planned
+        self._label, self._planned = label, seconds
+        self.sample("", 0.0)
+
+    def sample(self, stage: str, elapsed: float) -> None:
+        self.bar.n = self._before + min(elapsed, self._planned)
+        self.bar.set_description_str(f"{self._label} {stage}".strip(), refresh=False)
+        left = f"about {spelled_seconds(self.bar.total - self.bar.n)} left"
+        gains = ", ".join(list(self._gains.values())[-SHOWN:])
+        self.bar.set_postfix_str(f"{left}; gained: {gains}" if gains else left)
+
+    def gained(self, dtype: str, section: dict[str, Any] | None) -> None:
+        if gain := best_gain(section):
+            self._gains.pop(dtype, None)
+            self._gains[dtype] = f"{dtype} {gain}"
+
+
+def best_gain(section: dict[str, Any] | None) -> str:
+    """The largest certified speedup, with the side of the cube with as much work; empty where no plan won."""
+    won = [e for e in (section or {}).get("entries", ()) if e["plan"] != "vendor"]
+    if not won:
+        return ""
+    best = max(won, key=lambda e: float(e["speedup"]))
+    m, k, n = best["size"]
+    return f"{best['speedup']:.2f} at {round((m * k * n) ** (1 / 3))}"
+
+
+def spelled_seconds(seconds: float) -> str:
+    """Seconds, or minutes from two on."""
+    return f"{max(seconds, 0):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+@contextmanager
+def shown_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[Progress]:
+    """A bar for jobs that plan for so many seconds each, if somebody looks."""
+    if not shown or not sys.stderr.isatty():
+        yield Silent()
+        return
+    from tqdm import tqdm
+
+    total = min(sum(planned), limit or float("inf"))
+    with tqdm(total=total, bar_format=BAR, file=sys.stderr, leave=False) as bar:
+        yield Bar(bar)

@@ -1,0 +1,145 @@
+"""The report's first screen: speedups by type and size, one picture of them, and what they mean in two sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fmm.config.schema import Entry
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.choose import Choice, Limits, choose, usual_growth
+from fmm.perfmodel.stability import expected_growth
+from fmm.problem import Problem
+from fmm.runtime.limits import SHARE
+from fmm.tuner.report.case import Case
+from fmm.tuner.report.pictures import BLACK, GREY, PLAN_COLOURS, cube_side, named_at_right, new_figure, plain_sides
+
+NO_LIMIT = 1 << 62
+SIDES = tuple(1024 << i for i in range(7))
+REACH = 2.0  # times the largest side that was measured: beyond, nothing is shown
+MEASURED, PREDICTED, LEFT = "measured", "predicted", "vendor"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What is gained on squares of a side: measured with its interval, predicted, or nothing, the vendor's."""
+
+    dtype: str
+    side: int
+    kind: str
+    speedup: float
+    low: float
+    high: float
+    plan: str
+    error_growth: float
+    workspace: int
+
+
+def shown_gains(cases: Sequence[Case]) -> list[Gain]:
+    """Of all types, on the sides that are shown."""
+    return [gain for case in cases for side in SIDES if (gain := gain_at(case, side)) is not None]
+
+
+def gain_at(case: Case, side: int) -> Gain | None:
+    """A trusted entry of that square, else the model's choice; None beyond what was measured."""
+    known = case.tuned.entry((side, side, side))
+    if known is not None:
+        entry, plan = known
+        kind = LEFT if plan == VENDOR else MEASURED
+        return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high))
+    if side > REACH * largest_side(case) or case.tuned.trusted is None:
+        return None
+    best = _choice(case, side).best
+    speedup = 1 / best.time
+    return _gain(case, side, LEFT if best.plan == VENDOR else PREDICTED, best.plan, (speedup, speedup, speedup))
+
+
+def _choice(case: Case, side: int) -> Choice:
+    """The model's, with half of the memory that is left beside the operands, as the runtime allows itself."""
+    problem = Problem(side, side, side, case.dtype)
+    memory = (case.section["conditions"] or {}).get("memory")
+    left = NO_LIMIT if not memory else max(int(SHARE * (memory - 3 * problem.itemsize * side**2)), 0)
+    return choose(problem, case.calibration, Limits(left, usual_growth(case.calibration.batches)))
+
+
+def _gain(case: Case, side: int, kind: str, plan: Plan, speedup: tuple[float, float, float]) -> Gain:
+    problem = Problem(side, side, side, case.dtype)
+    needed = workspace(plan, *problem.size, problem.itemsize)
+    return Gain(case.dtype, side, kind, *speedup, str(plan), expected_growth(plan, case.dtype), needed)
+
+
+def largest_side(case: Case) -> float:
+    """Of the cubes with as much work as what was measured."""
+    return max((cube_side(t.problem) for t in case.tuning.trials if t.seconds and t.part == "whole"), default=0.0)
+
+
+def gains_frame(gains: Sequence[Gain]) -> Any:
+    """The same as a pandas DataFrame, a row a type and side."""
+    import pandas
+
+    return pandas.DataFrame([vars(gain) for gain in gains], columns=list(Gain.__dataclass_fields__))
+
+
+# ---- what it means
+
+
+def meaning(gains: Sequence[Gain]) -> str:
+    """From which size, how much; at which error and workspace."""
+    won = [gain for gain in gains if gain.kind != LEFT]
+    if not won:
+        return "On this device the vendor's product is the fastest at all sizes that were tried: fmm leaves all to it."
+    first = {dtype: min(g.side for g in won if g.dtype == dtype) for dtype in dict.fromkeys(g.dtype for g in won)}
+    starts = ", ".join(f"{side} ({dtype})" for dtype, side in first.items())
+    best = max(won, key=lambda gain: gain.speedup)
+    worst, largest = (max(won, key=key) for key in (lambda g: g.error_growth, lambda g: g.workspace))
+    return (
+        f"On square matrices fmm.matmul is faster than the vendor's product from a side of {starts} on, up to "
+        f"{best.speedup:.2f} times at {best.side} in {best.dtype}. Its error is at most about "
+        f"{worst.error_growth:.0f} times the vendor's own ({worst.dtype}), and it takes at most "
+        f"{largest.workspace / 2**30:.1f} GiB of workspace unless told otherwise ({largest.dtype}, {largest.side})."
+    )
+
+
+# ---- the picture
+
+
+def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
+    """Speedup over the side of square products: lines are the model's, points are measured, with 95 % intervals."""
+    made, axes = new_figure(7.6, 4.0)
+    ends = []
+    for i, case in enumerate(cases):
+        colour = PLAN_COLOURS[i % len(PLAN_COLOURS)]
+        own = [gain for gain in gains if gain.dtype == case.dtype]
+        curve = list(_curve(case))
+        if curve:
+            axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.3)
+            ends.append((*curve[-1], case.dtype))
+        points = [(e.size[0], e) for e in _squares(case)]
+        if points:
+            x, y = [side for side, _ in points], [e.speedup for _, e in points]
+            spread = [e.speedup - e.low for _, e in points], [e.high - e.speedup for _, e in points]
+            axes.errorbar(x, y, spread, fmt="o", color=colour, markersize=3.5, elinewidth=0.8)
+        if not curve and own:
+            ends.append((own[-1].side, own[-1].speedup, case.dtype))
+    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set(xscale="log", xlabel="side of square matrices", ylabel="times as fast as the vendor")
+    axes.set_title("Speedup (lines: the model's choice; points: measured)", color=GREY if not gains else BLACK)
+    named_at_right(axes, ends)
+    plain_sides(axes)
+    return made
+
+
+def _curve(case: Case) -> Iterator[tuple[float, float]]:
+    """Side and speedup of the model's choice, for round sides: others would show their fringes."""
+    top = REACH * largest_side(case)
+    for side in (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16)):
+        if side <= top and case.tuned.trusted is not None:
+            yield float(side), 1 / _choice(case, side).best.time
+
+
+def _squares(case: Case) -> list[Entry]:
+    """The certified entries of squares that gain, but for those without workspace."""
+    found = [e for e in case.tuned.entries.values() if len(set(e.size)) == 1 and not e.lean and e.plan != "vendor"]
+    return [e for e in found if e.verified]

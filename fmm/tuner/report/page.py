@@ -1,0 +1,134 @@
+"""The report as one HTML page that needs nothing else, and that nothing in it scrolls sideways: on a phone neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from fmm.tuner.described import NOT_MEASURED, described
+from fmm.tuner.parameters import BY_NAME
+from fmm.tuner.report.case import Case
+from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, meaning
+from fmm.tuner.report.pictures import PICTURES
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>fmm: {title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+:root {{ color-scheme: light; }}
+* {{ box-sizing: border-box; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 1.5rem auto;
+  padding: 0 1rem; overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.5rem; line-height: 1.2; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
+figure {{ margin: 1rem 0; }}
+figcaption {{ color: #555; font-size: 0.9rem; }}
+svg {{ display: block; width: 100%; max-width: 48rem; height: auto; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 0.95rem; font-variant-numeric: tabular-nums; }}
+td, th {{ padding: 0.3rem 0.4rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }}
+td:first-child, th:first-child {{ text-align: left; }}
+small {{ display: block; color: #666; font-size: 0.75rem; line-height: 1.2; }}
+.measured {{ font-weight: 600; }} .predicted {{ color: #555; }} .vendor, .none {{ color: #999; }}
+details {{ border-top: 1px solid #ddd; padding: 0.5rem 0; }}
+summary {{ cursor: pointer; font-weight: 600; }}
+pre {{ background: #f6f6f6; padding: 0.7rem; white-space: pre-wrap; font-size: 0.85rem; }}
+@media (max-width: 40rem) {{
+  .gains thead {{ display: none; }}
+  .gains tr {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); padding: 0.5rem 0; }}
+  .gains th[scope=row] {{ grid-column: 1 / -1; border: 0; font-size: 1.05rem; }}
+  .gains td {{ text-align: left; border: 0; }}
+  .gains td::before {{ content: attr(data-side); display: block; color: #666; font-size: 0.75rem; }}
+}}
+</style></head><body>
+<h1>fmm on {title}</h1>
+<p>{meaning}</p>
+{table}
+<figure>{picture}<figcaption>{caption}</figcaption></figure>
+<h2>Details</h2>
+{details}
+</body></html>
+"""
+LEGEND = (
+    "Times as fast as the vendor's product, on square matrices of this side. Bold: measured, below it the 95 % "
+    "interval; with ≈: predicted; “vendor”: nothing is faster, so that fmm leaves it to the vendor; empty: beyond what "
+    "was measured."
+)
+
+
+def report_page(
+    found: Sequence[tuple[Case, Mapping[str, str]]], gains: Sequence[Gain], picture: str, caption: str
+) -> str:
+    """All cases: the table, the picture, what they mean, and all else folded."""
+    cases = [case for case, _ in found]
+    names = dict.fromkeys(str((case.section["conditions"] or {}).get("device", case.device)) for case in cases)
+    details = "\n".join(_case_html(case, pictures) for case, pictures in found)
+    return PAGE.format(
+        title=escape(", ".join(names)), meaning=escape(meaning(gains)), table=gains_table(gains),
+        picture=picture, caption=escape(caption), details=details,
+    )  # fmt: skip
+
+
+def gains_table(gains: Sequence[Gain]) -> str:
+    """Types by sizes."""
+    frame = gains_frame(gains)
+    sides, types = sorted(set(frame["side"])), list(dict.fromkeys(frame["dtype"]))
+    head = "".join(f'<th scope="col">{side}</th>' for side in sides)
+    rows = []
+    for dtype in types:
+        known = {row.side: row for row in frame[frame["dtype"] == dtype].itertuples()}
+        cells = "".join(_cell(known.get(side), side) for side in sides)
+        rows.append(f'<tr><th scope="row">{escape(dtype)}</th>{cells}</tr>')
+    top = f'<thead><tr><th scope="col">type</th>{head}</tr></thead>'
+    return f'<table class="gains">{top}<tbody>{"".join(rows)}</tbody></table>\n<p><small>{LEGEND}</small></p>'
+
+
+def _cell(gain: Any, side: int) -> str:
+    if gain is None:
+        return f'<td class="none" data-side="{side}"></td>'
+    text = "vendor"
+    if gain.kind == MEASURED:
+        text = f"{gain.speedup:.2f}<small>{gain.low:.2f} to {gain.high:.2f}</small>"
+    elif gain.kind != LEFT:
+        text = f"≈ {gain.speedup:.2f}"
+    return f'<td class="{gain.kind}" data-side="{side}" title="{escape(gain.plan)}">{text}</td>'
+
+
+# ---- details
+
+
+def _case_html(case: Case, pictures: Mapping[str, str]) -> str:
+    header = case.tuning.header
+    how = f"Effort {header.settings.get('effort')}, {header.started[:10]}, {len(case.tuning.trials)} samples."
+    text = escape("\n".join(line.strip() for line in described(case.section)))
+    drawn = "\n".join(
+        f"<figure>{svg}<figcaption>{escape((PICTURES[name].__doc__ or '').strip())}</figcaption></figure>"
+        for name, svg in pictures.items()
+    )
+    return (
+        f"<details><summary>{escape(case.title)}</summary>\n<p>{escape(how)}</p>\n<pre>{text}</pre>\n"
+        f"{_parameters(case)}\n{_errors(case)}\n{drawn}</details>"
+    )
+
+
+def _parameters(case: Case) -> str:
+    known = {**case.section["calibration"], **{f"rate.{k}": v for k, v in case.section["calibration"]["rate"].items()}}
+    rows = "".join(
+        f"<tr><td>{escape(name)}<small>{escape(BY_NAME[name].unit if name in BY_NAME else '')}</small></td>"
+        f"<td>{known[name]:.4g}</td><td>{low:.3g} to {high:.3g}</td></tr>"
+        for name, (low, high) in (case.section["intervals"] or {}).items()
+        if name in known
+    )
+    return f"<table><tr><th>fitted parameter</th><th>value</th><th>95 % interval</th></tr>{rows}</table>"
+
+
+def _errors(case: Case) -> str:
+    rows = "".join(_error_row(what, e) for what, e in (case.section["error"] or {}).items())
+    head = "<tr><th>held out</th><th>count</th><th>median error</th><th>95th percentile</th><th>bias</th></tr>"
+    return f"<p></p><table>{head}{rows}</table>"
+
+
+def _error_row(what: str, e: Mapping[str, float]) -> str:
+    if not e["count"]:
+        return f'<tr><td>{escape(what)}</td><td colspan="4">{NOT_MEASURED}</td></tr>'
+    shares = f"<td>{e['median']:.2%}</td><td>{e['p95']:.2%}</td><td>{e['bias']:+.2%}</td>"
+    return f"<tr><td>{escape(what)}</td><td>{e['count']:.0f}</td>{shares}</tr>"

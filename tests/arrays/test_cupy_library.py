@@ -1,0 +1,179 @@
+"""Calls on CuPy's arrays, on a CuPy that is made of NumPy: what reaches cupy.matmul, and how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.arrays import pick
+from fmm.arrays.library import Library
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.runtime import call as product_call
+from fmm.runtime import devices, left_to_vendor, limits, prepare
+from fmm.runtime.decide import Decision
+from tests.support import numpy_cupy
+from tests.support.devices import H200
+
+PLAN = Plan.parse("strassen.batched.pad16 > vendor")
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
+    plain_types: dict[type, Library] = {}
+    for name in ("fmm.arrays.pick.PLAIN_TYPES", "fmm.api.PLAIN_TYPES"):
+        monkeypatch.setattr(name, plain_types)
+    limits._shares.clear()
+    with numpy_cupy.in_place(*numpy_cupy.ADAPTERS) as found:
+        yield found
+    limits._shares.clear()
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every product gets a plan; what would run on the device is noted."""
+    ran: list[Any] = []
+
+    class Runner:
+        @staticmethod
+        def run_call(library: Any, call: Any, a: Any, b: Any, out: Any, given: bool) -> Any:
+            ran.append(call.plan)
+            return library.vendor(a, b, out)
+
+    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
+    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
+    monkeypatch.setattr(left_to_vendor, "SMALL", 100**3)
+    monkeypatch.setattr("fmm.api.SMALL_BYTES", 100**2)
+    return ran
+
+
+def drawn(cupy: Any, side: int, dtype: str = "float32") -> Any:
+    return cupy.ndarray(np.random.default_rng(side).standard_normal((side, side)).astype(dtype))
+
+
+AXES = [(1, 0), (0, 1), (1, 0)]
+OPTIONS: list[dict[str, Any]] = [
+    {"axes": AXES},
+    {"subok": False},
+    {"order": "F"},
+    {"dtype": "float64"},
+    {"casting": "unsafe"},
+    {"dtype": "float64", "axes": AXES},
+]
+UNKNOWN: list[dict[str, Any]] = [
+    {"foo": 1},
+    {"max_eror_growth": 1},
+    {"workspce": 0},
+    {"axes": AXES, "foo": 1},
+]
+SIDES = (4, 110)  # of which the smaller one takes the shortest way
+
+
+@pytest.mark.parametrize("with_out", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("side", SIDES)
+def test_options_reach_cupy(cupy: Any, planned: list[Any], side: int, options: dict[str, Any], with_out: bool) -> None:
+    a, b = drawn(cupy, side), drawn(cupy, side)
+    fmm.matmul(a, a)  # from now on the type is known, and the shortest way open
+    planned.clear()
+    cupy.calls.clear()
+    out = cupy.ndarray((side, side), "float64") if with_out else None
+    found = fmm.matmul(a, b, out, **options)
+    assert cupy.calls == [options] and not planned
+    assert (found is out) == with_out
+    np.testing.assert_array_equal(found.host, np.matmul(a.host, b.host, out=out and np.empty_like(out.host), **options))
+
+
+@pytest.mark.parametrize("options", UNKNOWN, ids=str)
+@pytest.mark.parametrize("side", SIDES)
+def test_what_nobody_knows_raises_what_cupy_raises(
+    cupy: Any, planned: list[Any], side: int, options: dict[str, Any]
+) -> None:
+    a = drawn(cupy, side)
+    fmm.matmul(a, a)
+    with pytest.raises(TypeError) as theirs:
+        cupy.matmul(a, a, **options)
+    with pytest.raises(TypeError) as ours:
+        fmm.matmul(a, a, **options)
+    assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_wishes_are_checked_beside_options(cupy: Any, side: int) -> None:
+    a = drawn(cupy, side)
+    with pytest.raises(ValueError, match="workspace must be"):
+        fmm.matmul(a, a, axes=AXES, workspace=-1)
+    with pytest.raises(fmm.PlanError, match="cannot run here: axes was given"):
+        fmm.matmul(a, a, axes=AXES, plan=PLAN)
+    assert fmm.explain(a, a, axes=AXES).plan == VENDOR
+
+
+def test_a_plan_runs_where_nothing_else_is_asked(cupy: Any, planned: list[Any]) -> None:
+    """Without this the tests above could pass because nothing ever takes a plan."""
+    a = drawn(cupy, 110)
+    fmm.matmul(a, a)
+    assert planned == [PLAN] and cupy.calls == [{}]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16"])
+def test_a_given_plan_is_explained_without_arrays(cupy: Any, dtype: str) -> None:
+    found = fmm.plan(1536, 1024, 2048, dtype=dtype, device=0, plan=PLAN)
+    assert found.plan == PLAN and found.problem is not None and found.problem.dtype == dtype
+    assert found.reason.startswith("this plan was given") and len(found.kernels) >= 3  # sums, products, sums
+    assert fmm.plan(0, 8, 8, dtype=dtype, device=0, plan=PLAN).plan == VENDOR
+    with pytest.raises(fmm.PlanError, match="cannot run here: int8 products are its own"):
+        fmm.plan(64, 64, 64, dtype="int8", device=0, plan=PLAN)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By small products, and by what was CuPy's own a moment ago; the tests above are about what may not take it."""
+    a = drawn(cupy, side)
+    fmm.matmul(a, a)
+    library = pick.cupy_library()
+    library.calls[library.size_key(a, a)] = math.inf
+    monkeypatch.setattr(product_call, "product", lambda *call: pytest.fail("the long way"))
+    fmm.matmul(a, a)
+
+
+def test_a_call_of_two_types_decides_nothing_for_the_next(cupy: Any, planned: list[Any]) -> None:
+    a, integers = drawn(cupy, 110), drawn(cupy, 110, "int64")
+    fmm.matmul(integers, integers)  # CuPy's own, which is remembered
+    assert planned == []
+    fmm.matmul(a, integers)  # a product of float64
+    fmm.matmul(integers, a)
+    fmm.matmul(a, a)
+    assert planned == [PLAN] * 3
+    library: Library = pick.cupy_library()
+    kinds = [library.size_key(*pair) for pair in ((a, a), (a, integers), (integers, a), (integers, integers))]
+    assert len(set(kinds)) == 4
+
+
+def test_a_call_on_another_device_decides_nothing_for_the_next(cupy: Any, planned: list[Any]) -> None:
+    a = cupy.ndarray(np.ones((110, 110), np.float32), device=1)
+    fmm.matmul(a, a)  # CuPy's own, since its current device is another
+    assert planned == [] and "not on the current device" in fmm.explain(a, a).reason
+    with cupy.cuda.Device(1):
+        fmm.matmul(a, a)
+    assert planned == [PLAN]
+
+
+@pytest.mark.parametrize("device", [5, "cuda:7"])  # that no machine has, whose answer would be kept
+def test_a_driver_without_devices_is_an_error_that_says_so(device: Any) -> None:
+    said = r"there is no device cuda:[57]: cudaErrorNoDevice: no CUDA-capable"
+    with numpy_cupy.in_place(*numpy_cupy.ADAPTERS), pytest.raises(ValueError, match=said):
+        fmm.plan(64, 64, 64, device=device)
+
+
+def test_a_cupy_that_does_not_load_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ImportError("libcudart.so: cannot open shared object file")
+
+    monkeypatch.setattr(devices, "cuda_device", lambda index: broken())
+    with pytest.raises(ImportError, match=r"device=0 needs CuPy, which does not load: libcudart"):
+        fmm.plan(64, 64, 64, device=0)

@@ -1,0 +1,201 @@
+"""Installing and uninstalling: the very objects come back, however often, nested and in however many threads."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+import fmm
+from fmm.config import environment
+from fmm.integrations import on_import, places
+from fmm.integrations.places import CannotInstallError, Place
+from fmm.integrations.replaced import Replaced, names_of, put
+
+np: Any = numpy
+MATMUL, DOT = np.matmul, np.dot
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    environment.log_once.cache_clear()
+    yield
+    fmm.uninstall()
+    assert np.matmul is MATMUL and np.dot is DOT
+
+
+def test_the_very_objects_come_back() -> None:
+    multi_dot: Any = np.linalg.multi_dot
+    inside: Any = sys.modules[multi_dot._implementation.__globals__["__name__"]]
+    owners = np, np.linalg, inside
+    before = {(owner.__name__, name): value for owner in owners for name, value in vars(owner).items()}
+    fmm.install("numpy")
+    assert np.matmul is not MATMUL and np.dot is not DOT and inside.dot is np.dot
+    fmm.install("numpy")  # once is enough
+    fmm.uninstall("numpy")
+    after = {(owner.__name__, name): value for owner in owners for name, value in vars(owner).items()}
+    assert before.keys() == after.keys() and all(after[key] is value for key, value in before.items())
+    fmm.uninstall("numpy")  # nothing is there to be undone
+
+
+def test_nested_and_kept() -> None:
+    with fmm.installed("numpy"):
+        ours = np.matmul
+        assert ours is not MATMUL
+        with fmm.installed("numpy"):
+            assert np.matmul is ours
+        assert np.matmul is ours
+        fmm.uninstall()  # ends what install began, and nothing did
+        assert np.matmul is ours
+        fmm.install("numpy")
+    assert np.matmul is ours
+    with pytest.raises(ZeroDivisionError), fmm.installed("numpy"):
+        raise ZeroDivisionError
+    assert np.matmul is ours
+    fmm.uninstall()
+    assert np.matmul is MATMUL
+
+
+def test_many_threads_install_and_multiply() -> None:
+    a = np.arange(12.0).reshape(3, 4)
+    wrong: list[Any] = []
+
+    def work() -> None:
+        for _ in range(200):
+            with fmm.installed("numpy"):
+                if np.matmul is MATMUL or np.matmul(a, a.T).tolist() != (a @ a.T).tolist():
+                    wrong.append("inside")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and np.matmul is MATMUL
+
+
+def test_unknown_names_are_an_error_and_change_nothing() -> None:
+    for call in (fmm.install, fmm.uninstall, lambda *names: fmm.installed(*names).__enter__()):
+        with pytest.raises(ValueError, match=r"knows no 'scipy'.*valid: torch, torch-cpu, torch-inductor, cupy, numpy"):
+            call("numpy", "scipy")
+
+
+def test_what_the_environment_names_is_installed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(places.VARIABLE, " numpy ,")
+    places.install_as_told()
+    assert np.matmul is not MATMUL
+    fmm.uninstall()
+    monkeypatch.setenv(places.VARIABLE, "nunpy")
+    with caplog.at_level(logging.WARNING, "fmm"):
+        places.install_as_told()  # a job does not end because of it
+    assert "FMM_INSTALL: fmm knows no 'nunpy'" in caplog.text
+
+
+# ---- what cannot be installed
+
+
+def test_an_install_that_cannot_work_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    absent = Place("no_such_library", "fmm.integrations.numpy_functions")
+    refusing = Place("numpy", "refusing", "get_in")
+
+    def get_in() -> None:
+        raise CannotInstallError("not here")
+
+    monkeypatch.setitem(sys.modules, "refusing", SimpleNamespace(get_in=get_in))
+    for name, place in (("absent", absent), ("refusing", refusing)):
+        monkeypatch.setitem(places.PLACES, name, place)
+    with caplog.at_level(logging.WARNING, "fmm"):
+        for _ in range(2):
+            fmm.install("absent", "refusing")
+            fmm.uninstall("absent", "refusing")
+    assert [record.getMessage() for record in caplog.records] == [
+        "fmm: nothing is installed for no_such_library: there is no such library here",
+        "fmm: nothing is installed for numpy: not here",
+    ]
+
+
+# ---- libraries that are loaded later
+
+
+def test_a_library_is_changed_when_it_is_loaded(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "later_library.py").write_text("def product(): return 'its own'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = SimpleNamespace(
+        install=lambda: put([(sys.modules["later_library"], "product", lambda: "by fmm")]),
+    )
+    monkeypatch.setitem(sys.modules, "later_integration", module)
+    monkeypatch.setitem(places.PLACES, "later", Place("later_library", "later_integration"))
+    fmm.install("later")
+    assert "later_library" not in sys.modules
+    later_library: Any = import_module("later_library")
+    try:
+        assert later_library.product() == "by fmm"
+        assert type(later_library.__spec__.loader).__module__ != on_import.__name__
+        assert later_library.__loader__ is later_library.__spec__.loader
+        assert on_import._FINDER not in sys.meta_path
+        fmm.uninstall("later")
+        assert later_library.product() == "its own"
+    finally:
+        del sys.modules["later_library"]
+
+
+def test_who_no_longer_wants_it_when_it_is_loaded_is_left_alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "later_library.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(places.PLACES, "later", Place("later_library", "no_such_integration"))
+    with fmm.installed("later"):
+        pass
+    later_library = import_module("later_library")
+    assert later_library.__name__ == "later_library"
+    del sys.modules["later_library"]
+
+
+# ---- names and objects
+
+
+def test_another_ones_replacement_is_not_undone() -> None:
+    owner = SimpleNamespace(product="first")
+    undo = put([(owner, "product", "ours"), (owner, "other", "ours")])
+    owner.product = "somebody else's"
+    undo()
+    assert vars(owner) == {"product": "somebody else's"}
+
+
+def test_what_came_from_an_ancestor_comes_from_it_again() -> None:
+    class Base:
+        def product(self) -> str:
+            return "base"
+
+    class Derived(Base):
+        pass
+
+    undo = put([(Derived, "product", lambda self: "ours")])
+    assert Derived().product() == "ours"
+    undo()
+    assert "product" not in vars(Derived) and Derived().product() == "base"
+
+
+def test_if_one_cannot_be_put_none_is() -> None:
+    owner = SimpleNamespace(product="first")
+    with pytest.raises(TypeError):
+        put([(owner, "product", "ours"), (int, "product", "ours")])
+    assert owner.product == "first"
+
+
+def test_a_replaced_function_is_like_the_one_it_stands_for() -> None:
+    replaced = Replaced(MATMUL, lambda *operands: "ours")
+    assert replaced(1, 2) == "ours" and replaced.nin == MATMUL.nin and replaced.__name__ == "matmul"
+    assert replaced.__doc__ == MATMUL.__doc__ and replaced.__wrapped__ is MATMUL
+    owner = SimpleNamespace(a=MATMUL, b=DOT, c=MATMUL)
+    assert names_of(MATMUL, owner) == [(owner, "a"), (owner, "c")]

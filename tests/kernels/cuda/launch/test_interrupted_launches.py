@@ -1,0 +1,20 @@
+"""Launches, whatever is raised when: on a driver that only notes what it is told, in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.interrupts import printed
+
+
+@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_interrupt_at_each_step(every: int) -> None:
+    """A product is launched as a whole or not at all, a stack too; no call is told another one's addresses."""
+    found = printed("-m", "tests.support.interrupted_player", str(every), seconds=600)
+    steps = [count * every for count in map(int, found.split())]
+    assert all(count >= least for count, least in zip(steps, (15000, 1500, 50), strict=True)), steps
+
+
+def test_a_launch_that_fails_keeps_no_other_from_being_made() -> None:
+    """Streams that wait for each other still do, and cuBLAS is set back."""
+    assert int(printed("-m", "tests.support.interrupted_player", "failures")) > 100

@@ -1,0 +1,81 @@
+"""Lanes of threads that come and go, on a CuPy that is made of NumPy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import numpy_cupy
+
+STREAMS, CUBLAS = "fmm.kernels.cuda.launch.streams", "fmm.kernels.cuda.launch.cublas"
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, loaded anew; its handles of cuBLAS are counted."""
+    made: list[int] = []
+    with numpy_cupy.in_place(STREAMS, CUBLAS):
+        found = import_module(STREAMS)
+        monkeypatch.setattr(found, "new_handle", lambda: made.append(1) or len(made))  # type: ignore[func-returns-value]
+        yield found, made
+
+
+def launches(lanes: int, vendor: int) -> Any:
+    return SimpleNamespace(lanes_used=lanes, vendor_lanes=vendor)
+
+
+def in_a_thread(streams: Any, device: int, lanes: int, vendor: int) -> set[int]:
+    """The streams of the lanes that a thread has besides the caller's."""
+    found: set[int] = set()
+
+    def use() -> None:
+        found.update(lane.stream for lane in streams.lanes_for(launches(lanes, vendor), device, 5, 99)[1:])
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    return found
+
+
+def test_the_first_lane_is_the_callers(streams: Any) -> None:
+    module, made = streams
+    (only,) = module.lanes_for(launches(1, 1), 0, 5, 99)
+    assert (only.handle, only.stream) == (99, 5)
+    first, *others = module.lanes_for(launches(4, 3), 0, 5, 99)
+    assert (first.handle, first.stream) == (99, 5)
+    assert [lane.handle for lane in others] == [1, 2, 0] and len({lane.stream for lane in others}) == 3
+    assert module.lanes_for(launches(4, 3), 0, 5, 99) == [first, *others] and len(made) == 2
+
+
+def test_threads_that_come_and_go_use_the_same_lanes(streams: Any) -> None:
+    """A handle of cuBLAS is not given back by whoever forgets it."""
+    module, made = streams
+    mine = {lane.stream for lane in module.lanes_for(launches(2, 2), 0, 5, 99)}
+    used: set[int] = set()
+    for _ in range(20):
+        used |= in_a_thread(module, 0, 3, 3)
+    assert len(used) <= 3 and not mine & used
+    assert len(made) <= 1 + 3  # mine, and one for each lane that was ever beside a caller's
+    assert not in_a_thread(module, 1, 3, 3) & used  # another device has its own
+
+
+def test_threads_at_the_same_time_have_lanes_of_their_own(streams: Any) -> None:
+    module, _ = streams
+    barrier = threading.Barrier(4, timeout=10)
+    found: list[int] = []
+
+    def use() -> None:
+        found.extend(lane.stream for lane in module.lanes_for(launches(3, 3), 0, 5, 99)[1:])
+        barrier.wait()
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == len(found) == 8

@@ -1,0 +1,205 @@
+"""float32 by three float16 products, without a GPU: what NVRTC makes of the kernels, where planes lie, what runs."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from fmm.config.schema import calibration_fields, checked_calibration
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.products.f16_planes import CHUNK, PLANES, f16x3_scratch
+from fmm.kernels.cuda.products.f16x3 import SIZES, F16x3Op, Planes, f16x3_op, sizes_for, tiles_of
+from fmm.kernels.cuda.products.f16x3_source import (
+    PLANE_THREADS,
+    F16x3Kernel,
+    SplitKernel,
+    f16x3_source,
+    split_source,
+)
+from fmm.kernels.cuda.products.tiled_source import Along
+from fmm.kernels.cuda.products.tma import SHARED
+from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.cuda.views import Factor
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.calibration import datasheet
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Layout, Problem
+from tests.support.chips import H200
+from tests.support.nvrtc import in_parallel, nvrtc, report
+
+SMS = 132
+ALONGS: tuple[Along, ...] = ("inner", "outer")
+PRODUCTS = [F16x3Kernel(SIZES[0], along) for along in product(ALONGS, ALONGS)] + [
+    F16x3Kernel(SIZES[1], ("inner", "outer"))
+]
+SPLITS = [
+    (SplitKernel("inner", 256, 16, True), SplitKernel("outer", 0, 0, True)),
+    (SplitKernel("outer", 0, 0, False), SplitKernel("inner", 32, 8, False)),
+]
+
+
+def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
+    op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
+    made = f16x3_op(op, SMS)
+    assert made is not None
+    return made
+
+
+# ---- NVRTC
+
+
+def test_no_number_of_a_product_leaves_the_registers() -> None:
+    """Two warpgroups keep three sums of 64 numbers a thread: all the registers that setmaxnreg can give them."""
+    nvrtc()
+    told = len(operation(Problem(512, 512, 512, "float32")).parameters)
+    size = f"static_assert(sizeof(fmm::Product3) == {told});"
+    jobs = [(str(k), f"{f16x3_source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in PRODUCTS]
+    for kernel, r in zip(PRODUCTS, in_parallel(report, jobs), strict=True):
+        assert r.local == 0, r
+        assert r.registers == 65536 // kernel.sizes.threads // 8 * 8, r
+        assert kernel.shared <= SHARED
+
+
+def test_splitting_leaves_room_for_many_threads() -> None:
+    nvrtc()
+    op = operation(Problem(512, 512, 512, "float32"))
+    told = sum(len(x.parameters(x.split_kernel(True))) for x in (op.left, op.right))
+    size = f"static_assert(sizeof(fmm::planes::Both) == {told});"
+    jobs = [(str(k), f"{split_source(*k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in SPLITS]
+    for r in in_parallel(report, jobs):
+        assert r.local == 0 and r.registers <= 96, r
+
+
+# ---- the splitting itself
+
+
+@pytest.mark.parametrize("spread", [0, 10, 25, 60])
+def test_two_float16_hold_a_row_of_float32(spread: int) -> None:
+    """As f16_planes.cuh splits: what is lost is at most 2^-22 of each number, or 2^-50 of the row's largest."""
+    rng = np.random.default_rng(spread)
+    x = (rng.standard_normal((64, 256)) * 2.0 ** rng.uniform(-spread, 0, (64, 256))).astype(np.float32)
+    most = np.abs(x).max(axis=1, keepdims=True)
+    e = 14 - np.floor(np.log2(most)).astype(np.int64)
+    scaled = np.ldexp(x.astype(np.float64), e)
+    hi = scaled.astype(np.float32).astype(np.float16)
+    lo = ((scaled - hi.astype(np.float64)) * 2048).astype(np.float32).astype(np.float16)
+    assert np.isfinite(hi).all() and np.isfinite(lo).all()
+    back = np.ldexp(hi.astype(np.float64) + lo.astype(np.float64) / 2048, -e)
+    assert (np.abs(back - x) <= np.maximum(2.0**-22 * np.abs(x), 2.0**-50 * most)).all()
+
+
+# ---- planes
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (64, 64, 64), (300, 200, 100), (129, 65, 1)])
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+def test_planes_do_not_meet_and_fit_in_the_workspace(size: tuple[int, int, int], orders: str) -> None:
+    m, k, n = size
+    sides = (m, k), (k, n)
+    layouts = [Layout(o, s[1] if o == "C" else s[0]) for o, s in zip(orders, sides, strict=True)]  # type: ignore[arg-type]
+    problem = Problem(m, k, n, "float32", (layouts[0], layouts[1], Layout("C", n)))
+    op = operation(problem)
+    places = []
+    for x, outer in ((op.left, m), (op.right, n)):
+        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.room), (x.exponents, x.exponents + 4 * outer)]
+        assert x.room % CHUNK == 0 and x.room >= x.length and x.offset % 256 == 0
+    for (_, end), (begin, _) in pairwise(places):
+        assert end <= begin
+    assert places[-1][1] <= f16x3_scratch(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    ["f16x3", "strassen.batched.pad16 > f16x3", "strassen^2.batched.pad16 > f16x3", "strassen.overlapped > f16x3"],
+)
+@pytest.mark.parametrize("size", [(512, 512, 512), (1003, 777, 1201)])
+def test_the_workspace_is_what_is_recorded(plan: str, size: tuple[int, int, int]) -> None:
+    """To the alignment of what is not there: a recorder's rows are packed, a count's are spaced."""
+    problem = Problem(*size, "float32")
+    recorded = record_launches(Plan.parse(plan), problem, target_on(H200)).workspace
+    counted = workspace(Plan.parse(plan), *size, 4)
+    assert 0.9 * counted <= recorded <= counted
+
+
+def test_a_batch_is_split_and_multiplied_at_once() -> None:
+    found = record_launches(
+        Plan.parse("strassen.batched.pad16 > f16x3"), Problem(2048, 2048, 2048, "float32"), target_on(H200)
+    )
+    labels = [step.label for step in found.steps if isinstance(step, Launch)]
+    assert sum("f16_planes" in label for label in labels) == 1
+    assert sum("gemm_f16x3" in label and "a batch of 7" in label for label in labels) == 1
+
+
+def test_what_the_kernels_are_told() -> None:
+    op = operation(Problem(300, 200, 100, "float32", alpha=2, beta=-1))
+    m, n, steps, down, across, _, units = struct.unpack_from("<7i", op.parameters, 2 * 128 + 4 * 8 + 2 * 8)
+    assert (m, n, steps) == (300, 100, 4) and units == down * across == op.units
+    assert struct.unpack_from("<2f", op.parameters, 2 * 128 + 4 * 8 + 2 * 8 + 28) == (2, -1)
+    a, b = op.maps
+    assert (a.length, a.lines, a.box) == (PLANES * 256, 300, (64, op.kernel.sizes.m_s))
+    assert (b.length, b.lines, b.box) == (PLANES * 128, 200, (64, 64))
+    assert f16x3_op(gemm(Problem(8, 8, 8, "float32", alpha=1j)), SMS) is None
+
+
+def gemm(problem: Problem) -> GemmOp:
+    return next(op for op in record_operations(Plan.parse("f16x3"), problem).ops if isinstance(op, GemmOp))
+
+
+@pytest.mark.parametrize(("lines", "length"), [(1, 1), (7, 5000), (4096, 64), (1000, 1024), (3, 100_000)])
+def test_every_line_has_its_threads(lines: int, length: int) -> None:
+    """And what a thread keeps in registers is never more than it reads."""
+    x = Planes(Factor("A", 0, length, False, 0), "inner", lines, length, 3, 0)
+    kernel = x.split_kernel(True)
+    assert x.blocks(kernel) * (PLANE_THREADS // kernel.group) >= 3 * lines
+    assert (kernel.kept - 1) * 4 * kernel.group < x.room
+    strips = Planes(Factor("A", 0, length, False, 0), "outer", lines, length, 3, 0)
+    assert strips.blocks(strips.split_kernel(True)) == 3 * strips.room // CHUNK * 8
+
+
+def test_sizes() -> None:
+    """The last round of clusters is to end early."""
+    assert sizes_for(8192, 8192, 1, SMS) == SIZES[0]
+    for n in (1024, 1536, 3000, 4096):
+        ends = {}
+        for s in SIZES:
+            down, across = tiles_of(n, n, s)
+            ends[s] = -(-down * across // 66) * s.n_s
+        assert ends[sizes_for(n, n, 1, SMS)] <= 1.2 * min(ends.values())
+
+
+# ---- its place
+
+
+def chosen(n: int, limits: Limits, name: str = "h200") -> Plan:
+    return choose(Problem(n, n, n, "float32"), datasheet(name), limits).best.plan
+
+
+def test_where_it_is_chosen() -> None:
+    """On Hopper, from about a thousand on; not where emulation is forbidden, nor for who wants the vendor's error."""
+    free = Limits(1 << 36, 16.0)
+    for n in (1024, 2048, 4096, 8192, 16384):
+        assert chosen(n, free).leaf == "f16x3"
+        assert chosen(n, Limits(1 << 36, 16.0, emulation=False)).leaf != "f16x3"
+        assert chosen(n, Limits(1 << 36, 1.0)) == VENDOR or not chosen(n, Limits(1 << 36, 1.0)).leaf_use.leaf.emulates
+        assert chosen(n, free, "a100").leaf != "f16x3"
+    assert chosen(256, free) == VENDOR
+    assert choose(Problem(8192, 8192, 8192, "float64"), datasheet("h200"), free).best.plan.leaf != "f16x3"
+
+
+def test_why_it_is_not_chosen() -> None:
+    problem = Problem(8192, 8192, 8192, "float32")
+    assert "other types" in choose(problem, datasheet("h200"), Limits(1 << 36, 16.0, emulation=False)).reason
+
+
+def test_a_config_keeps_its_rate() -> None:
+    known = datasheet("h200")
+    fields = calibration_fields(known, "float32")
+    assert set(fields["leaf_rates"]) == set(known.rates) - {"float32"}
+    read = checked_calibration(fields, "here", "float32", known.name, known.source)
+    assert read.rates["f16x3"] == known.rates["f16x3"] and read.rates["float32"] == known.rates["float32"]

@@ -1,0 +1,142 @@
+"""Flags for inf and NaN come and go with threads and streams: on a CuPy that is made of NumPy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.support import numpy_cupy
+
+FLAGS = "fmm.kernels.cuda.recompute.flags"
+
+
+@pytest.fixture
+def flags() -> Iterator[Any]:
+    """The module, loaded anew: nobody has a flag yet."""
+    with numpy_cupy.in_place(FLAGS):
+        yield import_module(FLAGS)
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def known(flags: Any) -> int:
+    """Flags that anybody or nobody has."""
+    flags._collect()
+    return len(flags._own.flags.kept) + sum(map(len, flags._idle.values()))
+
+
+def test_a_thread_has_one_flag_a_stream(flags: Any) -> None:
+    assert flags.stream_flag(0, 7) is flags.stream_flag(0, 7)
+    places = {flags.stream_flag(*key).address for key in ((0, 7), (0, 8), (1, 7), (1, 8))}
+    assert len(places) == 4
+    counts = {flags.stream_flag(*key).count_address for key in ((0, 7), (0, 8), (1, 7), (1, 8))}
+    assert len(counts) == 4
+
+
+def test_threads_at_the_same_time_have_flags_of_their_own(flags: Any) -> None:
+    barrier, found = threading.Barrier(8, timeout=10), []
+
+    def use() -> None:
+        found.append(flags.stream_flag(0, 7))
+        barrier.wait()
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({flag.address for flag in found}) == 8
+
+
+def test_threads_that_come_and_go_leave_nothing(flags: Any) -> None:
+    """A thread takes up what another one left on the stream, with all that stands ready there."""
+    mine = flags.stream_flag(0, 7)
+    first = in_a_thread(lambda: flags.stream_flag(0, 7))
+    first.prepared[1] = "a call"
+    assert first is not mine
+    for _ in range(100):
+        assert in_a_thread(lambda: flags.stream_flag(0, 7)) is first
+    assert first.prepared and known(flags) == 2
+
+
+def test_flags_of_a_stream_are_not_another_streams(flags: Any) -> None:
+    """Of launches that are still on their way, nobody knows when they end."""
+    left = [in_a_thread(lambda stream=stream: flags.stream_flag(0, stream)).address for stream in range(50)]  # type: ignore[misc]
+    assert flags.stream_flag(0, 50).address not in left and flags.stream_flag(1, 0).address not in left
+    assert len(set(left)) == 50
+
+
+def test_a_thread_that_uses_ever_new_streams_keeps_the_newest(flags: Any) -> None:
+    for stream in range(3 * flags.STREAMS):
+        flags.stream_flag(0, stream).prepared[1] = "a call"
+    kept = flags._own.flags.kept
+    assert list(kept) == [(0, stream) for stream in range(2 * flags.STREAMS, 3 * flags.STREAMS)]
+    flags._collect()
+    assert sum(bool(flag.prepared) for idle in flags._idle.values() for flag in idle) <= flags.STREAMS
+
+
+def test_memory_grows_no_more_once_there_is_enough(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags that nobody takes up again are another stream's after a wait for the device, and only after it."""
+    monkeypatch.setattr(flags, "CHUNK", 64)
+    monkeypatch.setattr(flags, "STREAMS", 8)
+    done: list[int] = [0]
+    made: list[Any] = []
+    memory = flags._Chunk
+    monkeypatch.setattr(flags, "_Chunk", lambda: made.append(memory()) or made[-1])  # type: ignore[func-returns-value]
+
+    def synchronize() -> None:
+        done[0] = stream
+
+    monkeypatch.setattr(flags.runtime, "deviceSynchronize", synchronize)
+    used: dict[int, int] = {}
+    for stream in range(2000):
+        address = flags.stream_flag(0, stream).address
+        assert used.get(address, -1) < done[0] or address not in used  # not since the device was last waited for
+        used[address] = stream
+    assert len(made) == 1 and len(used) == 64 and done[0] > 1900
+    assert known(flags) <= 64
+
+
+def test_while_a_stream_is_captured_there_is_more_memory_instead(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "CHUNK", 64)
+    monkeypatch.setattr(flags, "STREAMS", 8)
+
+    def refuse() -> None:
+        raise numpy_cupy.CUDARuntimeError("cudaErrorStreamCaptureUnsupported")
+
+    monkeypatch.setattr(flags.runtime, "deviceSynchronize", refuse)
+    assert len({flags.stream_flag(0, stream).address for stream in range(130)}) == 130
+
+
+def test_what_others_computed_again_is_not_held_against_the_next(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "CHUNK", 4)
+    monkeypatch.setattr(flags, "STREAMS", 1)
+    first = flags.stream_flag(0, 0)
+    chunk, number = first.place
+    chunk.counts[number] = 5
+    assert first.recomputed == 5 and not first.trusted()
+    again = next(flag for stream in range(1, 9) if (flag := flags.stream_flag(0, stream)).place == first.place)
+    assert again.recomputed == 0 and again.trusted()
+    chunk.counts[number] = 6
+    assert again.recomputed == 1 and not again.trusted()
+
+
+def test_tests_can_begin_anew(flags: Any) -> None:
+    flag = flags.stream_flag(0, 7)
+    chunk, number = flag.place
+    chunk.counts[number] = 5
+    flag.prepared[1] = "a call"
+    assert not flag.trusted()
+    flags.forget_flags()
+    found = flags.stream_flag(0, 7)
+    assert found.trusted() and not found.prepared

@@ -1,0 +1,61 @@
+"""Other projects' tests with fmm and without: what fails only with it is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import outside
+from benchmarks.outside import Suite, compared
+
+TESTS = """
+import numpy as np
+
+def test_product():
+    a = np.arange(64.0).reshape(8, 8)
+    assert np.matmul(a, a).shape == (8, 8)
+
+def test_wrong_anyway():
+    assert False
+
+def test_that_fmm_breaks():
+    assert type(np.matmul).__name__ == "ufunc"
+
+def test_another_one():
+    assert False
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_of_theirs.py").write_text(TESTS)
+    monkeypatch.setitem(outside.SUITES, "theirs", Suite("numpy", "tests", ("test_of_theirs.py",), "not another"))
+    return tmp_path
+
+
+def test_what_fails_only_with_fmm_is_found(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = checkout / "out.json"
+    code = outside.main(["theirs", str(checkout), "--out", str(out), "--plan", "strassen>vendor"])
+    told: dict[str, Any] = json.loads(out.read_text())
+    assert code == 1 and told["plan"] == "strassen > vendor"
+    assert told["without fmm"] == {"passed": 2, "failed": 1}
+    assert told["with fmm"] == {"passed": 1, "failed": 2}
+    assert told["worse with fmm"] == ["test_of_theirs::test_that_fmm_breaks"]
+    said = capfd.readouterr().out
+    assert "fmm decided 1 kinds of products to run strassen > vendor" in said
+    assert "only with fmm: test_of_theirs::test_that_fmm_breaks" in said
+
+
+def test_a_test_that_does_not_run_with_fmm_is_worse() -> None:
+    found = compared({"a": "passed", "b": "skipped", "c": "passed"}, {"a": "skipped", "b": "skipped"})
+    assert found["worse with fmm"] == ["a", "c"]
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        outside.main(["torch", str(tmp_path), "--out", str(tmp_path / "out.json")])
+    assert "has no folder test" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""fmm.gram on torch's tensors on the host: values, gradients, and what torch does besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+
+torch = pytest.importorskip("torch")
+
+PLANS = (None, "gram > strassen > vendor")
+
+
+def tensor(shape: tuple[int, ...], dtype: Any = None, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=dtype or torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+def test_values(dtype: Any, plan: str | None) -> None:
+    for shape in ((30, 20), (20, 30), (2, 9, 7)):
+        x = tensor(shape, dtype)
+        for rows in (False, True):
+            c = fmm.gram(x, rows=rows, plan=plan)
+            whole = x @ x.mH if rows else x.mH @ x
+            assert c.dtype == dtype and torch.equal(c, c.mH.resolve_conj())
+            torch.testing.assert_close(c, whole)
+        torch.testing.assert_close(fmm.gram(x.mH, plan=plan), x @ x.mH)  # a conjugate that is only marked as one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_types_that_numpy_does_not_multiply(dtype: Any) -> None:
+    x = torch.arange(-30, 30).reshape(12, 5).to(dtype)
+    c = fmm.gram(x)
+    assert c.dtype == dtype and torch.equal(c, c.mT) and torch.equal(c, x.mT @ x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(("rows", "fill"), [(False, "full"), (True, "full"), (False, "lower"), (True, "upper")])
+def test_gradients(rows: bool, fill: Any, dtype: Any) -> None:
+    """Those of a product with a symmetric matrix, of first and second order."""
+    x = tensor((5, 4), dtype).requires_grad_()
+
+    def gram(a: Any) -> Any:
+        return fmm.gram(a, rows=rows, fill=fill, alpha=2)
+
+    assert torch.autograd.gradcheck(gram, (x,))
+    assert torch.autograd.gradgradcheck(gram, (x,))
+    stack = tensor((2, 3, 4), dtype, 1).requires_grad_()
+    assert torch.autograd.gradcheck(gram, (stack,))
+
+
+def test_gradients_of_two_matrices() -> None:
+    s = fmm.gram(tensor((5, 5)))
+    a, b = s.clone().requires_grad_(), (s @ s).requires_grad_()
+    fmm.gram(a, b).sum().backward()
+    torch.testing.assert_close(a.grad, torch.ones(5, 5, dtype=s.dtype) @ b.detach().mT)
+    torch.testing.assert_close(b.grad, a.detach().mT @ torch.ones(5, 5, dtype=s.dtype))
+
+
+def test_out() -> None:
+    x = tensor((30, 20))
+    for fill, half in (("full", None), ("lower", torch.tril), ("upper", torch.triu)):
+        out = torch.full((20, 20), 7.0, dtype=x.dtype)
+        version = out._version
+        assert fmm.gram(x, out=out, fill=fill, alpha=0.5, beta=2) is out  # type: ignore[arg-type]
+        assert out._version > version
+        wanted = 0.5 * x.mT @ x + 14
+        torch.testing.assert_close(half(out) if half else out, half(wanted) if half else wanted)
+        if half:
+            assert (out[~half(torch.ones(20, 20)).bool()] == 7).all()
+    needs = tensor((6, 6)).requires_grad_()
+    with pytest.raises(RuntimeError):
+        fmm.gram(needs, out=torch.zeros(6, 6, dtype=needs.dtype))
+
+
+def test_calls_that_torch_records_or_transforms() -> None:
+    """By torch's own functions: transforms of functions, autocast."""
+    x = tensor((3, 6, 4))
+    torch.testing.assert_close(torch.func.vmap(fmm.gram)(x), x.mT @ x)
+    torch.testing.assert_close(torch.func.vmap(lambda a: fmm.gram(a, rows=True, fill="lower"))(x), (x @ x.mT).tril())
+    with pytest.raises(TypeError, match="neither out nor plan"):
+        torch.func.vmap(lambda a: fmm.gram(a, plan="gram > vendor"))(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fmm.gram(x.float()).dtype == torch.bfloat16
+        assert "torch answers" in fmm.explain_gram(x.float()).reason
+
+
+def test_it_is_explained() -> None:
+    found = fmm.explain_gram(tensor((300, 200)), plan="gram > strassen > vendor")
+    assert found.problem is not None and found.problem.op == "gram"
+    np.testing.assert_equal(found.problem.size, (200, 300, 200))

@@ -1,0 +1,96 @@
+"""Interrupts, forks, threads and faults at any moment: nothing hangs, `out` is complete or untouched, nothing is lost.
+
+All in processes of their own, which a watchdog ends, with the tracebacks of all threads, should something hang.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.support.interrupts import printed
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers on this system")
+
+
+@pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_interrupt_at_each_step_of_the_callers_code(every: int) -> None:
+    """On the caller's thread, on ours, and with two products at a time; into an `out`, and into a new array."""
+    here, new, *apart = map(int, printed("-m", "tests.support.interrupted_host", str(every), seconds=400).split())
+    assert min(here, new) > 500 and min(apart) > 150, "as many steps as there were when this was written"
+
+
+def test_interrupts_forks_threads_and_faults_at_random() -> None:
+    assert "interrupts" in printed("-m", "tests.support.hostile_use", "--seconds", "1", "--seed", "1")
+
+
+@pytest.mark.slow
+def test_two_minutes_of_hostile_use(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = str(os.getpid())
+    counts = printed("-m", "tests.support.hostile_use", "--seconds", "120", "--seed", seed, seconds=300)
+    with capsys.disabled():
+        print(f"\nhostile use, seed {seed}: {counts}")
+    assert int(counts.split()[0]) > 200
+
+
+AFTER_THE_END = """
+import signal, time
+import numpy as np
+import fmm
+from fmm.runtime import host_run
+host_run.SMALL = 0
+a = np.ones((300, 300))
+out = np.full((300, 300), 7.0)
+multiply = np.matmul
+def slow(*given, **more):
+    time.sleep(0.05)
+    return multiply(*given, **more)
+class Alarm(Exception):
+    pass
+def ring(*_):
+    raise Alarm
+signal.signal(signal.SIGALRM, ring)
+np.matmul = slow
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+try:
+    fmm.matmul(a, a, out=out, plan="winograd > vendor")
+except Alarm:
+    print((out == 300).all())
+"""
+
+
+def test_the_interrupt_waits_for_the_product_as_it_does_for_numpys() -> None:
+    assert printed("-c", AFTER_THE_END) == "True\n"
+
+
+NO_ROOM = """
+import os, resource, signal, time, warnings
+import numpy as np
+import fmm
+from fmm.runtime import host_run
+warnings.simplefilter("ignore")
+host_run.SMALL = 0
+a = np.ones((300, 300))
+right = a @ a
+fmm.matmul(a, a, plan="winograd > vendor")
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 4096 * {pages}, resource.RLIM_INFINITY))
+    start = time.monotonic()
+    c = fmm.matmul(a, a, out=np.empty((300, 300)), plan="winograd > vendor")
+    os._exit(0 if (c == right).all() and time.monotonic() - start < 5 else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address spaces are limited on Linux alone")
+@pytest.mark.parametrize("pages", [400, 2200])
+def test_a_child_without_address_space_multiplies(pages: int) -> None:
+    """It has none of its parent's threads, and a new one may not be had, or not begin."""
+    assert printed("-c", NO_ROOM.replace("{pages}", str(pages))) == "0\n"

@@ -1,0 +1,122 @@
+"""A device that others use too, in a world whose clock is its own: the truth is known, and no time passes.
+
+Times are the formula's, each plan on each shape off by a few per cent that no model knows. Other work comes and goes in
+slices of milliseconds, for as long as it is there; it slows down the vendor's product more or less than plans. Short
+products sometimes fall between two slices, long ones never.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import exp
+
+from fmm.config import schema
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import Limits, usual_growth
+from fmm.perfmodel.predict import predict
+from fmm.problem import Problem
+from fmm.runtime.decide import certified_entry, model_choice
+from fmm.tuner.devices.fake import FakeDevice, FakeSession
+from fmm.tuner.trials import BEST, TRIES, Run, Size
+
+UNKNOWN = 0.015  # what no model knows of a plan on a shape, and of the vendor's product: a standard deviation
+OVERHEAD = 0.002  # seconds between samples
+
+
+@dataclass(frozen=True)
+class Load:
+    """Others' work: from when to when, for which share of the time, in slices of how many seconds; how many times as
+    long the vendor's product takes meanwhile, and a plan."""
+
+    begin: float = 0.0
+    end: float = 0.0
+    share: float = 0.5
+    slice: float = 0.005
+    vendor: float = 1.0
+    plan: float = 1.0
+
+
+@dataclass
+class BusyDevice(FakeDevice):
+    """A fake device beside others' work."""
+
+    load: Load = field(default_factory=Load)
+    now: float = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def true_seconds(self, plan: Plan, problem: Problem) -> float:
+        """On a quiet device."""
+        return predict(plan, problem, self.truth).seconds * self.unknown(plan, problem)
+
+    def unknown(self, plan: Plan, problem: Problem) -> float:
+        """By what its time is off from the formula's."""
+        return exp(random.Random(repr((str(plan), problem.size, problem.dtype))).gauss(0.0, UNKNOWN))
+
+    def true_speedup(self, plan: Plan, problem: Problem) -> float:
+        return self.true_seconds(VENDOR, problem) / self.true_seconds(plan, problem)
+
+    @contextmanager
+    def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:
+        yield BusySession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed, self.now))))
+
+
+@dataclass
+class BusySession(FakeSession):
+    """Samples that take their time by the device's clock."""
+
+    def prepare(self, run: Run) -> None:
+        super().prepare(run)
+        self.sample(Run(run.plan))
+
+    def sample(self, run: Run) -> float:
+        return min(self._passed(run) for _ in range(TRIES if run.part == BEST else 1))
+
+    def _passed(self, run: Run) -> float:
+        device = self.device
+        assert isinstance(device, BusyDevice)
+        seconds = self._seconds(Run(run.plan) if run.part == BEST else run)
+        if run.part in ("whole", BEST):
+            seconds *= (
+                device.true_seconds(run.plan, self.problem) / predict(run.plan, self.problem, device.truth).seconds
+            )
+        load = device.load
+        if load.begin <= device.now < load.end:
+            slices = max(round(seconds / load.slice), 1)
+            met = sum(self.random.random() < load.share for _ in range(min(slices, 200))) / min(slices, 200)
+            slower = load.vendor if run.plan == VENDOR else load.plan
+            seconds *= 1 + (slower - 1) * met
+        device.now += seconds + OVERHEAD
+        return seconds
+
+
+def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
+    """What the runtime would run by a section of a config; the vendor where the section is not trusted."""
+    if section is None:
+        return VENDOR
+    tuned = schema.checked_section(section, "test", device.identity, problem.dtype)
+    limits = Limits(device.memory, usual_growth(device.gpu))
+    found = certified_entry(problem, limits, tuned)
+    return (found or model_choice(problem, limits, tuned.trusted, True, device.identity)).plan
+
+
+def random_load(rng: random.Random, seconds: float) -> Load:
+    """None, for a while, or all the time; it may favour plans."""
+    if rng.random() < 0.25:
+        return Load()
+    begin, end = sorted(rng.uniform(-0.5 * seconds, 1.5 * seconds) for _ in range(2))
+    if rng.random() < 0.4:
+        begin, end = 0.0, 1e9
+    vendor = rng.uniform(1.1, 4.0)
+    return Load(
+        begin, end, rng.uniform(0.2, 0.9), rng.uniform(0.001, 0.02), vendor, 1 + (vendor - 1) * rng.uniform(0.2, 1.3)
+    )
+
+
+def random_shapes(rng: random.Random, count: int, largest: int) -> list[Size]:
+    """Sides spread evenly by logarithm."""
+    return [(*(round(largest ** rng.uniform(0.72, 1.0)) for _ in range(3)),) for _ in range(count)]

@@ -1,0 +1,183 @@
+"""Hostile use of a CUDA device: interrupts, threads and faults at random moments, each product checked.
+
+`python -m tests.support.hostile_device --seconds 60` ends with the counts of what was done, one line; or with what was
+wrong, and status 1. Operands are whole numbers, so that every plan of theirs is exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import operator
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.kernels.cuda.launch import prepared_calls
+from fmm.runtime import device_run
+from tests.support.device_arrays import CupyLibrary, TorchLibrary
+from tests.support.interrupts import Fire, watched
+
+HANGS = 120  # seconds after which the watchdog calls it a hang
+PLANS = (
+    "strassen.batched.pad16 > vendor",
+    "winograd > vendor",
+    "winograd.pad16 > strassen.overlapped.pad16 > vendor",
+    "strassen.overlapped > vendor",
+    "li-fig3.peel > vendor",
+    "strassen-huang.fused.streams > tile.medium",
+)
+SHAPES = (
+    ((256, 192), (192, 320)),
+    ((130, 257), (257, 191)),
+    ((512, 512), (512, 512)),
+    ((3, 96, 128), (3, 128, 160)),
+)
+UNTOUCHED = 7.25
+
+
+class Wrong(Exception):  # noqa: N818
+    """A product, or what was left behind, was not as promised."""
+
+
+def libraries() -> list[Any]:
+    """CuPy, and torch if it is there."""
+    found: list[Any] = [CupyLibrary()]
+    with suppress(pytest.skip.Exception):
+        found.append(TorchLibrary())
+    return found
+
+
+class Operands:
+    """Kept, so that calls recur and are replayed as graphs."""
+
+    def __init__(self, library: Any, shapes: Any, dtype: str, plan: str, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        x, y = (rng.integers(-3, 4, shape) for shape in shapes)
+        self.library, self.plan, self.dtype = library, plan, dtype
+        self.a, self.b = library.array(x, dtype), library.array(y, dtype)
+        self.right = np.matmul(x, y)
+
+    def new_out(self) -> Any:
+        return self.library.array(np.full(self.right.shape, UNTOUCHED), self.dtype)
+
+    def multiply(self, out: Any = None) -> Any:
+        return fmm.matmul(self.a, self.b, out, plan=self.plan)
+
+    def check(self, found: Any, done: bool) -> None:
+        """Complete, or (unless the call is done) untouched; and it stays so."""
+        before = self.library.host(found)  # waits for the device
+        complete = (before == self.right).all()
+        if not complete and (done or not (before == UNTOUCHED).all()):
+            raise Wrong(f"{self.plan}, {self.dtype}: neither complete nor untouched")
+        time.sleep(0.001)
+        if not (before == self.library.host(found)).all():
+            raise Wrong(f"{self.plan}: written after the call has ended")
+
+
+class HostileUse:
+    def __init__(self, seed: int) -> None:
+        self.chance, self.counts, self.fire = random.Random(seed), Counter[str](), Fire()
+        self.operands = [
+            Operands(library, shapes, dtype, plan, 7 * i)
+            for library in libraries()
+            for i, shapes in enumerate(SHAPES)
+            for dtype in ("float32", "float64")
+            for plan in PLANS
+            if not (dtype == "float64" and "tile" in plan)
+        ]
+        for each in self.operands:  # compiled before the interrupts begin
+            each.check(each.multiply(), True)
+
+    def rounds(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        kinds = [self.interrupt] * 40 + [self.fault] * 8 + [self.among_threads]
+        while time.monotonic() < until:
+            with watched(HANGS):
+                self.chance.choice(kinds)()
+
+    def interrupt(self) -> None:
+        """Some of the calls go to graphs, to one place or to changing ones."""
+        each = self.chance.choice(self.operands)
+        outs = [each.new_out() for _ in range(self.chance.choice((1, 3)))]
+        for i in range(self.chance.choice((1, 1, 8))):
+            out = outs[i % len(outs)]
+            out[...] = UNTOUCHED
+            again, times = self.chance.choice(((1.0, 1), (1e-6, 3), (2e-5, 50)))
+            hit = self.fire.interrupted(partial(each.multiply, out), 10 ** self.chance.uniform(-5.3, -3), again, times)
+            self.counts["interrupted calls" if hit else "calls that were quicker"] += 1
+            each.check(out, not hit)
+        if not self.chance.randrange(8):
+            other = self.chance.choice(self.operands)
+            other.check(other.multiply(), True)
+
+    def fault(self) -> None:
+        """A launch fails, sometimes one call of many: the next product is right, and `out` is complete all the same."""
+        each, at = self.chance.choice(self.operands), self.chance.randrange(1, 30)
+        out, count, make = each.new_out(), 0, operator.call
+
+        def failing(prepared: Callable[[], Any]) -> Any:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise RuntimeError("for the test")
+            return make(prepared)
+
+        device_run.GRAPHS.clear()
+        vars(prepared_calls)["call"] = failing
+        try:
+            each.multiply(out)
+        except RuntimeError:
+            self.counts["failed launches"] += 1
+        finally:
+            vars(prepared_calls)["call"] = make
+        each.check(out, True)
+        each.check(each.multiply(), True)
+
+    def among_threads(self) -> None:
+        """Other threads multiply while this one is interrupted."""
+        wrong: list[BaseException] = []
+
+        def work(some: list[Operands]) -> None:
+            try:
+                for each in some:
+                    each.check(each.multiply(), True)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(self.chance.sample(self.operands, 6),)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(6):
+            self.interrupt()
+        for thread in threads:
+            thread.join()
+        self.counts["calls in other threads"] += 18
+        if wrong:
+            raise wrong[0]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    told = parser.parse_args(arguments)
+    gc.disable()  # what is raised in a collector's callback is lost, which would look like a call that was quicker
+    use = HostileUse(told.seed)
+    use.rounds(told.seconds)
+    print(f"{use.fire.hits} interrupts;", *(f"{count} {what};" for what, count in sorted(use.counts.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

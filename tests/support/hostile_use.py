@@ -1,0 +1,272 @@
+"""Hostile use: interrupts, forks, threads and faults at random moments, each product checked.
+
+`python -m tests.support.hostile_use --seconds 120` ends with the counts of what was done, one line; or with what was
+wrong, and status 1. `--device` does it to products on CUDA device 0. Whatever hangs is ended by a watchdog, with the
+tracebacks of all threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+import fmm
+from fmm.arrays import host_memory
+from fmm.kernels.cpu import numpy_backend, side_by_side
+from fmm.kernels.cpu.openblas import loaded_openblas
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.kernels.plans.plan import Plan
+from fmm.runtime import host_run
+from tests.support.interrupts import Fire, watched
+
+Array = np.ndarray[Any, Any]
+HANGS = 60  # seconds after which the watchdog calls it a hang
+PLANS = (
+    "winograd > vendor",
+    "winograd > winograd > vendor",
+    "strassen.sequential > vendor",
+    "li-fig3.peel > vendor",
+    "hasa > strassen.pad > vendor",
+)
+UNTOUCHED = 7.25
+SMALL, PANEL = host_run.SMALL, numpy_backend.PANEL
+LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = side_by_side.LEAST_FLOPS, side_by_side.LEAST_ROWS, side_by_side.ROW_UNIT
+
+
+class Wrong(Exception):  # noqa: N818
+    """A product, or what was left behind, was not as promised."""
+
+
+# ---- products
+
+
+class Case:
+    """A random product on the host: operands of whole numbers, so that any plan is exact; and a place for it."""
+
+    def __init__(self, chance: random.Random, sides: tuple[int, int, int] | None = None) -> None:
+        rng = np.random.default_rng(chance.randrange(1 << 30))
+        m, k, n = sides or [chance.randrange(24, 180) for _ in range(3)]
+        dtype = chance.choice(("f4", "f8", "c8"))
+        self.a, self.b = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((m, k), (k, n)))
+        self.plan, self.right = chance.choice(PLANS), np.matmul(self.a, self.b)
+        place = np.full((m, n), UNTOUCHED, dtype)
+        places = {
+            "none": None,
+            "rows": place,
+            "columns": np.full((n, m), UNTOUCHED, dtype).T,
+            "backwards": place[::-1],
+            "another type": np.full((m, n), UNTOUCHED, "c16" if dtype == "c8" else "f8"),
+        }
+        self.where = chance.choice(list(places))
+        self.out: Array | None = places[self.where]
+
+    def multiply(self) -> Any:
+        return fmm.matmul(self.a, self.b, out=self.out, plan=self.plan)
+
+    def check(self, done: bool, found: Any = None) -> None:
+        """`out` is complete, or (unless the call is done) untouched; and stays as it is."""
+        if self.out is None:
+            if done and not np.array_equal(found, self.right):
+                raise Wrong(f"{self.plan}: a wrong product")
+            return
+        before = self.out.copy()
+        complete = np.array_equal(before, self.right)
+        if not complete and (done or not (before == UNTOUCHED).all()):
+            raise Wrong(f"{self.plan}, {self.where}: neither complete nor untouched")
+        time.sleep(0.001)
+        if not np.array_equal(before, self.out):
+            raise Wrong(f"{self.plan}: written after the call has ended")
+
+
+def sound(threads: int) -> None:
+    """Nothing is left of what was interrupted: the next product is right, and BLAS has its threads."""
+    case = Case(random.Random(1))
+    case.check(True, case.multiply())
+    if blas_threads() != threads:
+        raise Wrong("BLAS has not its threads back")
+
+
+# ---- what is done to them
+
+
+class HostileUse:
+    def __init__(self, seed: int) -> None:
+        self.chance, self.counts, self.fire = random.Random(seed), Counter[str](), Fire()
+        self.threads = blas_threads()
+        for plan in PLANS:
+            Plan.parse(plan)  # whose algorithms are proved on first sight, which takes memory too
+
+    def rounds(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        kinds = (
+            [self.interrupt] * 60 + [self.fault] * 8 + [self.fork, self.interrupt_among_threads, self.interrupt_large]
+        )
+        while time.monotonic() < until:
+            with watched(HANGS):
+                self.settings()
+                self.chance.choice(kinds)()
+
+    def settings(self) -> None:
+        """Small products on the caller's thread or on ours, one or two at a time."""
+        host_run.SMALL = self.chance.choice((0, 0, 0, 256 * 1024))
+        side_by_side.LEAST_FLOPS = self.chance.choice((0, 1 << 60))
+        numpy_backend.PANEL = self.chance.choice((16, 256)) * 1024
+        side_by_side.LEAST_ROWS = side_by_side.ROW_UNIT = self.chance.choice((8, 192))
+
+    def interrupt(self) -> None:
+        """Once, or again and again, at any moment of a call."""
+        case = Case(self.chance)
+        again, times = self.chance.choice(((1.0, 1), (1e-6, 3), (2e-5, 50), (1e-4, 1000)))
+        found: list[Any] = []
+        hit = self.fire.interrupted(
+            lambda: found.append(case.multiply()), 10 ** self.chance.uniform(-5, -1.5), again, times
+        )
+        self.counts["interrupted calls" if hit else "calls that were quicker"] += 1
+        case.check(not hit and bool(found), found[0] if found else None)
+        if hit and not self.chance.randrange(8):
+            sound(self.threads)
+
+    def interrupt_large(self) -> None:
+        """Of a size at which two products run at a time by themselves."""
+        host_run.SMALL, side_by_side.LEAST_FLOPS = SMALL, LEAST_FLOPS
+        side_by_side.LEAST_ROWS, side_by_side.ROW_UNIT, numpy_backend.PANEL = LEAST_ROWS, ROW_UNIT, PANEL
+        case = Case(self.chance, sides=(1400, 1400, 1400))
+        delay = 10 ** self.chance.uniform(-5, -0.5)
+        hit = self.fire.interrupted(case.multiply, delay, 1e-3, self.chance.choice((1, 1000)))
+        self.counts["interrupted calls of 1400 a side" if hit else "calls that were quicker"] += 1
+        if case.out is not None:
+            case.check(not hit)
+
+    def fault(self) -> None:
+        """No memory, from some allocation on or once, and sometimes an interrupt too."""
+        case, at, ever = Case(self.chance), self.chance.randrange(1, 12), self.chance.random() < 0.5
+        count = 0
+
+        def scarce(allocate: Callable[..., Any]) -> Callable[..., Any]:
+            def allocated(*arguments: Any, **options: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == at or (ever and count > at):
+                    self.counts["allocations refused"] += 1
+                    raise MemoryError
+                return allocate(*arguments, **options)
+
+            return allocated
+
+        places = (vars(host_memory), "aligned_block"), (vars(numpy_backend), "_sum_panel")
+        kept = [module[name] for module, name in places]
+        for (module, name), allocate in zip(places, kept, strict=True):
+            module[name] = scarce(allocate)
+        fmm.release_workspace()
+        found: list[Any] = []
+        times = self.chance.choice((0, 3))
+
+        def multiply() -> None:
+            with suppress(MemoryError):  # who gives a plan hears of it
+                found.append(case.multiply())
+
+        try:
+            hit = self.fire.interrupted(multiply, 10 ** self.chance.uniform(-5, -1.5), 5e-5, times)
+        finally:
+            for (module, name), allocate in zip(places, kept, strict=True):
+                module[name] = allocate
+        self.counts["calls without memory"] += 1
+        case.check(not hit and bool(found), found[0] if found else None)
+
+    def fork(self) -> None:
+        """A child multiplies, sometimes without any address space left, sometimes born while a thread of its parent is
+        in the middle of a product. (OpenBLAS stops its own threads at a fork, and hangs if one is at work: it has but
+        one then.)"""
+        case, other = Case(self.chance), Case(self.chance)
+        full, times = self.chance.random() < 0.5, self.chance.choice((0, 20))
+        library = loaded_openblas()
+        if library is not None and times:
+            library.limit(1)
+        busy = threading.Thread(target=lambda: [other.multiply() for _ in range(times)])
+        busy.start()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            _child(case, full)
+        status = os.waitpid(child, 0)[1]
+        busy.join()
+        if library is not None:
+            library.limit(self.threads)
+        if times and other.out is not None:
+            other.check(True)
+        self.counts["forked children without memory" if full else "forked children"] += 1
+        if status:
+            raise Wrong(f"a forked child ended with status {status} (address space full: {full})")
+
+    def interrupt_among_threads(self) -> None:
+        """Other threads multiply while this one is interrupted."""
+        cases, wrong = [Case(self.chance) for _ in range(3)], []
+
+        def work(case: Case) -> None:
+            try:
+                for _ in range(10):
+                    case.check(True, case.multiply())
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(case,)) for case in cases]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            self.interrupt()
+        for thread in threads:
+            thread.join()
+        self.counts["calls in other threads"] += 30
+        if wrong:
+            raise wrong[0]
+
+
+def _child(case: Case, full: bool) -> None:
+    """Ends the process: 0 if its product is right; NumPy answers if there is no memory for a thread."""
+    code = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        if full:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where Python tells of threads that had no memory to begin
+            with open("/proc/self/statm", encoding="ascii") as file:
+                size = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 20), resource.RLIM_INFINITY))
+        found = None
+        with suppress(MemoryError):
+            found = case.multiply()
+        case.check(found is not None, found)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seed", type=int, default=0)
+    told = parser.parse_args(arguments)
+    gc.disable()  # what is raised in a collector's callback is lost, which would look like a call that was quicker
+    use = HostileUse(told.seed)
+    use.rounds(told.seconds)
+    print(f"{use.fire.hits} interrupts;", *(f"{count} {what};" for what, count in sorted(use.counts.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

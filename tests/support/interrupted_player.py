@@ -1,0 +1,341 @@
+"""Launch lists played, and graphs moved, with an interrupt at every step: `python -m tests.support.interrupted_player
+every` (every so many steps), on a driver that only notes what it is told; it prints how many interrupts there were.
+
+`failures` in the place of the number: each call of the driver fails once instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+from tests.support.interrupts import AtStep, watched
+
+Note = tuple[Any, ...]
+log: list[Note] = []  # what the driver was told, in order
+fails: list[int] = []  # after how many more calls one fails
+modes: dict[int, int] = {}  # of cuBLAS's handles
+
+
+def note(*what: Any) -> None:
+    log.append(what)
+    if fails:
+        fails[0] -= 1
+        if not fails[0]:
+            fails.clear()
+            raise RuntimeError("for the test")
+
+
+def launch_kernel(function: int, *shape_and_more: int) -> None:
+    """Reads its parameters as the driver does: now."""
+    *_, stream, pointers, _ = shape_and_more
+    note("kernel", function, stream, words_at(pointers, sizes[function]))
+
+
+def words_at(pointers: int, size: int) -> bytes:
+    return ctypes.string_at(ctypes.c_void_p.from_address(pointers).value or 0, size)
+
+
+def set_mode(handle: int, mode: int) -> None:
+    modes[handle] = mode
+    note("mode", handle, mode)
+
+
+class Function:
+    """Of a library that is called through ctypes."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.argtypes = name, list[Any]()
+
+    def __call__(self, *given: Any) -> int:
+        note(self.name, *(x.value if hasattr(x, "value") else x for x in given if not isinstance(x, ctypes.Array)))
+        return 0
+
+
+class Functions:
+    def __init__(self) -> None:
+        self.made: dict[str, Function] = {}
+
+    def __getattr__(self, name: str) -> Function:
+        return self[name]
+
+    def __getitem__(self, name: str) -> Function:
+        return self.made.setdefault(name, Function(name))
+
+
+class Numbered:
+    """A stream or an event."""
+
+    count = 100
+
+    def __init__(self, **options: Any) -> None:
+        Numbered.count += 1
+        self.ptr = Numbered.count
+
+    def begin_capture(self) -> None:
+        pass
+
+    def end_capture(self) -> None:
+        pass
+
+
+def install() -> None:
+    """In the place of CuPy and its driver, before our modules are loaded."""
+    cupy, runtime, driver, cublas = MagicMock(), MagicMock(), MagicMock(), MagicMock()
+    runtime.eventRecord = lambda event, stream: note("record", event, stream)
+    runtime.streamWaitEvent = lambda stream, event: note("wait", stream, event)
+    runtime.graphLaunch = lambda graph, stream: note("graph", stream, *graph)
+    runtime.malloc = lambda size: 1 << 40
+    driver.launchKernel = launch_kernel
+    cublas.getMathMode = lambda handle: modes.get(handle, 0)
+    cublas.setMathMode = set_mode
+    cupy.cuda = SimpleNamespace(
+        runtime=runtime,
+        Stream=Numbered,
+        Event=Numbered,
+        device=SimpleNamespace(get_cublas_handle=lambda: 77),
+        memory=MagicMock(),
+    )
+    api = SimpleNamespace(runtime=runtime, driver=driver)
+    names: dict[str, Any] = {"": MagicMock(), ".cuda": MagicMock(), ".cuda.api": api, ".cuda.api.runtime": runtime}
+    names |= {".cuda.api.driver": driver, ".cuda.libs": SimpleNamespace(cublas=cublas, nvrtc=MagicMock())}
+    names |= {".cuda.libs.cublas": cublas, ".cuda.libs.nvrtc": MagicMock()}
+    sys.modules["cupy"] = cupy
+    sys.modules.update({"cupy_backends" + name: module for name, module in names.items()})
+
+
+install()
+
+from fmm.kernels.cuda.launch import cublas as our_cublas  # noqa: E402
+from fmm.kernels.cuda.launch import kernel_call, player, streams  # noqa: E402
+from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
+from fmm.kernels.cuda.record import record_launches  # noqa: E402
+from fmm.kernels.plans.plan import Plan  # noqa: E402
+from fmm.perfmodel.tile_choice import target_on  # noqa: E402
+from fmm.problem import Problem  # noqa: E402
+from fmm.runtime import device_run  # noqa: E402
+from tests.support.chips import H200  # noqa: E402
+
+sizes: dict[int, int] = {}  # function -> bytes of its parameters
+numbers: dict[Any, int] = {}
+
+
+def loaded(device: int, kernel: Any) -> LoadedKernel:
+    return LoadedKernel(numbers.setdefault(kernel, 1000 + len(numbers)), None)
+
+
+class SizedCall(kernel_call.KernelCall):
+    def __init__(self, launch: Any, device: int) -> None:
+        super().__init__(launch, device)
+        sizes[self.function] = 8 * len(self.words)
+
+
+def patch() -> None:
+    functions = Functions()
+    for module, name, value in (
+        (kernel_call, "compiled_kernel", loaded),
+        (player, "compile_all", lambda device, kernels: None),
+        (player, "KernelCall", SizedCall),
+        (our_cublas, "_load_library", lambda name: functions),
+        (streams, "new_handle", lambda: 78),
+        (device_run, "chip_of", lambda device: H200),
+        (device_run, "MovableGraph", Graph),
+    ):
+        vars(module)[name] = value
+
+
+# ---- lists
+
+
+FILES = (
+    "player.py",
+    "prepared_calls.py",
+    "streams.py",
+    "cublas.py",
+    "kernel_call.py",
+    "device_run.py",
+    "graph_cache.py",
+    "interrupted_player.py",
+)
+LISTS = [
+    ("strassen.batched.pad16 > vendor", "float32"),
+    ("winograd > vendor", "tf32"),
+    ("winograd > strassen.overlapped > vendor", "float64"),
+    ("li-fig3.peel > vendor", "float32"),
+    ("strassen-huang.fused > tile.medium", "float32"),
+    ("vendor", "float64"),
+]
+BASES = [(i << 30, 2 * i << 30, 3 * i << 30, 5 * i << 30) for i in (1, 2, 3)]
+
+
+def list_of(text: str, dtype: str) -> Any:
+    return record_launches(Plan.parse(text), Problem(512, 512, 512, dtype), target_on(H200, flagged=True))
+
+
+def noted(call: Callable[[], Any]) -> list[Note]:
+    """What the driver is told by a call that nothing interrupts."""
+    log.clear()
+    call()
+    return list(log)
+
+
+def played(made: Any, bases: tuple[int, ...]) -> list[Note]:
+    return noted(partial(made.play, addresses_at(bases), 9))
+
+
+def addresses_at(bases: tuple[int, ...]) -> Any:
+    return player.Addresses._make((*bases, 1 << 20, 1 << 21))
+
+
+def is_ahead(made: Any, right: list[Note]) -> int:
+    """How many launches come before all that may write C."""
+    first = len(made._first)
+    assert all(what[0] == "kernel" for what in right[:first])
+    for launch in made.launches.launches[:first]:
+        assert {slot.base for slot in launch.slots} <= {"A", "B", "W", "flag"}
+    return first
+
+
+# ---- an interrupt at each step
+
+
+def interrupt_player(every: int) -> int:
+    """All is launched or nothing that writes C; and the next call is told its own addresses."""
+    count, steps = 0, AtStep(FILES[:5])
+    for text, dtype in LISTS:
+        for few in (0, 1000):
+            player.FEW_SLOTS = few
+            made = player.Player(list_of(text, dtype), 0)
+            right = [played(made, bases) for bases in BASES]
+            ahead, step, turn = is_ahead(made, right[0]), 1, 0
+            assert (ahead > 0) == text.endswith(" > vendor"), text
+            while True:
+                turn = (turn + 1) % len(BASES)
+                log.clear()
+                hit = steps.interrupted(partial(made.play, addresses_at(BASES[turn]), 9), step)
+                found = list(log)
+                whole = found == right[turn]
+                assert whole or (hit and len(found) <= ahead and found == right[turn][: len(found)]), (text, step)
+                assert set(modes.values()) <= {0}, (text, step)
+                if not hit:
+                    break
+                other = (turn + 1) % len(BASES)
+                assert played(made, BASES[other]) == right[other], (text, step)
+                count, step = count + 1, step + every
+    return count
+
+
+OFFSETS = ((0, 0, 0), (1 << 22, 0, 1 << 22), (1 << 23, 0, 1 << 23))
+
+
+def stack_call(offsets: Any, replays: bool = False) -> Any:
+    flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21)
+    call = SimpleNamespace(launches=list_of(*LISTS[0]), offsets=offsets, recurs=replays)
+    made: Any = device_run.StreamCall(call, flag, 0)  # type: ignore[arg-type]
+    return made
+
+
+def interrupt_stack(every: int) -> int:
+    """Of a stack every product is launched, as a whole, or none."""
+    whole, steps, count, step = stack_call(OFFSETS), AtStep(FILES[:6]), 0, 1
+    noted(lambda: whole.run(*BASES[0]))
+    a, b, c, w = BASES[0]
+    singles = [noted(partial(stack_call(OFFSETS[:1]).run, a + x, b + y, c + z, w)) for x, y, z in OFFSETS]
+    ahead = len(next(iter(whole._players.values()))._first)
+    while True:
+        log.clear()
+        hit = steps.interrupted(partial(whole.run, *BASES[0]), step)
+        launched = set(launched_in_order(list(log), singles, ahead))
+        assert launched in (set(), {0, 1, 2}) and (launched or hit), step
+        if not hit:
+            return count
+        count, step = count + 1, step + every
+
+
+def launched_in_order(found: list[Note], singles: list[list[Note]], ahead: int) -> Iterator[int]:
+    """Which products were launched as a whole; whatever else there is ran ahead."""
+    while found:
+        number = next((i for i, one in enumerate(singles) if found[: len(one)] == one), None)
+        if number is not None:
+            yield number
+            del found[: len(singles[number])]
+        else:
+            assert any(found[0] in one[:ahead] for one in singles), found[0]
+            del found[0]
+
+
+class Graph:
+    """A graph whose kernels have the parameters that they were told last."""
+
+    def __init__(self, graph: Any, kernels: Any) -> None:
+        self.executable: list[bytes] = [words_at(x.parameters, x.size) for x in kernels]
+
+    def move(self, kernels: Any) -> bool:
+        for i, kernel in enumerate(kernels):
+            self.executable[i] = words_at(kernel.parameters, kernel.size)
+        return True
+
+
+MOVED = [(*bases[:3], BASES[0][3]) for bases in BASES]  # what cuBLAS itself reads and writes stays
+
+
+def interrupt_replay(every: int) -> int:
+    """A graph is launched with one call's addresses, or not at all."""
+    made, steps, count, step, turn = stack_call(OFFSETS[:1], True), AtStep(FILES), 0, 1, 0
+    for _ in range(5):
+        made.run(*MOVED[0])
+    right = [noted(partial(made.run, *bases)) for bases in MOVED]
+    assert [x[0][0] for x in right] == ["graph"] * 3 and len({str(x) for x in right}) == 3
+    while True:
+        turn = (turn + 1) % len(MOVED)
+        log.clear()
+        hit = steps.interrupted(partial(made.run, *MOVED[turn]), step)
+        assert log == right[turn] or (hit and not log), step
+        if not hit:
+            return count
+        for other in (turn, (turn + 1) % len(MOVED)):
+            assert noted(partial(made.run, *MOVED[other])) == right[other], step
+        count, step = count + 1, step + every
+
+
+# ---- a call that fails
+
+
+def fail_each_call() -> int:
+    """The others are made all the same: lanes meet, modes are set back; and the next call is as ever."""
+    count = 0
+    for text, dtype in LISTS:
+        made = player.Player(list_of(text, dtype), 0)
+        right = played(made, BASES[0])
+        first = len(made._first)
+        for at in range(1, len(right) + 1):
+            log.clear()
+            fails[:] = [at]
+            try:
+                made.play(addresses_at(BASES[0]), 9)
+            except RuntimeError:
+                count += 1
+            else:
+                raise AssertionError(f"{text}: nobody heard of failure {at}")
+            assert log == (right if at > first else right[:at])
+            assert set(modes.values()) <= {0}
+            assert played(made, BASES[1]) == played(made, BASES[1]) != right
+    return count
+
+
+def main(what: str) -> None:
+    patch()
+    with watched(300):
+        if what == "failures":
+            print(fail_each_call())
+        else:
+            print(interrupt_player(int(what)), interrupt_stack(int(what)), interrupt_replay(int(what)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

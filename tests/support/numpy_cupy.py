@@ -1,0 +1,147 @@
+"""CuPy as far as fmm.matmul looks at its arrays, made of NumPy: where fmm sends a call can be tried without a device.
+
+Nothing of it computes on a device: plans cannot run, and the library's own product is NumPy's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+# What is loaded anew when the module `cupy` is another one.
+ADAPTERS = ("fmm.arrays.cupy_gemm", "fmm.arrays.cupy_library")
+
+
+class CUDARuntimeError(RuntimeError):
+    """As CuPy's runtime raises it."""
+
+
+def _no_device() -> int:
+    raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+
+class Handle:
+    """A stream or an event: a number."""
+
+    def __init__(self, **options: bool) -> None:
+        self.ptr = id(self)
+
+
+def _addresses() -> Callable[[int], int]:
+    """Of blocks of device memory, one after the other."""
+    ends = [1 << 20]
+
+    def malloc(nbytes: int) -> int:
+        ends.append(ends[-1] + nbytes)
+        return ends[-2]
+
+    return malloc
+
+
+class PinnedMemory(bytearray):
+    """Host memory with an address of its own."""
+
+    @property
+    def ptr(self) -> int:
+        return id(self)
+
+
+def fake_modules() -> dict[str, ModuleType]:
+    """The modules of a fake CuPy, by name; `calls` of `cupy` notes each call of its own product and its options."""
+    made = {name: ModuleType(name) for name in ("cupy", "cupy.linalg._product")}
+    calls: list[dict[str, Any]] = []
+
+    class ndarray:  # noqa: N801
+        """CuPy's arrays have no buffer that NumPy reads."""
+
+        __module__ = "cupy"
+        __array_ufunc__ = None
+
+        def __init__(self, shape: Any, dtype: Any = float, device: int = 0) -> None:
+            self.host = shape if isinstance(shape, np.ndarray) else np.empty(shape, dtype)
+            self.data = SimpleNamespace(ptr=self.host.ctypes.data, device_id=device)
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("shape", "strides", "dtype", "ndim", "size", "nbytes", "itemsize", "flags"):
+                return getattr(self.host, name)
+            raise AttributeError(name)
+
+        @property
+        def _c_contiguous(self) -> bool:
+            return self.host.flags.c_contiguous
+
+    def matmul(a: Any, b: Any, out: Any = None, **options: Any) -> Any:
+        calls.append(options)
+        found = np.matmul(a.host, b.host, out=None if out is None else out.host, **options)
+        return ndarray(np.asarray(found)) if out is None else out
+
+    @contextmanager
+    def current_device(number: int) -> Iterator[None]:
+        before, current[0] = current[0], number
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    current = [0]
+    runtime = SimpleNamespace(
+        getDevice=lambda: current[0],
+        getDeviceCount=_no_device,
+        memGetInfo=lambda: (1 << 36, 1 << 37),
+        malloc=_addresses(),
+        memsetAsync=lambda address, value, nbytes, stream: None,
+        deviceSynchronize=lambda: None,
+        CUDARuntimeError=CUDARuntimeError,
+    )
+    pool = SimpleNamespace(free_bytes=lambda: 0, get_limit=lambda: 0, used_bytes=lambda: 0)
+    vars(made["cupy"]).update(
+        ndarray=ndarray,
+        matmul=matmul,
+        calls=calls,
+        get_default_memory_pool=lambda: pool,
+        cuda=SimpleNamespace(
+            alloc=None,
+            alloc_pinned_memory=PinnedMemory,
+            get_current_stream=lambda: SimpleNamespace(ptr=0),
+            device=SimpleNamespace(get_cublas_handle=lambda: 0),
+            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+            Device=current_device,
+            Stream=Handle,
+            Event=Handle,
+            runtime=runtime,
+        ),
+    )
+    vars(made["cupy.linalg._product"])["matmul"] = matmul
+    made |= {name: ModuleType(name) for name in ("cupy_backends.cuda.api", "cupy_backends.cuda.libs")}
+    vars(made["cupy_backends.cuda.api"])["runtime"] = runtime
+    vars(made["cupy_backends.cuda.libs"])["cublas"] = SimpleNamespace(gemmEx=None)
+    return made
+
+
+@contextmanager
+def in_place(*modules: str) -> Iterator[Any]:
+    """The fake in CuPy's place, and these modules of fmm loaded anew with it, both for as long as the context lasts."""
+    homes = [(import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in modules]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in fake_modules().items():
+            patch.setitem(sys.modules, name, module)
+        for name, (package, short) in zip(modules, homes, strict=True):
+            patch.delitem(sys.modules, name, raising=False)
+            patch.delattr(package, short, raising=False)
+        yield sys.modules["cupy"]
+        for name, (package, short) in zip(modules, homes, strict=True):
+            sys.modules.pop(name, None)
+            vars(package).pop(short, None)
+
+
+def install() -> Any:
+    """The fake in CuPy's place, for the rest of this process."""
+    sys.modules.update(fake_modules())
+    return sys.modules["cupy"]

@@ -1,0 +1,66 @@
+"""Tensors for tests, on the host or on a device, whose products run a plan whatever their size."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fmm.kernels.plans.plan import Plan
+from fmm.runtime import call as product_call
+from fmm.runtime import left_to_vendor, prepare
+from fmm.runtime.decide import Decision
+
+LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
+N = 64
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def usable(device: str) -> str:
+    """The device, if torch can use it."""
+    if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    return device
+
+
+def drawn(device: str, *shape: int, dtype: Any = None) -> Any:
+    torch: Any = sys.modules["torch"]
+    return torch.randn(*(shape or (N, N)), device=device, dtype=dtype or torch.float64)
+
+
+def same(ours: Any, theirs: Any) -> None:
+    torch: Any = sys.modules["torch"]
+    torch.testing.assert_close(ours, theirs)
+
+
+class Runner:
+    """Notes which plans run."""
+
+    def __init__(self, module: ModuleType, run: list[Plan]) -> None:
+        self.module, self.run = module, run
+
+    def run_call(self, library: Any, call: Any, *rest: Any) -> Any:
+        self.run.append(call.plan)
+        return self.module.run_call(library, call, *rest)
+
+
+@contextmanager
+def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
+    """Every product that is left to fmm gets a plan, whatever its size; the list says which have run."""
+    from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
+
+    run: list[Plan] = []
+    runner = product_call._runner
+    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
+    monkeypatch.setattr(left_to_vendor, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 16**3)
+    monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
+    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner(runner(processor), run))
+    for library in (TORCH, TORCH_ON_HOST):
+        library.calls.clear()
+    yield run
+    for library in (TORCH, TORCH_ON_HOST):
+        library.calls.clear()

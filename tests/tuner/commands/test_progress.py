@@ -1,0 +1,61 @@
+"""The progress bar says what is left and what was gained so far; and a first pass over all types is soon over."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from fmm.tuner.commands.progress import Bar, best_gain, shown_progress, spelled_seconds
+from fmm.tuner.devices.cpu import CpuDevice
+from fmm.tuner.effort import EFFORTS, GPU_EFFORTS
+from tests.support import configs as tuned
+
+
+class Line:
+    """What tqdm would show."""
+
+    def __init__(self, total: float) -> None:
+        self.total, self.n, self.label, self.rest = total, 0.0, "", ""
+
+    def set_description_str(self, text: str, refresh: bool = True) -> None:
+        self.label = text
+
+    def set_postfix_str(self, text: str) -> None:
+        self.rest = text
+
+
+def test_the_bar_tells_what_is_left_and_what_was_gained() -> None:
+    line = Line(total=200.0)
+    bar = Bar(line)
+    bar.begin("float32 (coarse):", 50.0)
+    bar.sample("probe", 30.0)
+    assert (line.n, line.label, line.rest) == (30.0, "float32 (coarse): probe", "about 3 min left")
+    gained = tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.26))
+    bar.gained("float32", gained)
+    bar.begin("float64 (coarse):", 50.0)
+    bar.sample("search", 80.0)  # longer than planned: the bar waits, and does not run ahead
+    assert line.n == 100.0 and line.rest == "about 100 s left; gained: float32 1.26 at 4096"
+    bar.gained("float64", None)
+    bar.gained("float32", tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
+    bar.begin("float32 (default):", 100.0)
+    assert line.rest == "about 100 s left; gained: float32 1.40 at 8192"
+
+
+def test_no_gain_is_no_text() -> None:
+    assert best_gain(None) == best_gain(tuned.section()) == best_gain({"entries": [{"plan": "vendor"}]}) == ""
+    assert spelled_seconds(-3) == "0 s" and spelled_seconds(119) == "119 s" and spelled_seconds(180) == "3 min"
+
+
+def test_nobody_who_looks_sees_nothing(monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: False))
+    with shown_progress([1.0], None, True) as progress:
+        progress.begin("float32", 1.0)
+        progress.sample("probe", 0.5)
+        progress.gained("float32", None)
+
+
+def test_a_first_pass_over_all_types_takes_a_minute_and_a_half_on_a_cpu_and_one_on_a_gpu() -> None:
+    assert len(CpuDevice().dtypes) * EFFORTS["coarse"].most <= 90
+    assert 7 * GPU_EFFORTS["coarse"].most <= 60
+    for efforts in (EFFORTS, GPU_EFFORTS):
+        assert list(efforts) == ["coarse", "quick", "default", "full"]
