@@ -51,6 +51,7 @@ VENDOR3M = Leaf(
     tuple(name for name, row in DTYPES.items() if row.is_complex),
     call="one BLAS call",
     forms=("alone", "peer"),
+    unprobed=("alone",),
     saves_products=True,
     relative_error=sqrt(2),  # as of the level 3m
 )

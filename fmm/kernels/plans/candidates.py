@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.consider import ABOVE, SEARCHED
 from fmm.kernels.plans.leaf import LEAVES, Leaf
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
@@ -122,7 +123,9 @@ def _with_above(level: CandidateLevel, plans: Sequence[Plan], device: str) -> It
     for plan in plans:
         if not (first.batched and plan.levels):
             with suppress(PlanError):
-                yield Plan((first, *plan.levels), plan.leaf)
+                made = Plan((first, *plan.levels), plan.leaf)
+                if any(made.takes_type(dtype) for dtype in first.types or DTYPES):
+                    yield made
 
 
 @depends_on_rows
