@@ -1,6 +1,6 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
-from fmm.api import explain, explain_gram, gram, matmul, plan
+from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, plan
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
 from fmm.integrations.places import install_as_told
@@ -14,7 +14,9 @@ __all__ = [
     "Plan",
     "PlanError",
     "explain",
+    "explain_gemm",
     "explain_gram",
+    "gemm",
     "gram",
     "install",
     "installed",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from numbers import Integral, Real
+from collections.abc import Hashable, Mapping
+from numbers import Integral, Number, Real
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Operation, Problem
 from fmm.runtime import call, devices
 from fmm.runtime.decide import Decision
+from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
 from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
@@ -160,6 +161,73 @@ def explain_gram(
     return gram_explained(library, a, b, out, request, wishes)
 
 
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    /,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    transpose_a: bool | int | str = False,
+    transpose_b: bool | int | str = False,
+    out: Any = None,
+    plan: Plan | Decision | str | None = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+) -> Any:
+    """alpha op(a) op(b) + beta c, BLAS's gemm: alpha and beta are factors of the plan's last sums, and cost no pass.
+
+    Matrices, or stacks of them, of NumPy, CuPy or torch; tensors that require gradients get them. Where no plan pays,
+    the library's own functions do it (torch.addmm, cuBLAS's gemm, numpy.matmul).
+
+    c
+        What is added, times beta: of the product's shape, or broadcast to it. It is left as it is unless it is also
+        `out`, where it is updated in place. With beta = 0 it is not read.
+    alpha, beta
+        Numbers; complex ones for complex arrays only. With alpha = 0, a and b are not read.
+    transpose_a, transpose_b
+        False, True, or "C" for the conjugate transpose; 0, 1 and 2 as in SciPy's gemm. Nothing is copied for the first
+        two, and for the third not if the plan is one for complex numbers (3m).
+    out
+        Where the result goes; it may be c, and may overlap a and b. A new array unless given.
+    plan, max_error_growth, workspace
+        As fmm.matmul has them. In place, where inf or NaN could make the product begin anew, c's old numbers are kept
+        in the workspace too.
+    """
+    update, wishes = _gemm_update(alpha, beta, transpose_a, transpose_b), _wishes(plan, max_error_growth, workspace)
+    library, (a, b, c, out) = _gemm_arrays(a, b, c, out)
+    _check_scalars(library, (a, b, c), update)
+    if library.differentiable:
+        return _torch_gemm().gemm(a, b, c, out, update, wishes)
+    return gemm_product(library, a, b, c, out, update, wishes)
+
+
+def explain_gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    /,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    transpose_a: bool | int | str = False,
+    transpose_b: bool | int | str = False,
+    out: Any = None,
+    plan: Plan | Decision | str | None = None,
+    max_error_growth: float | None = None,
+    workspace: int | None = None,
+) -> Decision:
+    """What fmm.gemm would do with this call, and why. Nothing is computed."""
+    update, wishes = _gemm_update(alpha, beta, transpose_a, transpose_b), _wishes(plan, max_error_growth, workspace)
+    library, (a, b, c, out) = _gemm_arrays(a, b, c, out)
+    _check_scalars(library, (a, b, c), update)
+    if library.differentiable:
+        found: Decision = _torch_gemm().explained(a, b, c, out, update, wishes)
+        return found
+    return gemm_explained(library, a, b, c, out, update, wishes)
+
+
 def explain(
     a: Any,
     b: Any,
@@ -242,6 +310,13 @@ def _torch_gradients() -> Any:
     return torch_gradients
 
 
+def _torch_gemm() -> Any:
+    """The same for gemm."""
+    from fmm.runtime import torch_gemm
+
+    return torch_gemm
+
+
 def _recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """Of tensors, while somebody records torch's calls."""
     from fmm.runtime import torch_operator
@@ -321,6 +396,46 @@ def _gram_arrays(a: Any, b: Any, out: Any) -> tuple[Library, Any, Any, Any]:
     elif (own := library.adopted(a, a if b is None else b, out)) is not None:
         a, b, out = own[0], None if b is None else own[1], own[2]
     return library, a, b, out
+
+
+def _gemm_update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> Update:
+    """What fmm.gemm was asked besides its arrays, checked."""
+    ops = []
+    for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
+        if not isinstance(value, Hashable) or value not in OPS:
+            raise ValueError(f"{name} must be False, True or 'C', or 0, 1 or 2, not {value!r}")
+        ops.append(OPS[value])
+    return Update(_scalar("alpha", alpha), _scalar("beta", beta), *ops)
+
+
+def _scalar(name: str, value: Any) -> complex:
+    """A number as Python has it: it never changes the type of what it multiplies."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Number):
+        raise ValueError(f"{name} must be a number, not {value!r}")
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else complex(value)  # type: ignore[call-overload]
+
+
+def _check_scalars(library: Library, arrays: tuple[Any, ...], update: Update) -> None:
+    """Real matrices have no complex multiples."""
+    if any(isinstance(x, complex) for x in update[:2]):
+        given = [np.asanyarray(x) if library is NUMPY else x for x in arrays if x is not None]
+        if not any(library.is_complex(x) for x in given):
+            raise TypeError("alpha and beta must be real numbers for real matrices")
+
+
+def _gemm_arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, Any, Any, Any]]:
+    """The library whose arrays these are, and the arrays."""
+    out = _single(out)
+    library = library_of(a, b, out if c is None else c)
+    if c is not None and out is not None:
+        library_of(a, b, out)
+    own = library.adopted(a, b, c)
+    if own is not None:
+        a, b, c = own
+        out = None if out is None else library.adopted(a, b, out)[2]  # type: ignore[index]
+    return library, (a, b, c, out)
 
 
 def _single(out: Any) -> Any:

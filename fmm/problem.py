@@ -76,6 +76,11 @@ class Problem:
         return self.m, self.k, self.n
 
     @property
+    def updates(self) -> bool:
+        """Is C more than the product: a multiple of it, or added to what C holds?"""
+        return self.alpha != 1 or self.beta != 0
+
+    @property
     def halved(self) -> bool:
         """Is C its own adjoint, so that half of it is enough?"""
         return self.op != "product"

@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays import cupy_gemm, halves
+from fmm.arrays import cupy_gemm, halves, updates
 from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.arrays.kinds import kind_of, two_devices
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
@@ -32,7 +32,7 @@ class CupyLibrary:
     """CuPy, as a library of `fmm.arrays.library`; with the options of cupy.matmul that a call has."""
 
     name, vendor_name = "CuPy", "cupy.matmul"
-    differentiable = False
+    differentiable, gemm_name = False, ""
     processor: Processor = "cuda"
     out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
     calls: dict[Hashable, Any]
@@ -135,6 +135,21 @@ class CupyLibrary:
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return cupy.zeros(shape, like.dtype)
+
+    def conjugated(self, x: Any) -> Any:
+        return cupy.conj(x)
+
+    def is_complex(self, x: Any) -> bool:
+        return bool(x.dtype.kind == "c")
+
+    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+        return updates.promoted(cupy, a, b, c)
+
+    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
+        return updates.copied(cupy, x, shape, like.dtype)
+
+    def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+        return updates.updated(cupy, self.vendor(a, b), c, alpha, beta)
 
     def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         halves.finish_half(cupy, product, out, alpha, beta, fill)

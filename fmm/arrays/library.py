@@ -169,6 +169,30 @@ class Library(Protocol):
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any: ...
 
+    def conjugated(self, x: Any) -> Any:
+        """A copy with complex numbers conjugated."""
+        ...
+
+    def is_complex(self, x: Any) -> bool: ...
+
+    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+        """Operands and what is added to their product (or None) as arrays of one type, if the library has such a
+        rule."""
+        ...
+
+    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
+        """A new array of this shape, and of the type of `like`, that holds x, broadcast."""
+        ...
+
+    @property
+    def gemm_name(self) -> str:
+        """Its own function for alpha a b + beta c; empty if it has none."""
+        ...
+
+    def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+        """alpha a b + beta c by its own functions, in c, or as a new array where c is None."""
+        ...
+
     def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint."""
         ...

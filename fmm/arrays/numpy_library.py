@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fmm.arrays import halves, host_memory
+from fmm.arrays import halves, host_memory, updates
 from fmm.arrays.library import Operand, Processor, Setting, contiguous
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cpu.arena import Array
@@ -29,7 +29,7 @@ class NumpyLibrary:
     """NumPy, as a library of `fmm.arrays.library`; with the options of numpy.matmul that a call has."""
 
     name, vendor_name = "NumPy", "numpy.matmul"
-    differentiable = False
+    differentiable, gemm_name = False, ""
     processor: Processor = "cpu"
     out_of_memory: type[BaseException] = MemoryError
     calls: dict[Hashable, Any]
@@ -170,6 +170,21 @@ class NumpyLibrary:
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return np.zeros(shape, like.dtype)
+
+    def conjugated(self, x: Any) -> Any:
+        return np.conj(x)
+
+    def is_complex(self, x: Any) -> bool:
+        return bool(x.dtype.kind == "c")
+
+    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+        return updates.promoted(np, np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
+
+    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
+        return updates.copied(np, x, shape, like.dtype)
+
+    def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+        return updates.updated(np, self.vendor(a, b), c, alpha, beta)
 
     def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         halves.finish_half(np, product, out, alpha, beta, fill)

@@ -48,7 +48,7 @@ class _TorchTensors:
     """What tensors on a device and on the host have in common."""
 
     name, vendor_name = "torch", "torch.matmul"
-    differentiable = True
+    differentiable, gemm_name = True, "torch.addmm"
     calls: dict[Hashable, Any]
 
     def __init__(self) -> None:
@@ -86,6 +86,21 @@ class _TorchTensors:
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return like.new_zeros(shape)
+
+    def conjugated(self, x: Any) -> Any:
+        return x.conj().resolve_conj()
+
+    def is_complex(self, x: Any) -> bool:
+        return bool(x.is_complex())
+
+    def promoted(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+        return a, b, c  # torch rejects tensors of different types
+
+    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
+        return like.new_empty(shape).copy_(x)
+
+    def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+        return torch_update(a, b, c, alpha, beta, c)
 
     def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         value = product if alpha == 1 else product * alpha
@@ -228,6 +243,19 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
 
 TORCH = TorchLibrary()
 TORCH_ON_HOST = TorchHostLibrary()
+
+
+def torch_update(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
+    """alpha a b + beta c by torch's own functions, in `out` if that is given; they record what they do."""
+    if a.dim() == b.dim() == 2:
+        added = a.new_zeros(()) if c is None else c
+        return torch.addmm(added, a, b, beta=beta, alpha=alpha, out=out)
+    if a.dim() == b.dim() == 3 and len(a) == len(b):
+        added = a.new_zeros((1, 1, 1)) if c is None else c
+        return torch.baddbmm(added, a, b, beta=beta, alpha=alpha, out=out)
+    value = torch.matmul(a, b) * alpha
+    value = value + c * beta if beta else value
+    return value if out is None else out.copy_(value)
 
 
 # ---- CuPy's current device, while the kernels are launched

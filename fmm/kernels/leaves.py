@@ -1,10 +1,11 @@
 """The leaves that fmm comes with, one row each; registered when fmm.kernels is imported.
 
 `vendor` is BLAS as it comes. On a GPU there are also `lt0`, `lt1`, ... (so many-th candidate of cuBLASLt's own list for
-the product) and `tile`, this package's own kernel: of float32 and float64, and of 16-bit numbers and TF32, without sums
-inside, by Hopper's warpgroups; what these cannot read is the vendor's. `tile.huge` and the like multiply float32 and
-float64 by another of its strategies; with `.plain` behind it, tiles come to shared memory through registers, with
-`.texture` those of the left operand by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd.
+the product), `vendor3m` (cuBLAS's complex products by three real ones each) and `tile`, this package's own kernel: of
+float32 and float64, and of 16-bit numbers and TF32, without sums inside, by Hopper's warpgroups; what these cannot read
+is the vendor's. `tile.huge` and the like multiply float32 and float64 by another of its strategies; with `.plain`
+behind it, tiles come to shared memory through registers, with `.texture` those of the left operand by loads of the
+read-only path: Li, Ranka and Sahni's tStrassen and tWinograd.
 
 With `.inner` after any leaf, the sums of the last level are written so that both operands of a leaf product are
 contiguous along its inner dimension; with `.outer`, along the outer ones. (A CPU's sums are always written as A and B
@@ -12,6 +13,8 @@ lie in memory, for all leaves.)
 """
 
 from __future__ import annotations
+
+from math import sqrt
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.numpy_backend import numpy_product
@@ -40,6 +43,17 @@ VENDOR = Leaf(
     call="one BLAS call",
     forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
     multiply=numpy_product,
+)
+VENDOR3M = Leaf(
+    "vendor3m",
+    "cuBLAS's own complex product by three real ones",
+    ("cuda",),
+    tuple(name for name, row in DTYPES.items() if row.is_complex),
+    call="one BLAS call",
+    forms=("alone", "peer"),
+    unprobed=("alone",),
+    saves_products=True,
+    relative_error=sqrt(2),  # as of the level 3m
 )
 LT = Leaf(
     "lt",
@@ -80,5 +94,5 @@ F16X3 = Leaf(
     rate=F16X3_RATE,
 )
 
-for _row in (VENDOR, LT, TILE, F16X3):
+for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M):
     register_leaf(_row)

@@ -85,9 +85,18 @@ class Calibration:
     apart: float = 1.0  # the share of their rate that the sums of small plans reach, which run one step at a time
 
     def rate(self, dtype: str) -> Rate:
-        if dtype not in self.rates:
+        found = self.known_rate(dtype)
+        if found is None:
             raise ValueError(f"{self.name} has no rate for {dtype}; it has {', '.join(self.rates)}")
-        return self.rates[dtype]
+        return found
+
+    def known_rate(self, dtype: str) -> Rate | None:
+        """None where there is none. Flops of real products take about as long as those of complex ones of the same
+        precision; what is known only of these is said of both, but for this package's own kernel."""
+        if (found := self.rates.get(dtype)) is not None:
+            return found
+        twin = self.rates.get(next((name for name, row in DTYPES.items() if row.real == dtype), ""))
+        return None if twin is None else replace(twin, tiled=0.0)
 
 
 # ---- a CPU that nobody has measured

@@ -177,9 +177,11 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
 
     (Our own kernel is not for types in which it takes about the vendor's time.)
     """
-    rate, own = calibration.rates.get(plan.rate_name(problem.dtype)), plan.timed_by_tiles
+    if not plan.considered_for(problem.dtype):
+        return False
+    rate, own = calibration.known_rate(plan.rate_name(problem.dtype)), plan.timed_by_tiles
     inside = plan.leaf_type(problem.dtype) in plan.leaf_use.leaf.types_inside
-    if rate is None or (own and not (rate.tiled > 0 and inside)) or not plan.considered_for(problem.dtype):
+    if rate is None or (own and not (rate.tiled > 0 and inside)):
         return False
     # A batch reads nothing but temporaries, whose rows are aligned.
     aligned = any(level.batched for level in plan.levels) or rows_aligned(problem, plan.leaf_use.leaf.alignment)

@@ -4,8 +4,7 @@ The counts come from the steps that are walked, at the actual sizes, level by le
 moves each block that it needs once (temporaries inside the sum stay in registers or cache), a leaf moves A and B in and
 C out once, whatever its own blocking does; sums done inside a product move what they read besides it, and what they
 write but for one block, which is the product's C. Left out: scalings by a coefficient, caches between steps, partly
-used transactions of rows that are not contiguous; where a level changes the type of numbers, its sums are counted as if
-all of them were of the type above. What has no elements costs nothing.
+used transactions of rows that are not contiguous. What has no elements costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import batch_scratch
 from fmm.kernels.registry import depends_on_rows
-from fmm.perfmodel.level_counts import LevelCounts, counted_level
+from fmm.perfmodel.level_counts import LevelCounts, Moved, counted_level
 from fmm.problem import Fill, Operation, Shape
 
 Leaves = tuple[tuple[Shape, int], ...]
@@ -33,7 +32,7 @@ Leaves = tuple[tuple[Shape, int], ...]
 class Cost:
     """Exact counts of one plan on one problem; bytes are those of the problem's item size."""
 
-    flops: int  # 2mkn of every leaf product, about half of it where one half of C is computed
+    flops: int  # 2mkn of every leaf product, whatever its type; about half of it where one half of C is computed
     additions: int  # elements added or subtracted by the sums
     bytes_read: int  # by the sums
     bytes_written: int  # by the sums
@@ -103,11 +102,10 @@ class _Units(NamedTuple):
     transaction: int
     batched: bool
 
-    def traffic(self, rectangles: Mapping[int, int]) -> tuple[int, int]:
-        """Bytes and transactions of rectangles: elements -> how many."""
-        elements = sum(size * times for size, times in rectangles.items())
-        moves = sum(-(-size * self.itemsize // self.transaction) * times for size, times in rectangles.items())
-        return elements * self.itemsize, moves
+    def traffic(self, rectangles: Mapping[Moved, int], itemsize_below: int) -> tuple[int, int]:
+        """Bytes and transactions of rectangles."""
+        sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
+        return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
 
 class _Tally(NamedTuple):
@@ -130,10 +128,10 @@ def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     level = _fused(plan, shape, asked.beta) if plan.fused else counted_level(plan, shape, asked)
     if level is None:
         return _leaf(shape, units, plan.leaf_use.leaf.scratch(*shape, 1), asked.op != "product")
-    read, loads = units.traffic(level.read)
-    written, stores = units.traffic(level.written)
-    calls = level.launches - _saved(plan, level, units.batched)
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
+    read, loads = units.traffic(level.read, inside.itemsize)
+    written, stores = units.traffic(level.written, inside.itemsize)
+    calls = level.launches - _saved(plan, level, units.batched)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
     start = _Tally(level.additions, read, written, 0, loads + stores, calls, own, ())
     inner = [(_tally(p, size, wanted, inside), times) for (p, size, wanted), times in level.calls.items()]
@@ -152,8 +150,8 @@ def _fused(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
     level, c = counted_level(plan, shape, PLAIN), shape[0] * shape[2]
     assert level is not None
     scaled = int(plan.levels[0].atomic and beta != 1)
-    read = {c: 1} if scaled and beta else {}
-    return level._replace(read=read, written={c: 1} if scaled else {}, launches=scaled, temporaries={})
+    read = {(c, False): 1} if scaled and beta else {}
+    return level._replace(read=read, written={(c, False): 1} if scaled else {}, launches=scaled, temporaries={})
 
 
 def _leaf(shape: Shape, units: _Units, scratch: int, half: bool) -> _Tally:
@@ -161,7 +159,8 @@ def _leaf(shape: Shape, units: _Units, scratch: int, half: bool) -> _Tally:
     found: tuple[Leaves, Leaves] = ((), ((shape, 1),)) if half else (((shape, 1),), ())
     if not m * k * n:
         return _Tally(0, 0, 0, 0, 0, 0, scratch, *found)
-    moved, moves = units.traffic(Counter((m * k, half_elements(n)) if half else (m * k, k * n, m * n)))
+    sizes = (m * k, half_elements(n)) if half else (m * k, k * n, m * n)
+    moved, moves = units.traffic(Counter((size, False) for size in sizes), units.itemsize)
     return _Tally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 

@@ -16,13 +16,14 @@ from typing import NamedTuple, TypeVar
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
 from fmm.kernels.plans.blocks import Cut
 from fmm.kernels.plans.level import PlanLevel
-from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import OPERANDS, Asked, LevelSteps, Mirror, Place, ProductWithSums, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
+Moved = tuple[int, bool]  # elements; are they of the type of the level's products, if that is another one?
 Key = TypeVar("Key")
 
 # Counting must not fill the cache of what runs with the steps for sizes that nobody runs (there are many).
@@ -36,8 +37,8 @@ class LevelCounts(NamedTuple):
     """What one level costs, its products left open."""
 
     additions: int
-    read: Mapping[int, int]  # rectangles that sums read: elements -> how many
-    written: Mapping[int, int]
+    read: Mapping[Moved, int]  # rectangles that sums read -> how many
+    written: Mapping[Moved, int]
     launches: int
     temporaries: Mapping[Rectangle, int]
     calls: Mapping[tuple[Plan, Shape, Asked], int]
@@ -61,23 +62,22 @@ def counted_level(plan: Plan, shape: Shape, asked: Asked) -> LevelCounts | None:
 def _counted(steps: LevelSteps) -> LevelCounts:
     sums = Counter(_summed(step) for step in steps.steps if isinstance(step, Sum | ProductWithSums))
     additions = launches = 0
-    read: Counter[int] = Counter()
-    written: Counter[int] = Counter()
-    for (fused, program, reads, writes), times in sums.items():
-        added, loads, stores = _pass(program, reads, writes)
+    read: Counter[Moved] = Counter()
+    written: Counter[Moved] = Counter()
+    for summed, times in sums.items():
+        added, loads, stores = _pass(summed.program, summed.reads, summed.writes)
         additions += added * times
-        launches += (any(stores) and not fused) * times
-        if fused:
-            loads, stores = loads[1:], stores[1:]
-        for counter, sizes in ((read, loads), (written, stores)):
-            for size in filter(None, sizes):
-                counter[size] += times
+        launches += (any(stores) and not summed.fused) * times
+        skipped = int(summed.fused)
+        for counter, sizes, below in ((read, loads, summed.reads_below), (written, stores, summed.writes_below)):
+            for moved in list(zip(sizes, below, strict=True))[skipped:]:
+                counter[moved] += times * (moved[0] > 0)
     for mirror in (step for step in steps.steps if isinstance(step, Mirror) and step.dest.rows):
         more, before, after = _mirrored(mirror)
         additions += more
         launches += 1
-        read[before] += 1
-        written[after] += 1
+        read[before, _below([mirror.source])[0]] += 1
+        written[after, _below([mirror.dest])[0]] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
     calls = Counter((p.plan, p.size, p.asked) for p in steps.products)
     return LevelCounts(additions, read, written, launches, temporaries, calls, steps.lanes)
@@ -91,10 +91,28 @@ def _mirrored(step: Mirror) -> tuple[int, int, int]:
     return added, lower + added, upper + (0 if step.in_place else lower)
 
 
-def _summed(step: Sum | ProductWithSums) -> tuple[bool, AdditionProgram, tuple[Rectangle, ...], tuple[Rectangle, ...]]:
+class _Summed(NamedTuple):
     """All that the cost of a sum depends on: is it inside a product, what is added, and what is moved."""
+
+    fused: bool
+    program: AdditionProgram
+    reads: tuple[Rectangle, ...]
+    writes: tuple[Rectangle, ...]
+    reads_below: tuple[bool, ...]  # which are of the type of the level's products
+    writes_below: tuple[bool, ...]
+
+
+def _summed(step: Sum | ProductWithSums) -> _Summed:
     update = step.update if isinstance(step, ProductWithSums) else step
-    return isinstance(step, ProductWithSums), update.program, _shapes(update.reads), _shapes(update.writes)
+    shapes = _shapes(update.reads), _shapes(update.writes)
+    return _Summed(
+        isinstance(step, ProductWithSums), update.program, *shapes, _below(update.reads), _below(update.writes)
+    )
+
+
+def _below(places: Sequence[Place]) -> tuple[bool, ...]:
+    """Temporaries are of that type, and so are the parts of complex numbers."""
+    return tuple([p.part != "" or p.name not in OPERANDS for p in places])
 
 
 def _shapes(places: Sequence[Place]) -> tuple[Rectangle, ...]:
@@ -174,8 +192,8 @@ class _Formulas(NamedTuple):
     size: Shape
     powers: tuple[int, ...]
     additions: Digits
-    read: tuple[tuple[Digits, int], ...]
-    written: tuple[tuple[Digits, int], ...]
+    read: tuple[tuple[Digits, bool, int], ...]
+    written: tuple[tuple[Digits, bool, int], ...]
     launches: int
     temporaries: tuple[tuple[tuple[Digits, ...], int], ...]
     calls: tuple[tuple[tuple[Digits, ...], Asked, int], ...]
@@ -195,8 +213,8 @@ class _Formulas(NamedTuple):
 
         temporaries = _merged((sizes(sides), times) for sides, times in self.temporaries)
         calls = _merged(((inner, sizes(sides), asked), times) for sides, asked, times in self.calls)
-        read = _merged((value(digits), times) for digits, times in self.read)
-        written = _merged((value(digits), times) for digits, times in self.written)
+        read = _merged(((value(digits), below), times) for digits, below, times in self.read)
+        written = _merged(((value(digits), below), times) for digits, below, times in self.written)
         counts = value(self.additions), read, written, self.launches, temporaries, calls, self.lanes
         return LevelCounts(*counts)  # type: ignore[arg-type]
 
@@ -232,8 +250,8 @@ def _formulas(
         level.cut.parts,
         powers,
         _digits(counted.additions),
-        tuple((_digits(size), times) for size, times in counted.read.items()),
-        tuple((_digits(size), times) for size, times in counted.written.items()),
+        tuple((_digits(size), below, times) for (size, below), times in counted.read.items()),
+        tuple((_digits(size), below, times) for (size, below), times in counted.written.items()),
         counted.launches,
         tuple((tuple(map(_digits, size)), times) for size, times in counted.temporaries.items()),
         tuple((tuple(map(_digits, size)), asked, times) for (_, size, asked), times in counted.calls.items()),

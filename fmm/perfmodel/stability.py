@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import frexp, prod, sqrt
+from math import frexp, hypot, prod, sqrt
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cpu.elementwise import elementwise_calls
-from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, Product, Sum
+from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Part, Place, Product, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.registry import depends_on_rows
@@ -47,6 +47,9 @@ def _nonzeros(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
 # ---- the bound of a plan, walked
 
 
+Spot = tuple[str, int, int, Part]
+
+
 @dataclass(frozen=True, slots=True)
 class _Value:
     """What a place holds: an exact combination of atoms, and the rounding met since, in units of u |A| |B|."""
@@ -60,7 +63,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.atoms: dict[object, tuple[float, float]] = {}
-        self.held: dict[tuple[str, int, int], _Value] = {}
+        self.held: dict[Spot, _Value] = {}
 
     def atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _Value:
         self.atoms[key] = (size, error)
@@ -116,15 +119,19 @@ class _Walk:
             if isinstance(step, Sum):
                 found = self.ran(step.program, [self.read(p) for p in step.reads], step.aliases)
                 for place, value in zip(step.writes, found, strict=True):
-                    self.held[place.name, place.row, place.col] = value
+                    self.held[place.spot] = value
             elif isinstance(step, Mirror):
-                self.held[step.dest.name, step.dest.row, step.dest.col] = self.read(step.source)
+                self.held[step.dest.spot] = self.read(step.source)
             else:
                 self._product(step)
-        return max(self.error(value) for (name, _, _), value in self.held.items() if name == "C")
+        errors: dict[tuple[int, int], float] = {}  # of a complex number in two parts: that of both together
+        for (name, row, col, _), value in self.held.items():
+            if name == "C":
+                errors[row, col] = hypot(errors.get((row, col), 0.0), self.error(value))
+        return max(errors.values())
 
     def _product(self, step: Product) -> None:
-        key = (step.dest.name, step.dest.row, step.dest.col)
+        key = step.dest.spot
         inner = error_bound(step.plan, *step.size, step.asked.op, step.asked.fill)
         value = self.multiplied(self.read(step.left), self.read(step.right), step.left.cols, inner)
         self.held[key] = self.added(self.held[key], value) if step.accumulate else value
@@ -132,11 +139,13 @@ class _Walk:
     def read(self, place: Place) -> _Value:
         """What stands at a place; where it covers several, the one with the largest error."""
         if place.name in ("A", "B"):
-            return self.atom((place.name, place.row, place.col))
+            return self.atom(place.spot)
         inside = [
             value
-            for (name, row, col), value in self.held.items()
-            if name == place.name and 0 <= row - place.row < place.rows and 0 <= col - place.col < place.cols
+            for (name, row, col, part), value in self.held.items()
+            if (name, part) == (place.name, place.part)
+            and 0 <= row - place.row < place.rows
+            and 0 <= col - place.col < place.cols
         ]
         return max(inside, key=self.error, default=_Value({}))
 

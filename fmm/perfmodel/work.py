@@ -146,8 +146,9 @@ def estimated_work(plan: Plan, problem: Problem) -> Work:
         return Work(*_counts(plan, problem), **_rows_of_products(plan, problem, direct))
     traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
     direct, beside, count = 1.0, False, 1.0  # beside: below an overlapped level
+    itemsize = problem.itemsize
     for step, f in zip(plan.levels, footprints, strict=True):
-        each = [count * x for x in f.moved]
+        each = [count * x * itemsize / problem.itemsize for x in f.moved]
         moved = sum(each)
         if f.passes:
             direct = f.in_place if len(plan.levels) == 1 else 0.0
@@ -156,6 +157,7 @@ def estimated_work(plan: Plan, problem: Problem) -> Work:
         if count == 1:
             ragged += _astray(each, _rows(problem, ALIGN))
             scalar += _astray(each, _rows(problem, access_bytes(f.products, problem.itemsize)))
+        itemsize = step.itemsize_below(itemsize)
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or step.lanes > 1
@@ -301,7 +303,7 @@ def _rows_of_products(plan: Plan, problem: Problem, direct: float) -> dict[str, 
         "odd": direct * odd,
         "copied": (1 - direct) * unaligned,
         "alone": vectors[1] and not vectors[0],
-        "tiles": _tiles(plan, problem.dtype),
+        "tiles": _tiles(plan, plan.leaf_type(problem.dtype)),
     }
 
 
@@ -333,11 +335,11 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
     footprints = _footprints(plan, problem)
     if footprints is None:
         return float(workspace(plan, *problem.size, problem.itemsize))
-    held, lanes = 0.0, 1
+    held, lanes, itemsize = 0.0, 1, problem.itemsize
     for step, f in zip(plan.levels, footprints, strict=True):
-        held += lanes * sum(f.held)
-        lanes = max(lanes, step.lanes)
+        held += lanes * sum(f.held) * itemsize
+        lanes, itemsize = max(lanes, step.lanes), step.itemsize_below(itemsize)
     sides = footprints[-1].sides if footprints else problem.size
     m, k, n = (int(side) for side in sides)
     scratch = plan.leaf_use.leaf.scratch(m, k, n, int(_together(plan)))
-    return held * problem.itemsize + lanes * scratch
+    return held + lanes * scratch

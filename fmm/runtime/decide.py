@@ -10,14 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 
 from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_products, workspace
+from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
 from fmm.perfmodel.predict import quick_prediction
@@ -62,7 +64,8 @@ class Decision:
             lines += ["", table]
         if self.kernels:
             lines += ["", "runs:", *_counted(self.kernels), ""]
-        lines += [f"expected error: {self.error_growth:.1f} times the vendor's"]
+        notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
+        lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
             lines += [f"  {c.time:5.2f}  {c.plan}" for c in self.considered]
@@ -83,7 +86,7 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     if tuned is not None and (entry := certified_entry(problem, limits, tuned, device.threads > 0)):
         return entry
-    known = tuned.trusted if tuned else None
+    known = _with_real_rates(tuned, device) if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
         option = "cpu" if device.identity.key.startswith("cpu") else "0"
         said = f"{device.identity.name} is not tuned for {problem.dtype}; run `fmm-tune --device {option}` once"
@@ -94,6 +97,16 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
     return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
+
+
+def _with_real_rates(tuned: Tuned, device: Device) -> Calibration | None:
+    """A tuned type's calibration; of complex numbers, also with the rate of real ones, if they were tuned too: plans
+    may be made of real products."""
+    known, real = tuned.trusted, DTYPES[tuned.dtype].real
+    other = files.configs_in_force().tuned(device.identity, real) if known and real else None
+    if known is None or other is None or other.trusted is None:
+        return known
+    return replace(known, rates=MappingProxyType({**other.trusted.rates, **known.rates}))
 
 
 @lru_cache(maxsize=4096)
@@ -174,7 +187,7 @@ def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibra
     """What the model knows of the device: of its tuning, else otherwise."""
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    return (tuned.trusted if tuned else None) or untuned_calibration(problem, limits, device)
+    return (_with_real_rates(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
 
 
 @lru_cache(maxsize=4096)
@@ -196,6 +209,7 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
     if on_cpu and "cpu" not in use.leaf.devices:
         raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+    check_type(plan, problem.dtype)
     check_products(plan, *problem.size)
 
 

@@ -17,13 +17,17 @@ from fmm.kernels.cpu.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_for
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.plans.level_steps import Asked
+from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import Call
 
 SMALL = 256 * 1024  # bytes of each operand and of the product, below which a plan gains nothing from a second thread
+
+
+class PartlyAddedError(RuntimeError):
+    """Memory ran out while a product was added to an array, which nobody can restore."""
 
 
 class _LeftToVendorError(Exception):
@@ -36,6 +40,8 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     `out` is complete or untouched, whatever leaves. So nothing that a signal could interrupt writes there: a thread of
     ours does, for which the caller waits within one call of C, or a copy from an array that nobody else sees. (NumPy's
     own product is one call of C too.)
+
+    (What is added to `out` itself cannot be begun anew: if memory runs out in its middle, PartlyAddedError says so.)
     """
     if np.geterr()["under"] != "ignore":
         return None  # a caller who asks to be told of underflow: a plan's sums have their own
@@ -46,10 +52,11 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
         library.written(out)
     multiplier = _Multiplier(call)
     try:
-        if call.plan == VENDOR and not multiplier.half:
+        if call.plan == VENDOR and not (multiplier.half or multiplier.updates):
             multiplier.fill(x, y, z)  # one product, which hears of the caller's settings (numpy.errstate)
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
-            _fill_apart(multiplier, x, y, z, None if out is None else library.vendor_call(a, b, out), given)
+            completes = out is not None and not multiplier.updates
+            _fill_apart(multiplier, x, y, z, library.vendor_call(a, b, out) if completes else None, given)
         else:
             _fill_here(multiplier, x, y, z, out is not None, given)
     except _LeftToVendorError:
@@ -88,7 +95,9 @@ def _fill_apart(
     except _LeftToVendorError:
         if not last:
             raise
-    except MemoryError:
+    except MemoryError as error:
+        if multiplier.added:
+            raise PartlyAddedError("memory ran out while a product was added to out") from error
         if given or not last:
             raise
 
@@ -102,7 +111,7 @@ def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, seen: bool
     call = multiplier.call
     if not given and z.nbytes > max(SMALL, call.limits.workspace - call.workspace):
         raise _LeftToVendorError
-    c = np.empty_like(z)
+    c = np.array(z) if multiplier.updates or multiplier.half else np.empty_like(z)
     multiplier.fill(x, y, c)
     np.copyto(z, c)
 
@@ -123,23 +132,34 @@ class _Multiplier:
         problem = call.decision.problem
         assert problem is not None
         self.asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
-        self.half = problem.halved
+        self.half, self.updates = problem.halved, problem.updates
+        self.added = False  # has anything been added to C?
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
         """Everything that is needed of the workspace is allocated before c is touched, from when on it is `begun`."""
         # What overflows in a fast plan is not the caller's doing; the vendor's product warns as NumPy does.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         with borrowed_block(self.call.workspace) as memory, quiet:
+            if self.asked.beta:  # before anything is added to any of the products' C
+                for x, y, _ in _products(self.call, a, b, c):
+                    arena = Arena(memory, self.dtype)
+                    self._check(*self._both_readable(x, y, arena), self.threads)
+                self.added = True
             for x, y, z in _products(self.call, a, b, c):
                 self._multiply(x, y, z, Arena(memory, self.dtype))
 
     def _multiply(self, a: Array, b: Array, c: Array, arena: Arena) -> None:
-        a, b = (self._readable(x, pack, arena) for x, pack in zip((a, b), self.call.packs, strict=True))
+        a, b = self._both_readable(a, b, arena)
         flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] if self.plan != VENDOR else 0
         with backend_for(self.threads.count, flops) as chosen:
-            chosen.first((a, b), partial(self._check, a, b, chosen.threads))
+            if not self.asked.beta:
+                chosen.first((a, b), partial(self._check, a, b, chosen.threads))
             self.begun = True
             execute_plan(self.plan, a, b, c, chosen, arena, *self.asked)
+
+    def _both_readable(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
+        packs = self.call.packs
+        return self._readable(a, packs[0], arena), self._readable(b, packs[1], arena)
 
     def _readable(self, x: Array, pack: bool, arena: Arena) -> Array:
         """The matrix as BLAS can read it: copied, if it has another type, negative strides or gaps along both axes."""
@@ -152,9 +172,10 @@ class _Multiplier:
         return copy
 
     def _check(self, a: Array, b: Array, threads: Threads) -> None:
-        if self.half and not any(level.saves_products for level in self.plan.levels):
+        if self.asked != PLAIN and not any(level.saves_products for level in self.plan.levels):
             return  # nothing is added up that the vendor does not add up
-        if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill):
+        scale = max(1.0, abs(complex(self.asked.alpha)))
+        if may_overflow(self.plan, a, b, threads, self.asked.op, self.asked.fill, scale):
             raise _LeftToVendorError
 
 
@@ -183,7 +204,8 @@ def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str,
         return (f"BLAS's syrk or herk on {counted_words(threads, 'thread')}, one half; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
-        return (f"{vendor}: one product of {whole}",)
+        added = ", in bands of rows, each scaled and added while it is in a cache" if problem.updates else ""
+        return (f"{vendor}: one product of {whole}{added}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
     if large and threads == PRODUCTS_AT_ONCE and library is not None and library.count() == threads:
         return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)

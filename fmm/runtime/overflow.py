@@ -36,13 +36,20 @@ PANEL = 256 * 1024  # bytes scanned at a time, so that the second reduction find
 
 
 def may_overflow(
-    plan: Plan, a: Array, b: Array, threads: Threads, op: Operation = "product", fill: Fill = "full"
+    plan: Plan,
+    a: Array,
+    b: Array,
+    threads: Threads,
+    op: Operation = "product",
+    fill: Fill = "full",
+    scale: float = 1.0,
 ) -> bool:
-    """True unless no intermediate of the plan or of the classical product can leave the finite numbers."""
+    """True unless no intermediate of the plan or of the classical product, times `scale`, can leave the finite
+    numbers."""
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
-    growth = growth_bound(plan, m, k, n, op, fill)
+    growth = growth_bound(plan, m, k, n, op, fill) * scale
 
     def safe(left: float, right: float, terms: int) -> bool:
         largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too

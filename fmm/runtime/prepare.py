@@ -230,7 +230,7 @@ def _answered(asked: Question) -> Call:
 def _not_the_librarys(asked: Question, work: Matrices) -> bool:
     """Is it no product that the library has? A stack times one matrix is a single product for the vendor too, where its
     library does not see that."""
-    return work.problem.halved or (work.folds and not asked.setting.folds_stacks)
+    return work.problem.halved or work.problem.updates or (work.folds and not asked.setting.folds_stacks)
 
 
 def _on_host(call: Call, work: Matrices, copied: int) -> Call:
@@ -329,7 +329,7 @@ def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> Laun
 def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> LaunchList | None:
     """A plan's launches on a device; None where the vendor multiplies, and on the host."""
     chip = chip_as_tuned(device)
-    if (plan == VENDOR and not problem.halved) or chip is None:
+    if (plan == VENDOR and not problem.halved and not problem.updates) or chip is None:
         return None
     try:
         launches = record_launches(plan, problem, target_on(chip, flagged=may_differ(plan)))

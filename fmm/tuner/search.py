@@ -17,7 +17,7 @@ from fmm.tuner.devices.compile_ahead import compile_weight
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
 from fmm.tuner.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
-from fmm.tuner.space import built_plan, choices_of_plans
+from fmm.tuner.space import built_plan, choices_of_plans, space_of_type
 from fmm.tuner.trials import Run
 
 STAGE = "search"
@@ -39,7 +39,8 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     ]
     if problem.halved:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
-    without, peers = leanest_plan(problem, calibration, journal.device), list(journal.device.peers())[: effort.enqueued]
+    without = leanest_plan(problem, calibration, journal.device)
+    peers = [p for p in journal.device.peers() if p.takes_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(STAGE, problem) as timed:
         race = Race(timed, effort.rounds)
@@ -142,11 +143,12 @@ def explored_plans(
     from optuna.distributions import CategoricalDistribution
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space: dict[str, Any] = {name: CategoricalDistribution(tuple(values)) for name, values in device.space().items()}
+    choices = space_of_type(device.space(), problem.dtype)
+    space: dict[str, Any] = {name: CategoricalDistribution(tuple(values)) for name, values in choices.items()}
     study = optuna.create_study(
         direction="maximize", sampler=sampler or optuna.samplers.TPESampler(seed=0, n_startup_trials=4)
     )
-    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in device.space().items()))
+    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in choices.items()))
     for plan, value in results.items():
         if plan in plans:
             study.add_trial(optuna.trial.create_trial(params=plans[plan], distributions=space, value=value))

@@ -10,7 +10,8 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 
-from fmm.kernels.plans.candidates import considered_levels, leaves_on, searched_levels
+from fmm.kernels.plans.candidates import candidate_plans, considered_levels, leaves_on, searched_levels
+from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.registry import depends_on_rows
 
@@ -30,6 +31,7 @@ def search_space(device: str) -> Space:
             "traversal": ("batched", "", "overlapped", "fused"),
             "fringe": ("pad16", "pad64", "pad4"),
             "leaf": leaves,
+            "numbers": ("", *_above(device)),
         }
     space = {
         "scheme": schemes,
@@ -38,22 +40,37 @@ def search_space(device: str) -> Space:
         "traversal": ("", "stacked", "sequential"),
         "fringe": ("", "unequal", "pad", "peel"),
         "balanced": ("", "balanced(2)"),
+        "numbers": ("", *_above(device)),
     }
     return {**space, "leaf": leaves} if len(leaves) > 1 else space
+
+
+def space_of_type(space: Space, dtype: str) -> Space:
+    """Without the levels that cannot be asked for numbers of this type."""
+    fitting = [x for x in space.get("numbers", ()) if not x or dtype in (parse_level(x).types or (dtype,))]
+    left = {name: values for name, values in space.items() if name != "numbers"}
+    return left | ({"numbers": tuple(fitting)} if len(fitting) > 1 else {})
+
+
+def _above(device: str) -> list[str]:
+    """The levels that change the numbers, as they are compared on such a device."""
+    first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
+    return [level.text for level in considered_levels() if level.above and level.text in first]
 
 
 def built_plan(choices: Mapping[str, str]) -> Plan:
     """The plan of some choices; PlanError if they do not go together."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
+    above = [choices["numbers"]] if choices.get("numbers") else []
     if "inner" in choices:
         _check_passes(choices, _forms(scheme))
         outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
-        return Plan.parse(" > ".join([*outer, _level(_power(scheme, choices["inner"]), options), leaf]))
+        return Plan.parse(" > ".join([*above, *outer, _level(_power(scheme, choices["inner"]), options), leaf]))
     depth = int(choices["depth"])
     levels = [_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
     first = [choices["balanced"]] if choices.get("balanced") else []
-    return Plan.parse(" > ".join([*first, *(_level(x, options) for x in levels), leaf]))
+    return Plan.parse(" > ".join([*above, *first, *(_level(x, options) for x in levels), leaf]))
 
 
 def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:

@@ -133,7 +133,7 @@ TOYS = {
         calibration(),
         Problem(500, 500, 500),
         Limits(1 << 40),
-        "ends in 'einsum'; a plan ends in its leaf: vendor, lt0 to lt31, f16x3, each with .inner",
+        "ends in 'einsum'; a plan ends in its leaf: vendor, lt0 to lt31, .*each with .inner",
         "one einsum",
         1,
         0.5,

@@ -70,7 +70,7 @@ def _block(arrays: tuple[Array, ...], spot: Spot, memory: Memory, kind: Any, row
     x = arrays[spot.array]
     rows = max(min(rows, x.height, x.rows - spot.i * x.height), 0)
     cols = max(min(cols, x.width, x.cols - spot.j * x.width), 0)
-    start = x.offset + (spot.i * x.down + spot.j * x.right) * kind.itemsize
+    start = x.offset + (spot.i * x.down + spot.j * x.right + spot.part) * kind.itemsize
     return _strided(memory[x.base], start, (rows, cols), (x.row, x.col), kind)
 
 

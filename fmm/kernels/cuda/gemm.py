@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.views import Factor, View, columns_contiguous, constant_distance, transposed_view
 from fmm.kernels.plans.leaf import LeafUse, leaf_use
 
@@ -36,6 +37,17 @@ class GemmOp:
     @property
     def writes_result(self) -> bool:
         return self.dest.base == "C"
+
+    @property
+    def one_by_one(self) -> tuple[GemmOp, ...]:
+        """The products of a batch, each by itself."""
+        item = DTYPES[self.dtype].itemsize
+
+        def of(x: Factor, i: int) -> Factor:
+            return x._replace(offset=x.offset + i * x.stride * item, stride=0)
+
+        parts = [tuple(of(x, i) for x in self.pieces) for i in range(self.count)]
+        return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in parts)
 
     @property
     def use(self) -> LeafUse:

@@ -26,11 +26,21 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
 from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, operand_views
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import (
+    COPY,
+    Asked,
+    LevelSteps,
+    Mirror,
+    Place,
+    Product,
+    ProductWithSums,
+    Sum,
+    whole_matrix,
+)
 from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import check_type, workspace
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Problem
 
@@ -45,23 +55,47 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     wanted = record_operations(plan, problem)
     steps: list[Step] = []
     lanes: list[int] = []
-    unseen = False
+    unseen, again = False, target.flagged and problem.fill == "full" and not (problem.halved and problem.updates)
+    kept, room = _kept_result(problem, wanted.workspace) if again and problem.beta else (None, wanted.workspace)
+    if kept is not None:
+        steps += _keeping(problem, kept, target)
+        lanes += [0]
     for op, lane in zip(wanted.ops, wanted.lanes, strict=True):
         found = (op,) if isinstance(op, Turn) else select_launches(op, target)
         steps += found
         lanes += [lane] * len(found)
         # (A mirror looks at all of the half that is computed.)
         unseen = (unseen and not _mirrors_all(op)) or _writes_unseen(op, found)
-    if target.flagged and (problem.alpha, problem.beta, problem.fill) == (1, 0, "full"):
-        # (A plan that is one GEMM is the vendor's own.)
-        again = recompute_launches(problem, unseen and len(wanted.ops) > 1, target.chip, target.divides)
-        steps += again
-        lanes += [0] * len(again)
+    if again:
+        # (A plan that is one GEMM is the vendor's own, unless its leaf saves products.)
+        scanned = unseen and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
+        more = recompute_launches(problem, scanned, target.chip, target.divides, kept)
+        steps += more
+        lanes += [0] * len(more)
         # What is computed again is complex, and rounded otherwise in the other half.
         mirrors = [op for op in wanted.ops if problem.type.is_complex and isinstance(op, MirrorOp)]
         steps += [step for op in mirrors[-1:] for step in select_launches(op, replace(target, flagged=False))]
         lanes += [0] * len(mirrors[-1:])
-    return LaunchList(plan, problem, tuple(steps), tuple(lanes), wanted.workspace, target.alignment)
+    return LaunchList(plan, problem, tuple(steps), tuple(lanes), room, target.alignment)
+
+
+def _kept_result(problem: Problem, start: int) -> tuple[View | None, int]:
+    """Where a copy of C's old numbers stands in the workspace, behind all else, and where the workspace then ends.
+
+    What is computed again begins with them.
+    """
+    c = operand_views(problem)["C"]
+    fortran = columns_contiguous(c)
+    step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
+    strides = (1, step) if fortran else (step, 1)
+    kept = View("W", start, c.rows, c.cols, *strides, c.dtype)
+    return kept, start + temporary_bytes(c.rows, c.cols, c.itemsize)
+
+
+def _keeping(problem: Problem, kept: View, target: Target) -> tuple[Step, ...]:
+    place = whole_matrix("C", kept.rows, kept.cols)
+    copy = sum_op("keep C", COPY, [(place, operand_views(problem)["C"])], [(replace(place, name="kept"), kept)])
+    return select_launches(copy, target) if copy is not None else ()
 
 
 def _mirrors_all(op: Operation) -> bool:
@@ -85,8 +119,7 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
-    if plan.leaf_type(problem.dtype) not in plan.types:
-        raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {problem.dtype}")
+    check_type(plan, problem.dtype)
     recorder = Recorder()
     asked = problem.alpha, problem.beta, problem.op, problem.fill
     walk_plan(plan, dict(operand_views(problem)), recorder, problem.dtype, *asked)

@@ -95,6 +95,14 @@ def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
     return (VendorCall(op, _batch_label("cuBLAS", op)),)
 
 
+def _by_three_products(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall, ...]:
+    """A call for each product of a batch, where cuBLAS has none for all of them: of complex128."""
+    name = f"cuBLAS, {dtype} by three real products"
+    if dtype in BATCHED_3M or op.count == 1:
+        return (VendorCall(op, _batch_label(name, op)),)
+    return tuple(VendorCall(one, name) for one in op.one_by_one)
+
+
 def _by_candidate(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
     return (VendorCall(op, _batch_label(f"cuBLASLt, candidate {op.use.number}", op)),)
 
@@ -110,7 +118,7 @@ def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Ven
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
 
 
-def _by_three_products(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """Splitting, then the product of the planes; by the vendor where there are no such tensor cores."""
     made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     if made is not None:
@@ -120,13 +128,16 @@ def _by_three_products(op: GemmOp, dtype: str, target: Target) -> tuple[Launch |
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
 
 
+BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
+
 # By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
 Selector = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
 SELECTORS: dict[str, Selector] = {
     "vendor": _by_vendor,
+    "vendor3m": _by_three_products,
     "lt": _by_candidate,
     "tile": _by_own_kernel,
-    "f16x3": _by_three_products,
+    "f16x3": _by_three_planes,
 }
 
 

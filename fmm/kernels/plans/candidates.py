@@ -8,12 +8,13 @@ else's having to know of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.consider import ABOVE, SEARCHED
 from fmm.kernels.plans.leaf import LEAVES, Leaf
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, PlanLevel, parse_level
@@ -108,7 +109,23 @@ PATTERNS_ABOVE: Final = (
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """What is compared on such a device (`cpu`, `cuda`): the vendor's product first, then what a tuning probes too."""
     more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
-    return tuple(dict.fromkeys([*probed_plans(device), *more]))
+    found = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
+    above = [plan for level in considered_levels() if level.above for plan in _with_above(level, found, device)]
+    return tuple(dict.fromkeys([*found, *above]))
+
+
+def _with_above(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
+    """The plans below a level that changes the numbers. A batch is one of leaves; a CPU runs its orders alike, but for
+    the lean one."""
+    (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
+    if device == "cpu" and (first.batched or first.side_by_side):
+        return
+    for plan in plans:
+        if not (first.batched and plan.levels):
+            with suppress(PlanError):
+                made = Plan((first, *plan.levels), plan.leaf)
+                if any(made.takes_type(dtype) for dtype in first.types or DTYPES):
+                    yield made
 
 
 @depends_on_rows

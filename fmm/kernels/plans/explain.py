@@ -9,7 +9,7 @@ from fmm.kernels.plans.level_steps import PLAIN, Asked, LevelSteps, Mirror
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
+from fmm.kernels.plans.workspace import leaf_halves, leaf_products, multiplications, workspace
 
 
 class Row(NamedTuple):
@@ -26,6 +26,7 @@ def explained_rows(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: Ask
     """The levels from the outside in, each on the largest product of the level above it."""
     while (steps := lower_level(plan, m, k, n, *asked)) is not None:
         products = list(steps.products)
+        itemsize = plan.itemsize_inside(itemsize, [p.plan for p in products])
         taken = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
         around = any(isinstance(step, Mirror) for step in steps.steps) or not plan.levels
         name, does = (asked.op, _around(steps)) if around else (str(plan.levels[0]), plan.levels[0].does(steps))
@@ -52,9 +53,8 @@ def explained_table(plan: Plan, m: int, k: int, n: int, itemsize: int, asked: As
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     leaves, halves = leaf_products(plan, m, k, n, asked), leaf_halves(plan, m, k, n, asked)
     text += filter(None, (level.launched for level in plan.levels))
-    work = sum(count * size[0] * size[1] * size[2] for size, count in leaves.items())
-    work += sum(count * rows * (rows + 1) // 2 * inner for (rows, inner, _), count in halves.items())
-    share = f"{work / (m * k * n):.1%} of the classical multiplications, " if m * k * n else ""
+    done, classical = multiplications(plan, m, k, n, asked), m * k * n
+    share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
     total = spelled_bytes(workspace(plan, m, k, n, itemsize, *asked))
     half = f" and {sum(halves.values())} of which one half is computed" if halves else ""
     return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products{half}, workspace {total}"])

@@ -56,6 +56,7 @@ class Leaf:
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # those of them in which a tuning's probes do not measure it
     tried: int = 4  # of a numbered leaf: so many numbers are considered
+    saves_products: bool = False  # fewer multiplications inside it: inf and NaN can come where the vendor has none
     relative_error: float = 1.0  # its error as a multiple of the vendor's
     # Does it multiply in another type than it is asked for? Its error is then small beside the largest numbers of a row
     # and a column, as a fast algorithm's is, and not beside each entry of the product. FMM_EMULATION=0 forbids it.

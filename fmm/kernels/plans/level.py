@@ -31,8 +31,10 @@ class Footprint(NamedTuple):
     products: float
     sides: Sides  # of each of them
     passes: int = 0  # of sums
-    moved: Sides = (0.0, 0.0, 0.0)  # elements that its sums read and write of A's, of B's and of C's blocks
-    held: Sides = (0.0, 0.0, 0.0)  # elements of its temporaries
+    # Elements, all counted as if they were of the type that the level is asked for: those that its sums read and write
+    # of A's, of B's and of C's blocks, and those of its temporaries.
+    moved: Sides = (0.0, 0.0, 0.0)
+    held: Sides = (0.0, 0.0, 0.0)
     in_place: float = 1.0  # the share of its products that read a block of A or B in place, or write one of C
     sequential: bool = False  # are its sums small passes between the products?
 
@@ -80,6 +82,11 @@ class PlanLevel(ABC):
         """Do its steps scale and add themselves? Else they are only asked for A B, and a pass does the rest."""
         return False
 
+    @property
+    def types(self) -> tuple[str, ...] | None:
+        """Of the products that it may be asked for; None: of any type."""
+        return None
+
     def dtype_below(self, dtype: str) -> str:
         """The type of its products, where it is asked for one of this type: a level may change the numbers."""
         return dtype
@@ -87,6 +94,15 @@ class PlanLevel(ABC):
     def itemsize_below(self, itemsize: int) -> int:
         """Bytes of a number in its temporaries and in its products, where it is asked for numbers of so many."""
         return itemsize
+
+    @property
+    def work_below(self) -> float:
+        """A multiplication of its products' numbers, as a share of one of the numbers that it is asked for."""
+        return 1.0
+
+    def conjugating(self, a: bool, b: bool) -> PlanLevel | None:
+        """The level for operands of which these are to be conjugated; None where they must be conjugated before."""
+        return None
 
     # ---- what becomes of a product
 
@@ -203,6 +219,11 @@ class PlanLevel(ABC):
         """How its products share launches and the device, in a line; empty if there is nothing to say."""
         return ""
 
+    @property
+    def error_note(self) -> str:
+        """What is to be said of its error besides how large it is; empty if there is nothing."""
+        return ""
+
 
 # ---- kinds of levels
 
@@ -214,6 +235,7 @@ class CandidateLevel(NamedTuple):
     forms: tuple[str, ...]
     products: int  # that it makes of one
     lean: bool = False  # it needs less workspace than others, and is listed behind them
+    above: bool = False  # it changes the numbers: it is put above every plan that is compared for those below it
 
 
 def _nothing() -> Iterable[CandidateLevel]:

@@ -75,6 +75,12 @@ class Sum:
         return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
 
     @property
+    def needed_reads(self) -> tuple[Place, ...]:
+        """Those that the program makes use of."""
+        used = {v for terms in self.program.lines for _, v in terms} | set(self.program.outputs)
+        return tuple(place for v, place in enumerate(self.reads) if v in used)
+
+    @property
     def tidied(self) -> Sum:
         """Each place read once, and no output that stands where it belongs already (a product written in place)."""
         places = tuple(dict.fromkeys(self.reads))

@@ -87,6 +87,14 @@ class Plan:
             dtype = step.dtype_below(dtype)
         return dtype
 
+    def takes_type(self, dtype: str) -> bool:
+        """Can each of its levels be asked for what comes to it, and its leaf multiply what is left?"""
+        for step in self.levels:
+            if step.types is not None and dtype not in step.types:
+                return False
+            dtype = step.dtype_below(dtype)
+        return dtype in self.types
+
     def type_inside(self, dtype: str, products: Iterable[Plan]) -> str:
         """Of the first level's temporaries and products, which are done by these plans."""
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
@@ -99,9 +107,14 @@ class Plan:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
+    def conjugating(self, a: bool, b: bool) -> Plan | None:
+        """The plan for operands of which these are to be conjugated; None where they must be conjugated before."""
+        first = self.levels[0].conjugating(a, b) if self.levels else None
+        return None if first is None else replace(self, levels=(first, *self.levels[1:]))
+
     def considered_for(self, dtype: str) -> bool:
         """Is it compared for this type without anybody's asking for it?"""
-        return self.leaf_type(dtype) in self._considered
+        return self.takes_type(dtype) and self.leaf_type(dtype) in self._considered
 
     @cached_property
     def _considered(self) -> frozenset[str]:

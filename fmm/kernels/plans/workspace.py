@@ -51,6 +51,17 @@ def batch_scratch(plan: Plan, m: int, k: int, n: int, count: int) -> int:
     return 0 if plan.levels else plan.leaf_use.leaf.scratch(m, k, n, count)
 
 
+def check_type(plan: Plan, dtype: str) -> None:
+    """PlanError if a level cannot be asked for numbers of this type, or the leaf does not multiply what is left."""
+    if plan.takes_type(dtype):
+        return
+    for step in plan.levels:
+        if step.types is not None and dtype not in step.types:
+            raise PlanError(f"{plan}: {step} is for {' and '.join(step.types)}, not for {dtype}")
+        dtype = step.dtype_below(dtype)
+    raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {dtype}")
+
+
 def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> dict[tuple[int, int, int], int]:
     """The multiset of leaf products (m, k, n) -> how many; without those that are their own adjoints."""
     return {size: count for (size, half), count in _leaves(plan, m, k, n, asked) if not half}
@@ -72,6 +83,18 @@ def _leaves(plan: Plan, m: int, k: int, n: int, asked: Asked) -> tuple[tuple[tup
         for leaf, count in _leaves(p.plan, *p.size, p.asked):
             found[leaf] = found.get(leaf, 0) + count
     return tuple(found.items())
+
+
+@depends_on_rows
+@lru_cache(maxsize=4096)
+def multiplications(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> float:
+    """All that the leaf products do, in multiplications of the numbers that the plan is asked for."""
+    steps = lower_level(plan, m, k, n, *asked)
+    if steps is None:
+        return m * k * n * 1.0 if asked.op == "product" else m * (m + 1) / 2 * k
+    products = list(steps.products)
+    own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
+    return own * sum(multiplications(p.plan, *p.size, p.asked) for p in products)
 
 
 FEW = 4096  # products that any plan may make

@@ -30,35 +30,42 @@ LABELS = ("join", "split A", "split B")
 WORKER = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
 Job = tuple[str, str, tuple[int, int, int], str]  # dtype, plan, size, label
-Place = tuple[str, bool]  # a level, and whether it is the last of its plan
+Place = tuple[str, str, bool]  # a type, a level that is asked for it, and whether the level is the last of its plan
 
 
 def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
     """The jobs that compile all kernels of the plans: those that are quick for all types, so that measuring can begin,
     then the heavy ones, type by type."""
-    covering, dtypes = _covering(plans), list(dtypes)
+    seen: set[Place] = set()
+    plans = list(plans)
+    covering = {t: _covering([p for p in plans if p.considered_for(t)], t, seen) for t in dtypes}
     for heavy in (False, True):
-        for dtype in dtypes:
-            for plan in (p for p in covering if (compile_weight(p) >= HEAVY) == heavy):
-                for size in SIZES if plan.considered_for(dtype) else ():
+        for dtype, found in covering.items():
+            for plan in (p for p in found if (compile_weight(p) >= HEAVY) == heavy):
+                for size in SIZES:
                     for label in LABELS if heavy else ("",):
                         yield dtype, str(plan), size, label
 
 
-def _covering(plans: Iterable[Plan]) -> list[Plan]:
-    """A few plans that have all levels of all plans between them, those that compile quickly first."""
+def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]:
+    """A few plans that have all levels of all plans between them, but for those that were seen before; those that
+    compile quickly first."""
     found: list[Plan] = []
-    seen: set[Place] = set()
     for plan in sorted((p for p in plans if p.levels), key=compile_weight):
-        if not level_places(plan) <= seen:
+        if not level_places(plan, dtype) <= seen:
             found.append(plan)
-            seen |= level_places(plan)
+            seen |= level_places(plan, dtype)
     return found
 
 
-def level_places(plan: Plan) -> frozenset[Place]:
-    """A plan's levels, and of each whether leaf products are below it, which makes other kernels."""
-    return frozenset((str(step), step is plan.levels[-1]) for step in plan.levels)
+def level_places(plan: Plan, dtype: str) -> frozenset[Place]:
+    """A plan's levels, each with the type that it is asked for, and whether leaf products are below it: which kernels
+    it has depends on both."""
+    found = []
+    for step in plan.levels:
+        found.append((stored_type(dtype), str(step), step is plan.levels[-1]))
+        dtype = step.dtype_below(dtype)
+    return frozenset(found)
 
 
 def compile_weight(plan: Plan) -> int:
@@ -66,8 +73,8 @@ def compile_weight(plan: Plan) -> int:
     return max((step.products for step in plan.levels), default=1)
 
 
-def _makes(job: Job) -> list[tuple[str, Place]]:
-    return [(job[0], place) for place in level_places(Plan.parse(job[1]))]
+def _makes(job: Job) -> frozenset[Place]:
+    return level_places(Plan.parse(job[1]), job[0])
 
 
 def stored_type(dtype: str) -> str:
@@ -108,7 +115,7 @@ class Ahead:
 
     def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
         """Until all that a plan needs is done, or nobody is there to do it; False if the seconds were not enough."""
-        needed = [(stored_type(dtype), place) for place in level_places(plan)]
+        needed = level_places(plan, dtype)
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(self._left[x] <= 0 for x in needed) or not self._alive, min(seconds, 3600.0)

@@ -91,7 +91,8 @@ class Operand:
 
 
 def _plan(text: str) -> Plan:
-    return Plan.parse(text if "vendor" in text else f"{text} > vendor" if text else "vendor")
+    ends = "vendor" in text or text.endswith("tile")
+    return Plan.parse(text if ends else f"{text} > vendor" if text else "vendor")
 
 
 def _check(
@@ -193,6 +194,40 @@ def test_every_type(text: str, dtype: str, cupy: Any, backend: Any) -> None:
         _check(cupy, backend, text, size, dtype, shift=shift)
 
 
+BY_THREE = (
+    "3m",
+    "3m.batched",
+    "3m.overlapped",
+    "3m.sequential",
+    "3m > strassen^2.batched.pad16",
+    "3m.overlapped > strassen.batched.pad16",
+    "3m.sequential > winograd.pad16",
+    "strassen.batched.pad16 > 3m",
+    "li-fig3.peel > 3m",
+    "3m > strassen.fused.pad4 > tile",
+    "3m > vendor.inner",
+    "3m(strassen.pad16)",
+    "3m(strassen^2.pad16)",
+    "vendor3m",
+    "strassen.batched.pad16 > vendor3m",
+)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("text", BY_THREE)
+def test_complex_products_by_three_real_ones(text: str, dtype: str, cupy: Any, backend: Any) -> None:
+    for size, shift in product(SIZES, (0, 1)):
+        _check(cupy, backend, text, size, dtype, shift=shift)
+
+
+@pytest.mark.parametrize("orders", list(product("CF", repeat=3)), ids="".join)
+@pytest.mark.parametrize("text", ("3m", "3m.batched", "3m.sequential", "3m(strassen.pad4)", "vendor3m"))
+def test_complex_products_by_three_in_all_orders(text: str, orders: tuple[str, ...], cupy: Any, backend: Any) -> None:
+    for dtype, scalars in product(("complex64", "complex128"), ((1, 0), (1 - 2j, 0.5j), (-2, 1))):
+        _check(cupy, backend, text, (45, 70, 99), dtype, orders, (0, 3, 8), scalars)
+        _check(cupy, backend, text, (48, 64, 96), dtype, orders, (8, 8, 8), scalars)
+
+
 @pytest.mark.parametrize("text", ["strassen^3.batched.pad16", "winograd^3.batched"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_three_levels_in_one_pass(text: str, dtype: str, cupy: Any, backend: Any) -> None:
@@ -216,10 +251,14 @@ def test_memory_orders_with_gaps_and_scalars(text: str, orders: tuple[str, ...],
         "strassen^2.batched.pad16",
         "li-fig3.pad",
         "strassen.batched > vendor.inner",
+        "3m.batched",
+        "3m(strassen)",
     ],
 )
 def test_few_launches(text: str, dtype: str, cupy: Any, backend: Any) -> None:
     """What `make gpu-check` repeats under sanitizers: arrays are allocated one by one, with nothing around them."""
+    if not _plan(text).takes_type(dtype):
+        pytest.skip("for complex numbers")
     rng = np.random.default_rng(2)
     for m, k, n in ((96, 64, 160), (67, 35, 131)):
         with cupy.cuda.using_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)):

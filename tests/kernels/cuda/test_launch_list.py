@@ -55,6 +55,25 @@ CASES = (
     Case(
         "strassen.batched.pad16 > lt31", "tf32", (*SPLITS, "cuBLASLt, candidate 31, a batch of 7", "block_sums, join: ")
     ),
+    # cuBLAS's complex products by three real ones, and the level that makes such products.
+    Case("vendor3m", "complex64", ("cuBLAS, complex64 by three real products",)),
+    Case(
+        "strassen.batched.pad16 > vendor3m",
+        "complex64",
+        (*SPLITS, "cuBLAS, complex64 by three real products, a batch of 7", "block_sums, join: "),
+    ),
+    Case(
+        "strassen.batched.pad16 > vendor3m",
+        "complex128",
+        (*SPLITS, "7 x cuBLAS, complex128 by three real products", "block_sums, join: "),
+    ),
+    Case(
+        "3m > vendor",
+        "complex64",
+        (*SPLITS, "3 x cuBLAS", "block_sums, join: ", "recompute_simple: computes again"),
+        flagged=True,
+    ),
+    Case("3m.batched > lt2", "complex128", (*SPLITS, "cuBLASLt, candidate 2, a batch of 3", "block_sums, join: ")),
     # `tile` in float32: by the copy engine where there is one, and where operands are aligned.
     Case("tile", "float32", ("gemm_tma Deep: ",)),
     Case("tile", "float32", ("gemm_simt ",), on=A100),
@@ -132,7 +151,7 @@ def test_every_leaf_has_a_case() -> None:
 # ---- every kernel of every leaf
 
 LEVELS = ("", "strassen.batched.pad16", "winograd.pad", "strassen.fused.pad8", "li-fig12", "strassen.overlapped.pad16")
-VENDORS = {"vendor": "cuBLAS", "lt": "cuBLASLt"}
+VENDORS = {"vendor": "cuBLAS", "vendor3m": "cuBLAS", "lt": "cuBLASLt"}
 # Every leaf with every option, of numbered ones the first.
 USES = [use for leaf in LEAVES for use in leaf.uses if not use.number and not use.order]
 

@@ -15,7 +15,7 @@ from fmm.kernels.plans.candidates import (
     probed_plans,
 )
 from fmm.perfmodel.choose import candidates as compared
-from fmm.tuner.space import search_space
+from fmm.tuner.space import search_space, space_of_type
 
 CPU = [
     "vendor",
@@ -69,13 +69,29 @@ OWN = [
     "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > tile",
     "tile",
 ]
+REAL = (*GPU, *OWN)
+LEAVES = [plan for plan in REAL if " > " not in plan]
+# Of complex numbers, which no probe of a tuning measures either.
+COMPLEX = {
+    "cpu": [f"{order} > {plan}" for order in ("3m", "3m.sequential") for plan in CPU],
+    "cuda": [
+        "vendor3m",
+        *(f"3m > {plan}" for plan in REAL),
+        *(f"3m.batched > {leaf}" for leaf in LEAVES),
+        *(f"3m.overlapped > {plan}" for plan in REAL if "overlapped" not in plan),
+        *(f"3m({scheme}.pad16) > {leaf}" for scheme in ("strassen", "strassen^2") for leaf in LEAVES),
+        *(f"3m.sequential > {plan}" for plan in REAL),
+    ],
+}
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", CPU), ("cuda", GPU)])
 def test_what_is_compared(device: str, expected: list[str]) -> None:
     """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
     assert [str(plan) for plan in probed_plans(device)] == expected
-    assert [str(plan) for plan in candidate_plans(device)] == expected + (OWN if device == "cuda" else [])
+    assert [str(plan) for plan in candidate_plans(device)] == expected + (OWN if device == "cuda" else []) + COMPLEX[
+        device
+    ]
     assert compared(device == "cuda") == candidate_plans(device)
 
 
@@ -89,7 +105,7 @@ def test_what_may_stand_above_a_candidate() -> None:
 
 
 def test_what_else_the_vendor_has() -> None:
-    assert [str(plan) for plan in peer_plans("cuda")] == ["lt0", "lt1", "lt2", "lt3"]
+    assert [str(plan) for plan in peer_plans("cuda")] == ["lt0", "lt1", "lt2", "lt3", "vendor3m"]
     assert peer_plans("cpu") == ()
 
 
@@ -101,6 +117,7 @@ def test_what_is_searched() -> None:
         "traversal": ("", "stacked", "sequential"),
         "fringe": ("", "unequal", "pad", "peel"),
         "balanced": ("", "balanced(2)"),
+        "numbers": ("", "3m", "3m.sequential"),
     }
     assert search_space("cuda") == {
         "scheme": ("strassen", "winograd", "aligned"),
@@ -108,8 +125,22 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", "vendor3m"),
+        "numbers": (
+            "",
+            "3m",
+            "3m.batched",
+            "3m.overlapped",
+            "3m(strassen.pad16)",
+            "3m(strassen^2.pad16)",
+            "3m.sequential",
+        ),
     }
+    # Only complex numbers are searched with levels for them.
+    for device in ("cpu", "cuda"):
+        space = search_space(device)
+        assert space_of_type(space, "complex64") == space
+        assert space_of_type(space, "float32") == {name: x for name, x in space.items() if name != "numbers"}
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:

@@ -114,7 +114,7 @@ def test_what_a_leafs_text_says(
     "text", ["", "lt", "lt32", "vendor.huge", "tile.plain.huge", "tile.inner.huge", "tile.inner.outer"]
 )
 def test_what_is_no_leaf(text: str) -> None:
-    with pytest.raises(PlanError, match=r"unknown leaf .*; valid: vendor, lt0 to lt31, f16x3, each with"):
+    with pytest.raises(PlanError, match=r"unknown leaf .*; valid: vendor, lt0 to lt31, .*each with"):
         leaf_use(text)
 
 
@@ -141,11 +141,13 @@ def test_which_types_a_leaf_multiplies(text: str, types: set[str]) -> None:
 def test_a_leaf_that_comes_is_named_in_every_message() -> None:
     register_leaf(Leaf("mine", "a leaf of mine", ("cpu",), ("float64",), numbers=2))
     try:
-        assert leaf_names() == ("vendor", "lt", "tile", "f16x3", "mine") and "mine1.inner" in leaf_uses()
+        assert (
+            leaf_names()[:3] == ("vendor", "lt", "tile") and leaf_names()[-1] == "mine" and "mine1.inner" in leaf_uses()
+        )
         with pytest.raises(
-            PlanError, match="a plan ends in its leaf: vendor, lt0 to lt31, f16x3, mine0 to mine1, each with"
+            PlanError, match=r"a plan ends in its leaf: vendor, lt0 to lt31, .*mine0 to mine1, each with"
         ):
             Plan.parse("mine2")
     finally:
         unregister_leaf("mine")
-    assert leaf_names() == ("vendor", "lt", "tile", "f16x3")
+    assert leaf_names()[:3] == ("vendor", "lt", "tile") and "mine" not in leaf_names()

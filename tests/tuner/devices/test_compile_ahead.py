@@ -19,7 +19,7 @@ from fmm.kernels.plans.candidates import probed_plans
 from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
-from fmm.tuner.devices.compile_ahead import Ahead, compile_jobs
+from fmm.tuner.devices.compile_ahead import SIZES, Ahead, compile_jobs, level_places
 
 WORKERS = {
     "done": "for line in sys.stdin: print('done', flush=True)",
@@ -64,6 +64,17 @@ def test_light_kernels_come_first() -> None:
     plans = [Plan.parse(plan).levels for _, plan, _, _ in compile_jobs(["float32"], probed_plans("cuda"))]
     heavy = [max(step.products for step in levels if isinstance(step, Level)) for levels in plans]
     assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
+
+
+def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> None:
+    """Those of real numbers are made once, be it for real products or for complex ones."""
+    plans = [Plan.parse(text) for text in ("strassen.batched > vendor", "3m > strassen.batched > vendor")]
+    jobs = [(dtype, plan) for dtype, plan, size, _ in compile_jobs(["float32", "complex64"], plans) if size == SIZES[0]]
+    assert jobs == [("float32", str(plans[0])), ("complex64", str(plans[0])), ("complex64", str(plans[1]))]
+    assert level_places(plans[1], "complex64") == {
+        ("complex64", "3m", False),
+        ("float32", "strassen.batched", True),
+    }
 
 
 @pytest.mark.parametrize("does", ["dies", "dies at once"])

@@ -312,9 +312,9 @@ struct Io {
     // In a sum done in place, loads that stand before a store stay before it.
     __device__ static __forceinline__ void fence() { asm volatile("" ::: "memory"); }
 
-    template <int A, int I, int J>
+    template <int A, int I, int J, int PART = 0>
     __device__ __forceinline__ Values load() const {
-        const Stored* q = at<A, I, J>();
+        const Stored* q = at<A, I, J>() + PART;
         Stored s[LANES];
         if constexpr (!tested<A>() && wide<A>()) {
             const Packed w = __ldcs(reinterpret_cast<const Packed*>(q));
@@ -368,9 +368,9 @@ struct Io {
         }
     }
 
-    template <int A, int I, int J>
+    template <int A, int I, int J, int PART = 0>
     __device__ __forceinline__ void store(const Values& v) {
-        Stored* q = at<A, I, J>();
+        Stored* q = at<A, I, J>() + PART;
         Stored s[LANES];
 #pragma unroll
         for (int e = 0; e < LANES; ++e) s[e] = Convert<Element>::narrow(v.lane[e]);
@@ -388,6 +388,51 @@ struct Io {
             }
         }
         if constexpr (FLAG) check<A, I, J>(s);
+    }
+
+    // Real and imaginary parts of LANES complex numbers, which lie beside each other, in an array of parts.
+    template <int A, int I, int J>
+    __device__ __forceinline__ void load_parts(Values& re, Values& im) const {
+        if constexpr (VECTOR && !tested<A>()) {
+            const Packed* q = reinterpret_cast<const Packed*>(at<A, I, J>());
+            Stored s[2 * LANES];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const Packed w = __ldcs(q + half);
+                memcpy(s + half * LANES, &w, sizeof w);
+            }
+#pragma unroll
+            for (int e = 0; e < LANES; ++e) {
+                re.lane[e] = Convert<Element>::widen(s[2 * e]);
+                im.lane[e] = Convert<Element>::widen(s[2 * e + 1]);
+            }
+        } else {
+            re = load<A, I, J, 0>();
+            im = load<A, I, J, 1>();
+        }
+    }
+
+    template <int A, int I, int J>
+    __device__ __forceinline__ void store_parts(const Values& re, const Values& im) {
+        if constexpr (VECTOR && !tested<A>()) {
+            Packed* q = reinterpret_cast<Packed*>(at<A, I, J>());
+            Stored s[2 * LANES];
+#pragma unroll
+            for (int e = 0; e < LANES; ++e) {
+                s[2 * e] = Convert<Element>::narrow(re.lane[e]);
+                s[2 * e + 1] = Convert<Element>::narrow(im.lane[e]);
+                if constexpr (FLAG) finite_so_far &= finite(re.lane[e]) && finite(im.lane[e]);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                Packed w;
+                memcpy(&w, s + half * LANES, sizeof w);
+                __stcs(q + half, w);
+            }
+        } else {
+            store<A, I, J, 0>(re);
+            store<A, I, J, 1>(im);
+        }
     }
 
     // One write a warp at most, and none once the flag is up.
@@ -415,7 +460,7 @@ private:
     // Do a thread's lanes lie side by side in this array?
     template <int A>
     __device__ static constexpr bool wide() {
-        return VECTOR && !Step::tall(A);
+        return VECTOR && !Step::tall(A) && !Step::parts(A);
     }
 
     template <int A>

@@ -25,6 +25,8 @@ struct Rescue {
     long long m, k, n;
     Slot* slot;
     unsigned* count;  // the slot's rescues once more, in the host's memory
+    Operand old;      // what C held, if that is added; else no data
+    double alpha[2], beta[2];
 };
 
 using fmm::multiply_add;
@@ -34,13 +36,16 @@ __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> x, Complex<R
             multiply_add(x.im, y.re, multiply_add(x.re, y.im, z.im))};
 }
 
-// cuBLAS scales a result by alpha, which is 1 here: that changes no real number, but a complex one with an inf or NaN.
-__device__ __forceinline__ float scaled_by_one(float x) { return x; }
-__device__ __forceinline__ double scaled_by_one(double x) { return x; }
-template <class Real>
-__device__ __forceinline__ Complex<Real> scaled_by_one(Complex<Real> x) {
-    const Complex<Real> one = {Real(1), Real(0)};
-    return mul(one, x);
+// alpha times a sum, plus beta times what stood there. cuBLAS multiplies by an alpha of 1 too: that changes no real
+// number, but a complex one with an inf or NaN.
+template <class Element, class Number>
+__device__ __forceinline__ Number updated(const Rescue& p, Number sum, long long r, long long s) {
+    using Stored = typename Traits<Element>::Stored;
+    const Number product = mul(Make<Number>::from(p.alpha[0], p.alpha[1]), sum);
+    if (!p.old.data) return product;
+    const Stored* old = static_cast<const Stored*>(p.old.data);
+    const Number before = Convert<Element>::widen(old[r * p.old.row + s * p.old.col]);
+    return add(product, mul(Make<Number>::from(p.beta[0], p.beta[1]), before));
 }
 
 constexpr int SIDE = 16;   // threads along either side of a tile
@@ -106,7 +111,7 @@ __device__ __forceinline__ void classical_tile(const Rescue& p, long long row, l
         for (int j = 0; j < EACH; ++j) {
             const long long r = row + y + i * SIDE, s = col + x + j * SIDE;
             if (r < p.m && s < p.n)
-                c[r * p.c.row + s * p.c.col] = Convert<Element>::narrow(scaled_by_one(sums[i][j]));
+                c[r * p.c.row + s * p.c.col] = Convert<Element>::narrow(updated<Element>(p, sums[i][j], r, s));
         }
 }
 

@@ -48,7 +48,8 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
         return _RankCall(op, kind)
     number = op.use.number
     if number is None:
-        return _CublasCall(op, DTYPES[kind.stored])
+        functions = _FUNCTIONS_3M if op.use.leaf.name == "vendor3m" else _FUNCTIONS
+        return _CublasCall(op, DTYPES[kind.stored], functions[kind.stored])
     alignments = [line_alignment(x, kind.itemsize, divides[x.base]) for x in op.pieces]
     return _CandidateCall(op, kind, number, alignments)
 
@@ -97,6 +98,11 @@ _FUNCTIONS = {
     "float16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
     "bfloat16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
+# By three real products each; a batch of complex128 comes one by one (fmm.kernels.cuda.select).
+_FUNCTIONS_3M = {
+    "complex64": _Function("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
+    "complex128": _Function("cublasZgemm3m", ""),
+}
 # One half of X X^H; alpha and beta are real.
 _RANK_FUNCTIONS = {
     "float32": "cublasSsyrk_v2",
@@ -114,13 +120,14 @@ def _library() -> Any:
     """The cuBLAS that CuPy has loaded, with the types of the arguments that we pass."""
     library = _load_library("libcublas")
     i, p, q = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
-    for call in _FUNCTIONS.values():
+    for call in (*_FUNCTIONS.values(), *_FUNCTIONS_3M.values()):
         kind = [i] if call.any_type else []
         operand, tail = [p, *kind, i], [i, i] if kind else []
         head = [p, i, i, i, i, i, p]
         getattr(library, call.plain).argtypes = [*head, *operand, *operand, p, *operand, *tail]
         strided = [*operand, q]
-        getattr(library, call.batched).argtypes = [*head, *strided, *strided, p, *strided, i, *tail]
+        if call.batched:
+            getattr(library, call.batched).argtypes = [*head, *strided, *strided, p, *strided, i, *tail]
     for name in _RANK_FUNCTIONS.values():
         getattr(library, name).argtypes = [p, i, i, i, i, p, p, i, p, p, i]
     library.cublasSetStream_v2.argtypes = [p, p]
@@ -174,8 +181,7 @@ def memory_call(lane: Lane, pointer: int, size: int) -> PreparedCall:
 
 
 class _CublasCall:
-    def __init__(self, op: GemmOp, type_: DType) -> None:
-        call = _FUNCTIONS[type_.name]
+    def __init__(self, op: GemmOp, type_: DType, call: _Function) -> None:
         name = call.plain if op.count == 1 else call.batched
         self.function: Callable[..., int] = _library()[name]  # without the types: its arguments have theirs
         self.scalars = _scalars(op, type_.scalar)  # the host's copies, read at the call

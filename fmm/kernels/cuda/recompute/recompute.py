@@ -23,7 +23,7 @@ from fmm.kernels.cuda.products import tiled_source
 from fmm.kernels.cuda.products.tile_sizes import named_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileOp, pointer_words
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.views import operand_views
+from fmm.kernels.cuda.views import View, operand_views
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -36,30 +36,35 @@ TILED_AGAIN = {"float32": named_strategy("Square")}
 
 def may_differ(plan: Plan) -> bool:
     """Can a plan put an inf or NaN where the classical product has none? Not one whose levels save no product and whose
-    leaf multiplies the numbers themselves."""
-    return plan.leaf_use.leaf.emulates or any(level.saves_products for level in plan.levels)
+    leaf multiplies the numbers themselves, and saves none either."""
+    leaf = plan.leaf_use.leaf
+    return leaf.emulates or leaf.saves_products or any(level.saves_products for level in plan.levels)
 
 
-def recompute_launches(problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
+def recompute_launches(
+    problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], kept: View | None = None
+) -> tuple[Launch, ...]:
     """What follows a plan's own launches; `unseen`: is C written by what raises no flag? Then it is looked through
-    first.
-
-    (What is computed again has neither alpha nor beta.)
-    """
-    tiled = problem.stored in TILED_AGAIN
+    first. `kept`: a copy of what C held, where the product is added to it."""
+    tiled = problem.stored in TILED_AGAIN and not problem.updates
     scan = (_simple_launch(problem, SCAN, chip),) if unseen else ()
-    again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, COMPUTE_AGAIN, chip)
+    again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, COMPUTE_AGAIN, chip, kept)
     return (*scan, again)
 
 
-def _simple_launch(problem: Problem, entry: str, chip: Chip) -> Launch:
-    """struct Rescue of recompute_simple.cuh: pointers and strides of A, B and C, sizes, the flag, the host's count."""
+def _simple_launch(problem: Problem, entry: str, chip: Chip, kept: View | None = None) -> Launch:
+    """struct Rescue of recompute_simple.cuh: pointers and strides of A, B and C, sizes, the flag, the host's count; of
+    what C held before, if it counts, pointer and strides; alpha and beta."""
     a, b, c = (x.strides for x in problem.layouts)
-    parameters = struct.pack("<14q", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0)
-    slots = Slot(0, "A"), Slot(3, "B"), Slot(6, "C"), Slot(12, FLAG), Slot(13, HOST_COUNT)
+    alpha, beta = complex(problem.alpha), complex(problem.beta)
+    scalars = alpha.real, alpha.imag, beta.real, beta.imag
+    old = kept.strides if kept else (0, 0)
+    parameters = struct.pack("<17q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *old, *scalars)
+    slots = [Slot(0, "A"), Slot(3, "B"), Slot(6, "C"), Slot(12, FLAG), Slot(13, HOST_COUNT)]
+    slots += [Slot(14, kept.base, kept.offset)] if kept else []
     label = "recompute_simple: " + ("looks for inf and NaN" if entry == SCAN else "computes again if there is any")
     kernel = Kernel(simple_source, (problem.stored,), entry, THREADS)
-    return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, slots)
+    return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
 
 
 def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:

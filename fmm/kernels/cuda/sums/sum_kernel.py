@@ -44,6 +44,7 @@ class Spot(NamedTuple):
     array: int
     i: int
     j: int
+    part: int = 0  # of an array of complex numbers: 0 for the real parts, 1 for the imaginary ones
 
 
 class Scalar(NamedTuple):
@@ -74,6 +75,7 @@ class SumKernel:
     whole: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses to them need no tests
     element: str
     tall: frozenset[int] = frozenset()  # arrays that lie column by column, where all others lie row by row
+    parts: frozenset[int] = frozenset()  # arrays of complex numbers, of which real and imaginary parts are loaded
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -91,12 +93,13 @@ class SumKernel:
             lanes //= 2
         if self.long and self.scalars:
             lanes = max(lanes // 2, 1)
-        return lanes
+        # Complex numbers come in two accesses, and go so: with four of them NVRTC spills the joins of two levels.
+        return min(lanes, 2) if self.parts and len(self.events) > LONG else lanes
 
     @property
     def long(self) -> bool:
         """So many statements that they come once only."""
-        return len(self.events) > LONG
+        return len(self.events) > LONG * (3 if self.parts else 1)  # (both parts of a number are one access)
 
     @property
     def apart(self) -> bool:
@@ -106,9 +109,9 @@ class SumKernel:
     @cached_property
     def ahead(self) -> bool:
         """Are loads started far ahead of their use, through shared memory?"""
-        return not self.tall and sum(event.kind == "load" for event in self.events) >= max(
-            MANY_LOADS, 2 * peak_values(self.events)
-        )
+        if self.tall or any(spot.array in self.parts for spot in self.reads):
+            return False
+        return sum(event.kind == "load" for event in self.events) >= max(MANY_LOADS, 2 * peak_values(self.events))
 
     @cached_property
     def batch(self) -> int:
@@ -135,6 +138,16 @@ class SumKernel:
             return 1, THREADS * self.lanes
         down = SECTOR // DTYPES[self.element].itemsize
         return HIGH * down, THREADS // WARP // HIGH * (WARP // down) * self.lanes
+
+    def partner(self, event: Event) -> int:
+        """Of a load or store in an array of parts: the other part's value (of a store, output) number, which is the
+        next one or the one before; -1: none."""
+        spots = self.reads if event.kind == "load" else self.writes
+        number = event.value if event.kind == "load" else event.source
+        spot = spots[number]
+        near = number + 1 - 2 * spot.part
+        found = spot.array in self.parts and 0 <= near < len(spots) and spots[near] == spot._replace(part=1 - spot.part)
+        return near if found else -1
 
     @property
     def slots(self) -> int:
@@ -198,15 +211,27 @@ def _store_events(program: AdditionProgram, value: int) -> Iterator[Event]:
 def _handed_on(program: AdditionProgram, aliases: tuple[tuple[int, int], ...]) -> tuple[Event, ...]:
     """Inputs in the best order that a short search finds: digits are swapped as long as fewer values are alive.
 
-    The inputs are numbered in a mixed radix of prime factors. The products of a composed scheme are numbered like that
-    too, a digit for each factor, so that a good order of strassen's seven products is one of its compositions as well.
+    The inputs are numbered in a mixed radix of prime factors, the smallest first or last. The products of a composed
+    scheme are numbered like that too, a digit for each factor, so that a good order of strassen's seven products is one
+    of its compositions as well.
     """
     free = _HandingOn(program, aliases).free
-    digits = {radix: tuple(range(radix)) for radix in _prime_factors(len(free))}
-    best = _HandingOn(program, aliases, _in_digit_order(free, digits)).run()
+    factors = _prime_factors(len(free))
+    systems = dict.fromkeys((tuple(factors), tuple(reversed(factors))))
+    return min((_searched(program, aliases, free, system) for system in systems), key=_register_pressure)
+
+
+def _searched(
+    program: AdditionProgram, aliases: tuple[tuple[int, int], ...], free: Sequence[int], system: Sequence[int]
+) -> tuple[Event, ...]:
+    """In the best order found of those that replace digits of this system."""
+    digits = {radix: tuple(range(radix)) for radix in system}
+    best = _HandingOn(program, aliases, _in_digit_order(free, system, digits)).run()
     swaps = sum(1 for _ in _digit_swaps(digits))
     for _ in range(min(TRIES, WORK // program.inputs) // swaps if swaps else 0):
-        trials = [(_HandingOn(program, aliases, _in_digit_order(free, d)).run(), d) for d in _digit_swaps(digits)]
+        trials = [
+            (_HandingOn(program, aliases, _in_digit_order(free, system, d)).run(), d) for d in _digit_swaps(digits)
+        ]
         events, trial = min(trials, key=lambda x: _register_pressure(x[0]))
         if _register_pressure(events) >= _register_pressure(best):
             break
@@ -232,10 +257,10 @@ def _prime_factors(number: int) -> list[int]:
     return [factor, *_prime_factors(number // factor)] if factor else []
 
 
-def _in_digit_order(values: Sequence[int], digits: dict[int, tuple[int, ...]]) -> list[int]:
-    """The values by number, after every digit of the number has been replaced."""
+def _in_digit_order(values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]) -> list[int]:
+    """The values by number, after every digit of the number in this system has been replaced."""
     order = [0]
-    for radix in _prime_factors(len(values)):
+    for radix in system:
         order = [radix * n + digit for n in order for digit in digits[radix]]
     return [values[n] for n in order if n < len(values)]
 

@@ -75,7 +75,9 @@ class SumOp:
         lanes = self.kernel.lanes
         size = lanes * DTYPES[self.kernel.element].itemsize
         fits = all(
-            x.col == 1 and x.offset % size == 0 and not any(step % lanes for step in (x.row, x.down, x.right))
+            (x.col == 1 or i in self.kernel.parts)
+            and x.offset % size == 0
+            and not any(step % lanes for step in (x.row, x.down, x.right))
             for i, x in enumerate(self.arrays)
             if i not in self.kernel.tall
         )
@@ -122,7 +124,8 @@ def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes
         reads, writes = ([_transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
-    arrays, spots, batches = _Fitting((*reads, *writes)).run()
+    fitted = _Fitting((*reads, *writes))
+    arrays, spots, batches = fitted.run()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, at half the registers a value.
@@ -134,7 +137,7 @@ def sum_op(label: str, program: AdditionProgram, reads: Sequence[Placed], writes
     whole = frozenset(a for a in batches if all(_holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a))
     shape = spots[: len(reads)], spots[len(reads) :], aliases, len(arrays)
     kernel = _interned_kernel(
-        SumKernel(lines, len(scalars), *shape, whole, element, _turned_arrays(arrays, *shape[:2]))
+        SumKernel(lines, len(scalars), *shape, whole, element, _turned_arrays(arrays, *shape[:2]), fitted.parts)
     )
     if cols % kernel.lanes:
         kernel = _interned_kernel(replace(kernel, whole=frozenset()))
@@ -195,12 +198,13 @@ class _Fitting:
         self.placed = placed
         self.arrays: list[Array] = []
         self.batches: list[int] = []  # arrays that hold several temporaries
+        self.parts: frozenset[int] = frozenset()  # arrays of complex numbers, of which parts are wanted
         self.spots: list[Spot | None] = [None] * len(placed)
 
     def run(self) -> tuple[list[Array], tuple[Spot, ...], list[int]]:
-        names: dict[tuple[str, str], list[int]] = {}
+        names: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
-            names.setdefault((place.name, place.part), []).append(i)
+            names.setdefault((place.name, place.part != ""), []).append(i)
         alone = [i for members in names.values() if not self._grid(members) for i in members]
         for run in self._layers(sorted(alone)):
             self._stack(run)
@@ -211,7 +215,8 @@ class _Fitting:
         places = [self.placed[i][0] for i in members]
         height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)
         rows, cols = max(p.row + p.rows for p in places), max(p.col + p.cols for p in places)
-        if len({(p.row, p.col) for p in places}) < 2:
+        single, parts = len({(p.row, p.col) for p in places}) < 2, places[0].part != ""
+        if single and not parts:
             return False
         for p in places:
             there = min(height, rows - p.row), min(width, cols - p.col)
@@ -219,13 +224,17 @@ class _Fitting:
             if misplaced and p.rows and p.cols:
                 return False
         place, view = self.placed[members[0]]
-        offset = view.offset - (place.row * view.down + place.col * view.right) * view.itemsize
-        blocks = height * view.down, width * view.right
-        if place.name not in "ABC":
+        steps = place.row * view.down + place.col * view.right + (place.part == "im")
+        blocks = (0, 0) if single else (height * view.down, width * view.right)
+        if place.name not in "ABC" or single:
             self.batches.append(len(self.arrays))
+        if parts:
+            self.parts |= {len(self.arrays)}
+        offset = view.offset - steps * view.itemsize
         self.arrays.append(Array(view.base, offset, *view.strides, *blocks, rows, cols, height, width))
         for i, p in zip(members, places, strict=True):
-            self.spots[i] = Spot(len(self.arrays) - 1, -(-p.row // height), -(-p.col // width))
+            at = -(-p.row // height), -(-p.col // width)
+            self.spots[i] = Spot(len(self.arrays) - 1, *at, int(p.part == "im"))
         return True
 
     def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:

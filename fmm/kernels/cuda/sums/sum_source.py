@@ -38,6 +38,7 @@ def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         f"    static constexpr int SLOTS = {kernel.slots};",
         f"    __device__ static constexpr bool whole(int array) {{ return {_any_of(kernel.whole)}; }}",
         f"    __device__ static constexpr bool tall(int array) {{ return {_any_of(kernel.tall)}; }}",
+        f"    __device__ static constexpr bool parts(int array) {{ return {_any_of(kernel.parts)}; }}",
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",
@@ -62,8 +63,11 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(BATCHES if kernel.batch else 0):
         yield from _start_batch(kernel, loads, batch)
+    met: set[int] = set()  # values that are loaded, and outputs that are stored, beside their partners
     for event in kernel.events:
-        if event.kind == "load" and kernel.batch:
+        if event.kind in ("load", "store") and (other := _partner(kernel, event, loads)) >= 0:
+            yield from _both_parts(kernel, event, other, met)
+        elif event.kind == "load" and kernel.batch:
             yield from _take_value(kernel, loads, number[event.value])
         elif event.kind == "load":
             yield f"const Values v{event.value} = io.template load<{_spot_text(kernel.reads[event.value])}>();"
@@ -75,6 +79,33 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
             yield f"Values v{event.value} = {_first_term(event)};"
         else:
             yield f"v{event.value} = v{event.value} {_next_term(event)};"
+
+
+def _partner(kernel: SumKernel, event: Event, loads: Sequence[int]) -> int:
+    """The other part of a complex number, if it is loaded or stored too."""
+    other = kernel.partner(event)
+    return other if event.kind == "store" or other in loads else -1
+
+
+def _both_parts(kernel: SumKernel, event: Event, other: int, met: set[int]) -> Iterator[str]:
+    """Real and imaginary parts move together: loads with the first of the two, stores with the second."""
+    loads = event.kind == "load"
+    own = event.value if loads else event.source
+    key = own if loads else ~own
+    met.add(key)
+    first = (other if loads else ~other) not in met
+    if first != loads:
+        return
+    spots = kernel.reads if loads else kernel.writes
+    re, im = sorted((own, other), key=lambda x: spots[x].part)
+    if loads:
+        yield f"Values v{re}, v{im};"
+        yield f"io.template load_parts<{_spot_text(spots[re])}>(v{re}, v{im});"
+        return
+    if any(o in (re, im) for o, _ in kernel.aliases):
+        yield "Io::fence();"
+    x, y = (kernel.program.outputs[o] for o in (re, im))
+    yield f"io.template store_parts<{_spot_text(spots[re])}>(v{x}, v{y});"
 
 
 def _start_batch(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
@@ -95,7 +126,7 @@ def _take_value(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str
 
 
 def _spot_text(spot: Spot) -> str:
-    return f"{spot.array}, {spot.i}, {spot.j}"
+    return f"{spot.array}, {spot.i}, {spot.j}" + (f", {spot.part}" if spot.part else "")
 
 
 def _first_term(event: Event) -> str:

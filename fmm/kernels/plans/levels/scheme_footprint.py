@@ -60,7 +60,7 @@ def block_counts(
     m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
     found = steps(usual, (m, k, n))
     sums = [step for step in found.steps if isinstance(step, Sum)]
-    moved = [(place.rows, place.cols) for step in sums for place in (*step.reads, *step.writes)]
+    moved = [(place.rows, place.cols) for step in sums for place in (*step.needed_reads, *step.writes)]
     padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
     held = _stacks(found, marks), _stacks(padded, marks)
     return BlockCounts(len(sums), _blocks(moved, marks), held, (found.in_place, padded.in_place))

@@ -222,7 +222,7 @@ def places(op: Any, item: int) -> Iterator[tuple[str, Any, bool]]:
                 rows = max(min(op.rows, x.height, x.rows - spot.i * x.height), 0)
                 cols = max(min(op.cols, x.width, x.cols - spot.j * x.width), 0)
                 r, c = np.ogrid[:rows, :cols]
-                found = x.offset + (spot.i * x.down + spot.j * x.right + r * x.row + c * x.col) * size
+                found = x.offset + (spot.i * x.down + spot.j * x.right + spot.part + r * x.row + c * x.col) * size
                 yield x.base, found.ravel(), written
     elif isinstance(op, GemmOp):
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)

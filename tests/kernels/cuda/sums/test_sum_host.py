@@ -113,12 +113,20 @@ TURNED = f"{BATCHED} > vendor.inner", f"{IN_TURN} > vendor.outer"
             (IN_TURN, "complex64"),
             (TURNED[0], "float32"),
             (TURNED[1], "float64"),
+            ("3m", "complex64"),
+            ("3m.sequential", "complex128"),
+            ("3m(strassen.pad4)", "complex64"),
         ],
         [
             (BATCHED, "bfloat16"),
             (IN_TURN, "float32"),
             ("strassen^2.batched.pad16", "float32"),
             ("winograd^2.pad16", "float32"),  # lanes one after the other
+            ("3m.batched.conj-b", "complex128"),
+            ("3m.sequential.conj-a", "complex64"),
+            ("3m > vendor.inner", "complex64"),
+            ("3m(strassen.pad16).conj-a", "complex128"),
+            ("3m(strassen^2.pad4)", "complex64"),
             *product(TURNED[:1], ("float64", "bfloat16")),
             *product(TURNED[1:], ("float32", "bfloat16")),
         ],
@@ -175,7 +183,7 @@ def _place(op: SumOp, spot: Any, operands: dict[str, Operand], kind: Any, rows: 
     unit = np.dtype(op.kernel.element if kind != np.uint16 else np.uint16)
     if 0 in (rows, cols):
         return np.empty((rows, cols), unit)
-    start = x.offset + (spot.i * x.down + spot.j * x.right) * unit.itemsize
+    start = x.offset + (spot.i * x.down + spot.j * x.right + spot.part) * unit.itemsize
     strides = x.row * unit.itemsize, x.col * unit.itemsize
     return np.ndarray((rows, cols), unit, operands[x.base].memory, start, strides)
 

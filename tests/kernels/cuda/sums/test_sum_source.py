@@ -102,10 +102,27 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
         ("strassen^3.batched", "float32", [2, 2, 2]),  # 4 numbers each would not fit in registers
         ("strassen^3.batched", "float64", [1, 1, 1]),
         ("strassen.batched", "complex128", [2, 2, 2]),  # real and imaginary parts as columns
+        ("3m(strassen^2)", "complex64", [2, 2, 2]),
+        ("3m", "complex64", [4, 4]),  # real numbers, complex ones in two accesses; one kernel splits both operands
     ],
 )
 def test_lanes_fill_an_access_while_registers_last(text: str, dtype: str, lanes: list[int]) -> None:
     assert [kernel.lanes for kernel in kernels(text, dtype, 512)] == lanes
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_parts_of_complex_numbers_move_together(dtype: str) -> None:
+    """A split reads each of them once and writes three real ones; a join reads three and writes each once."""
+    split_a, split_b, join = launches("3m", dtype, 256)
+    for op, moved in ((split_a, "load"), (split_b, "load"), (join, "store")):
+        text = sum_source(op.kernel, op.access)
+        step = text[text.index("struct Step") :]
+        assert op.access == "vector" and step.count(f"io.template {moved}_parts<") == 1
+        other = "store" if moved == "load" else "load"
+        assert step.count(f"io.template {other}<") == 3 and f"io.template {moved}<" not in step
+    (update,) = [op for op in launches("3m", dtype, 256, 1, 1) if op.label == "join"]
+    step = sum_source(update.kernel, update.access).partition("struct Step")[2]
+    assert update.access == "vector" and "load_parts<" in step and "store_parts<" in step
 
 
 # ---- NVRTC: no GPU and no driver is needed
@@ -154,6 +171,14 @@ USUAL = {
     "alpha, beta, flag": Case(ONE, 4, ("float16", "complex64"), ("sm_100",), (2.5, 0.5), True),
     "complex alpha": Case(ONE, 3, ("complex128",), ("sm_80",), (1j, 0), True),
     "complex alpha and beta": Case(ONE, 3, ("complex128",), ("sm_90",), (1j, 0.5 - 2j), True),
+    "complex by three": Case(("3m", "3m.sequential.conj-b"), 5, ("complex64", "complex128"), ARCHITECTURES),
+    "complex by three, alpha, beta, flag": Case(
+        ("3m", "3m(strassen.pad16)"), 5, ("complex64",), ("sm_90",), (2.5 - 1j, 0.7j), True
+    ),
+    "complex by three, one level": Case(("3m(strassen.pad16)",), 5, ("complex128",), ARCHITECTURES),
+    "complex by three, two levels": Case(
+        ("3m(strassen^2.pad16)",), 2, ("complex64", "complex128"), ("sm_90",), slow=True
+    ),
     "two levels": Case(TWO, 3, ("float32",), ("sm_90",), slow=True),
     "sums that turn": Case(TURNED[:1], 3, ("float32",), ("sm_90",)),
     "sums that turn, two levels": Case(TURNED[1:], 3, ("float32",), ("sm_90",), slow=True),
@@ -181,6 +206,14 @@ ALL = {
     "alpha, beta, three levels": Case(THREE, 2, REAL, ARCHITECTURES, (2.5, 0.5), False, "join"),
     "complex alpha": Case((*ONE, *TWO), 2, TYPES[4:], ARCHITECTURES, (1j, 0), True),
     "complex alpha and beta": Case((*ONE, *TWO), 2, TYPES[4:], ARCHITECTURES, (1j, 0.5 - 2j), True),
+}
+ALL |= {
+    "complex by three, one level": Case(("3m(strassen.pad16)",), 4, TYPES[4:], ARCHITECTURES, (2.5 - 1j, 0.7j), True),
+    "complex by three, two levels": Case(("3m(strassen^2.pad16)",), 2, TYPES[4:], ARCHITECTURES),
+    "complex by three": Case(("3m", "3m.sequential", "3m.conj-a.conj-b"), 5, TYPES[4:], ARCHITECTURES),
+    "complex by three, alpha, beta, flag": Case(
+        ("3m", "3m.sequential"), 5, TYPES[4:], ARCHITECTURES, (2.5 - 1j, 0.7j), True
+    ),
 }
 CASES = ALL if os.environ.get("FMM_ALL_KERNELS") == "1" else USUAL
 

@@ -1,0 +1,270 @@
+"""Complex products by three real ones: (Ar + i Ai)(Br + i Bi) from P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi).
+
+The real part is P - Q, the imaginary part R - P - Q. It is the level that the plans of real numbers are put below: a
+split reads complex numbers once and writes real ones (with the signs of a conjugated operand), a join reads real ones
+and writes complex ones, with a complex alpha and beta.
+
+What is below it is bounded in norm alone: R - P - Q can cancel, so that a small imaginary part beside a large real one
+(or the reverse) loses digits that four real products would have kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import sqrt
+from typing import TYPE_CHECKING, Final, Literal
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
+from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, PlanLevel, Sides, register_level
+from fmm.kernels.plans.level_steps import (
+    LevelSteps,
+    Part,
+    Place,
+    Product,
+    ProductBatch,
+    Sum,
+    temporary_sizes,
+    whole_matrix,
+)
+from fmm.kernels.plans.levels.scheme_footprint import BlockCounts, block_counts
+from fmm.kernels.plans.plan_error import PlanError
+from fmm.kernels.registry import depends_on_rows
+from fmm.problem import Shape
+
+if TYPE_CHECKING:
+    from fmm.kernels.plans.plan import Plan
+
+Order = Literal["stacked", "batched", "overlapped", "sequential"]
+ORDERS: tuple[Order, ...] = ("stacked", "batched", "overlapped", "sequential")
+PARTS: tuple[Part, Part] = ("re", "im")
+# By product: the shares of the real and the imaginary part in its operands, and its weight in the complex result.
+OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
+WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
+CONJUGATED: Final = {"conj-a": 0, "conj-b": 1}
+
+
+@dataclass(frozen=True)
+class ThreeProducts(PlanLevel):
+    """A complex product as three real ones, whose operands are A and B, or their conjugates."""
+
+    order: Order = "stacked"
+    conjugates: tuple[bool, bool] = (False, False)
+
+    def __str__(self) -> str:
+        options = [self.order] if self.order != "stacked" else []
+        return ".".join(["3m", *options, *(name for name, i in CONJUGATED.items() if self.conjugates[i])])
+
+    # ---- what runs
+
+    @property
+    def takes_alpha_beta(self) -> bool:
+        return True
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return tuple(name for name, row in DTYPES.items() if row.is_complex)
+
+    def dtype_below(self, dtype: str) -> str:
+        return (DTYPES[dtype].real or dtype) if dtype in DTYPES else dtype
+
+    def itemsize_below(self, itemsize: int) -> int:
+        return itemsize // 2
+
+    @property
+    def work_below(self) -> float:
+        """A complex multiplication is four real ones."""
+        return 0.25
+
+    def conjugating(self, a: bool, b: bool) -> ThreeProducts:
+        return replace(self, conjugates=(self.conjugates[0] != a, self.conjugates[1] != b))
+
+    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        return self.steps(plan.rest, (m, k, n), alpha, beta)
+
+    def steps(
+        self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient = 1, beta: Coefficient = 0
+    ) -> LevelSteps:
+        """With the three real products by the plan `inner`."""
+        if self.order == "sequential":
+            return self._one_by_one(inner, sides, alpha, beta)
+        m, k, n = sides
+        lefts, rights, dests = (self._places(*x) for x in (("S", m, k), ("T", k, n), ("M", m, n)))
+        splits = (
+            _split("A", m, k, lefts, OPERANDS, self.conjugates[0]),
+            _split("B", k, n, rights, OPERANDS, self.conjugates[1]),
+        )
+        products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
+        middle: tuple[Product | ProductBatch, ...] = (ProductBatch(products),) if self.batched else products
+        join = _added("join", dests, WEIGHTS, _parts("C", m, n), complex(alpha), complex(beta))
+        return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.lanes)
+
+    def _one_by_one(
+        self, inner: Plan, sides: tuple[int, int, int], alpha: Coefficient, beta: Coefficient
+    ) -> LevelSteps:
+        """One real product at a time, added to C at once: a third of the temporaries."""
+        m, k, n = sides
+        left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
+        steps: list[Sum | Product] = []
+        old = complex(beta)
+        for operand, weight in zip(OPERANDS, WEIGHTS, strict=True):
+            steps.append(_split("A", m, k, [left], [operand], self.conjugates[0]))
+            steps.append(_split("B", k, n, [right], [operand], self.conjugates[1]))
+            steps.append(Product(left, right, dest, inner))
+            added = _added("add", [dest], [weight], _parts("C", m, n), complex(alpha), old)
+            steps += [added] if added.writes else []
+            old = complex(1)
+        return LevelSteps(temporary_sizes(steps), tuple(steps))
+
+    def _places(self, letter: str, rows: int, cols: int) -> list[Place]:
+        """Three temporaries, or in a batch one tall one."""
+        if self.batched:
+            return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
+        return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
+
+    # ---- what becomes of a product
+
+    @property
+    def products(self) -> int:
+        return 3
+
+    @property
+    def depth(self) -> int:
+        """It is no level of recursion: the sides stay as they are."""
+        return 0
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    @property
+    def error_growth(self) -> float:
+        """In norm, on random numbers: P - Q has the error of four real products, R - P - Q three times as much in
+        variance, since the operands of R are twice as large; together twice as much."""
+        return sqrt(2)
+
+    @property
+    def lanes(self) -> int:
+        return 2 if self.order == "overlapped" else 1
+
+    @property
+    def side_by_side(self) -> bool:
+        return self.order == "overlapped"
+
+    @property
+    def batched(self) -> bool:
+        return self.order == "batched"
+
+    @property
+    def independent(self) -> bool:
+        return self.order != "sequential"
+
+    # ---- what is known and said of it
+
+    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
+        """In complex numbers, of which a real one is half."""
+        counts = _counts(self, inner)
+        moved, held = counts.elements(counts.moved, sides), counts.temporaries(sides, (True, True, True))
+        halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
+        return Footprint(3, sides, counts.passes, halves[0], halves[1], 0.0, self.order == "sequential")
+
+    @property
+    def error_note(self) -> str:
+        return "in norm: a real or imaginary part that is small beside the other can have a larger error"
+
+    def does(self, steps: LevelSteps) -> str:
+        sums = sum(isinstance(step, Sum) for step in steps.steps)
+        return f"real and imaginary parts, {sums} passes of sums"
+
+
+@depends_on_rows
+@lru_cache(maxsize=64)
+def _counts(level: ThreeProducts, inner: Plan) -> BlockCounts:
+    def whole(unit: int | None, sides: Shape) -> LevelSteps:
+        """There is no fringe: of marked sides, which are odd numbers, none lacks a row or column."""
+        m, k, n = (side | 1 for side in sides)
+        return level.steps(inner, (m, k, n))
+
+    return block_counts(whole, (1, 1, 1), None, (0, 1, 2))
+
+
+# ---- splitting and joining
+
+
+def _parts(name: str, rows: int, cols: int) -> tuple[Place, ...]:
+    return tuple(whole_matrix(name, rows, cols, part) for part in PARTS)
+
+
+def _split(
+    name: str, rows: int, cols: int, places: Sequence[Place], operands: Sequence[tuple[int, int]], conjugated: bool
+) -> Sum:
+    """The real operands that are made of a complex matrix."""
+    sign = -1 if conjugated else 1
+    program = separate_sums([(re, sign * im) for re, im in operands], 2)
+    return Sum(f"split {name}", program, _parts(name, rows, cols), tuple(places))
+
+
+def _added(
+    label: str,
+    products: Sequence[Place],
+    weights: Sequence[complex],
+    result: tuple[Place, ...],
+    alpha: complex,
+    beta: complex,
+) -> Sum:
+    """C = alpha (products by their weights) + beta C, in real and imaginary parts; what stays as it is, is not
+    written."""
+    program = _complex_sum(tuple(alpha * w for w in weights), beta)
+    return _needed(Sum(label, program, (*products, *result), result).tidied)
+
+
+@lru_cache(maxsize=1024)
+def _complex_sum(weights: tuple[complex, ...], beta: complex) -> AdditionProgram:
+    """Of real inputs, and a complex number in its two parts, to such a number."""
+    real = [*(w.real for w in weights), beta.real, -beta.imag]
+    imaginary = [*(w.imag for w in weights), beta.imag, beta.real]
+    rows = [[int(x) if x == int(x) else x for x in row] for row in (real, imaginary)]
+    return separate_sums(rows, len(real))
+
+
+def _needed(step: Sum) -> Sum:
+    """Without the reads that its program makes no use of."""
+    program = step.program
+    used = sorted({v for terms in program.lines for _, v in terms} | set(program.outputs))
+    kept = [v for v in used if v < program.inputs]
+    number = {v: i for i, v in enumerate((*kept, *range(program.inputs, program.inputs + len(program.lines))))}
+    lines = tuple(tuple((c, number[v]) for c, v in terms) for terms in program.lines)
+    made = AdditionProgram(len(kept), lines, tuple(number[v] for v in program.outputs))
+    return Sum(step.label, made, tuple(step.reads[v] for v in kept), step.writes)
+
+
+# ---- the text form
+
+_TEXT = re.compile(r"3m((?:\.[\w-]+)*)")
+
+
+def _parse(text: str) -> ThreeProducts | None:
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        return None
+    options = match[1].split(".")[1:]
+    orders = [option for option in options if option in ORDERS]
+    if len(orders) > 1:
+        raise PlanError(f"3m cannot be both {' and '.join(orders)}")
+    for unknown in (option for option in options if option not in (*ORDERS, *CONJUGATED)):
+        raise PlanError(f"unknown option {unknown!r} of 3m; valid: {', '.join((*ORDERS, *CONJUGATED))}")
+    order: Order = next((order for order in ORDERS if order in orders), "stacked")
+    return ThreeProducts(order, ("conj-a" in options, "conj-b" in options))
+
+
+def _considered() -> Iterator[CandidateLevel]:
+    """The fastest first; one product at a time needs a third of the temporaries."""
+    for order in ("", ".batched", ".overlapped"):
+        yield CandidateLevel(f"3m{order}", (), 3, above=True)
+    yield CandidateLevel("3m.sequential", (), 3, lean=True, above=True)
+
+
+register_level(LevelKind("3m", _parse, lambda: ("3m",), _considered))

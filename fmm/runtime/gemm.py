@@ -1,0 +1,180 @@
+"""C = alpha op(A) op(B) + beta C of any library's arrays: by a plan, whose last sums do the update, or by the library.
+
+Every plan can do it: alpha and beta are coefficients of its last sums, which are done in place. What C held is kept
+where a result with inf or NaN may have to be computed again (fmm.kernels.cuda.record).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fmm.arrays.library import Library, product_shape
+from fmm.kernels.plans.level_steps import Asked
+from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.runtime.call import by_plan, kernel_lines
+from fmm.runtime.decide import Decision
+from fmm.runtime.left_to_vendor import small_enough_for_numpy
+from fmm.runtime.limits import NO_WISHES, Wishes
+from fmm.runtime.operands import byte_span
+from fmm.runtime.prepare import Call, prepare, prepared
+
+# What SciPy's gemm, BLAS and people call it: as it is, transposed, transposed and conjugated.
+OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1
+
+
+class Update(NamedTuple):
+    """What is asked besides the product; which operands are transposed or adjoint."""
+
+    alpha: complex = 1
+    beta: complex = 0
+    op_a: str = "N"
+    op_b: str = "N"
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.alpha, self.beta)
+
+
+class Operands(NamedTuple):
+    """The factors as they lie in memory, which of them are to be conjugated, and the array that C is computed in: with
+    its old numbers in it if they are added; None: a new one."""
+
+    a: Any
+    b: Any
+    conjugated: tuple[bool, bool]
+    target: Any
+
+
+def gemm_product(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
+    """alpha op(a) op(b) + beta c, in `out` if it is given."""
+    a, b, c = library.promoted(a, b, c if update.beta else None)
+    found = _operands(library, a, b, c, out, update)
+    small = wishes is NO_WISHES and library.processor == "cpu" and small_enough_for_numpy(found.a, found.b)
+    compute = _by_library if small else _computed
+    result = compute(library, found, wishes._replace(asked=update.asked))
+    if out is None or result is out:
+        return result
+    library.copy(result, out)
+    return out
+
+
+def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
+    """What `gemm_product` would do, and why; of C, only how it lies in memory counts."""
+    a, b, c = library.promoted(a, b, c if update.beta else None)
+    turned = turned_operands(library, a, b, update)
+    wishes = wishes._replace(asked=update.asked)
+    found, wishes = _unconjugated(library, Operands(*turned, out), wishes)
+    call = prepare(library, found.a, found.b, found.target, wishes)
+    own = library.gemm_name if call.decision.plan == VENDOR else ""
+    return replace(
+        call.decision, kernels=(own,) if own else kernel_lines(library, call, found.a, found.b, found.target)
+    )
+
+
+def turned_operands(library: Library, a: Any, b: Any, update: Update) -> tuple[Any, Any, tuple[bool, bool]]:
+    """Transposed in the same memory, and whether to be conjugated."""
+    ops = update.op_a, update.op_b
+    a, b = (x if op == "N" else library.transposed(x) for x, op in zip((a, b), ops, strict=True))
+    conjugated = [op == "C" and library.is_complex(x) for x, op in zip((a, b), ops, strict=True)]
+    return a, b, (conjugated[0], conjugated[1])
+
+
+# ---- where C is computed
+
+
+def _operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update) -> Operands:
+    """ValueError for shapes that do not match; the library's own error for what it does not multiply."""
+    a, b, conjugated = turned_operands(library, a, b, update)
+    shape = product_shape(tuple(a.shape), tuple(b.shape))
+    if min(a.ndim, b.ndim) < 2 or shape is None:
+        raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
+    if out is not None and tuple(out.shape) != shape:
+        raise ValueError(f"out is {tuple(out.shape)}, the product {shape}")
+    if not update.beta:
+        return Operands(a, b, conjugated, out)
+    if c is None:
+        raise ValueError("beta is a factor of c, which was not given")
+    _check_broadcast(tuple(c.shape), shape)
+    if out is None or any(_meet(library, x, out) for x in (a, b)):
+        return Operands(a, b, conjugated, library.copied(c, shape, a))
+    if not _same_array(library, c, out):
+        if _meet(library, c, out):
+            return Operands(a, b, conjugated, library.copied(c, shape, a))
+        library.copy(c, out)
+    return Operands(a, b, conjugated, out)
+
+
+def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    missing = len(wanted) - len(shape)
+    if missing < 0 or any(x not in (1, y) for x, y in zip(shape, wanted[missing:], strict=True)):
+        raise ValueError(f"c is {shape}, the product {wanted}: it must have that shape, or one that is broadcast to it")
+
+
+def _meet(library: Library, x: Any, y: Any) -> bool:
+    """May the two arrays share memory?"""
+    spans = [byte_span(library.operand(v)) for v in (x, y)]
+    if spans[0] is None or spans[1] is None:
+        return True
+    (low, high), (start, end) = spans[0], spans[1]
+    p, q = library.pointer(x), library.pointer(y)
+    return p + low < q + end and q + start < p + high
+
+
+def _same_array(library: Library, x: Any, y: Any) -> bool:
+    return x is y or (library.pointer(x) == library.pointer(y) and library.operand(x) == library.operand(y))
+
+
+# ---- computing it
+
+
+def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
+    """C, in the target if that can be and it has one."""
+    if wishes.asked.alpha == 0 or 0 in found.a.shape:  # nothing of A and B counts, be it inf or NaN
+        return _by_library(library, found, wishes)
+    found, wishes = _unconjugated(library, found, wishes)
+    call = prepared(library, found.a, found.b, found.target, wishes)
+    if call.refused_plan:
+        library.vendor(found.a, found.b)
+        raise PlanError(call.refused_plan)
+    if call.plan is None or (call.plan == VENDOR and library.gemm_name):
+        return _by_library(library, found, wishes)
+    if found.target is not None and not _writes_there(library, call, found):
+        old = library.copied(found.target, tuple(found.target.shape), found.a) if wishes.asked.beta else None
+        return _computed(library, found._replace(target=old), wishes)
+    c = by_plan(library, call, found.a, found.b, found.target, wishes)
+    return _by_library(library, found, wishes) if c is None else c
+
+
+def _writes_there(library: Library, call: Call, found: Operands) -> bool:
+    return call.direct and not call.overlap(*(library.pointer(x) for x in (found.a, found.b, found.target)))
+
+
+def _unconjugated(library: Library, found: Operands, wishes: Wishes) -> tuple[Operands, Wishes]:
+    """The same with nothing to be conjugated: by a plan that does so on its way, else in copies."""
+    if not any(found.conjugated):
+        return found, wishes
+    call = prepared(library, found.a, found.b, found.target, wishes)
+    plan = call.plan.conjugating(*found.conjugated) if call.plan is not None else None
+    if plan is not None:
+        own = wishes._replace(plan=plan, replaceable=wishes.plan is None or wishes.replaceable)
+        return found._replace(conjugated=(False, False)), own
+    a, b = (
+        library.conjugated(x) if wanted else x for x, wanted in zip((found.a, found.b), found.conjugated, strict=True)
+    )
+    return found._replace(a=a, b=b, conjugated=(False, False)), wishes
+
+
+def _by_library(library: Library, found: Operands, wishes: Wishes) -> Any:
+    """By the library's own functions, in the target if there is one."""
+    alpha, beta = wishes.asked.alpha, wishes.asked.beta
+    a, b = (
+        library.conjugated(x) if wanted else x for x, wanted in zip((found.a, found.b), found.conjugated, strict=True)
+    )
+    if alpha == 0:
+        a, b, alpha = a[..., :0], b[..., :0, :], 1
+    c = library.updated(a, b, found.target, alpha, beta)
+    if found.target is not None:
+        library.written(found.target)
+    return c

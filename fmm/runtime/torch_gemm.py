@@ -1,0 +1,119 @@
+"""fmm.gemm of torch's tensors: what torch does to a call besides multiplying, and gradients.
+
+The gradients of C = alpha A B + beta C0 are alpha* G B^H, alpha* A^H G and beta* G: the first two are products by fmm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmm.arrays.torch_calls import plain_call, without_marks
+from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, torch_update
+from fmm.kernels.plans.level_steps import Asked
+from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.runtime.decide import Decision
+from fmm.runtime.gemm import Update, gemm_explained, gemm_product
+from fmm.runtime.limits import Wishes
+from fmm.runtime.prepare import prepared
+
+ITS_OWN = "this call is its own (see fmm.matmul)"
+
+
+def gemm(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
+    """alpha op(a) op(b) + beta c, which gradients may be asked of."""
+    if not _plain(a, b, c, out):
+        if wishes.plan not in (None, VENDOR):
+            raise PlanError(f"the plan {wishes.plan} cannot run here: {ITS_OWN}")
+        return _by_torch(a, b, c, out, update)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
+        return _differentiable(a, b, c, out, update, wishes)
+    return _product(a, b, c, out, update, wishes)
+
+
+def explained(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
+    """What `gemm` would do, and why."""
+    if not _plain(a, b, c, out):
+        return Decision(VENDOR, None, f"torch answers: {ITS_OWN}", kernels=(TORCH.gemm_name,))
+    a, b, update = _without_marks(a, b, update)
+    return gemm_explained(_library(a), a, b, c, out, update, wishes)
+
+
+def _library(a: Any) -> Any:
+    return TORCH if a.is_cuda else TORCH_ON_HOST
+
+
+def _plain(a: Any, b: Any, c: Any, out: Any) -> bool:
+    """What fmm can do; of other types than a's, torch says itself that they cannot be added."""
+    return plain_call(a, b, out) and (c is None or (plain_call(a, c, out) and c.dtype == a.dtype))
+
+
+def _product(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
+    a, b, update = _without_marks(a, b, update)
+    if c is not None and c is not out:
+        c, _ = without_marks(c, c)
+    return gemm_product(_library(a), a, b, c, out, update, wishes)
+
+
+def _without_marks(a: Any, b: Any, update: Update) -> tuple[Any, Any, Update]:
+    """A tensor that is marked as an adjoint is the matrix that it is of: nothing need be copied."""
+    a, op_a = _without_mark(a, update.op_a)
+    b, op_b = _without_mark(b, update.op_b)
+    return a, b, update._replace(op_a=op_a, op_b=op_b)
+
+
+def _without_mark(x: Any, op: str) -> tuple[Any, str]:
+    if not x.is_conj() or x.is_neg():
+        return without_marks(x, x)[0], op
+    whole = x.conj()  # of which x is the conjugate
+    return (whole.mT, "C") if op == "N" else (whole, {"T": "C", "C": "T"}[op])
+
+
+def _turned(x: Any, op: str) -> Any:
+    return {"N": lambda: x, "T": lambda: x.mT, "C": lambda: x.mH}[op]()
+
+
+def _by_torch(a: Any, b: Any, c: Any, out: Any, update: Update) -> Any:
+    """torch's own, with its own exceptions; it records what it does."""
+    a, b = _turned(a, update.op_a), _turned(b, update.op_b)
+    return torch_update(a, b, c if update.beta else None, update.alpha, update.beta, out)
+
+
+def _differentiable(a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
+    """By torch where no plan pays, and where torch rejects the call."""
+    a, b = _turned(a, update.op_a), _turned(b, update.op_b)
+    update = update._replace(op_a="N", op_b="N")
+    if out is not None or min(a.dim(), b.dim()) < 2:
+        return _by_torch(a, b, c, out, update)
+    left, right = without_marks(a, b)
+    asked = wishes._replace(asked=Asked(update.alpha, 0))
+    if prepared(_library(a), left.detach(), right.detach(), None, asked).plan in (None, VENDOR):
+        return _by_torch(a, b, c, out, update)
+    return UpdatedProduct.apply(a, b, c if update.beta else None, update, wishes)
+
+
+class UpdatedProduct(torch.autograd.Function):  # type: ignore[misc]
+    """alpha a b + beta c by fmm, whose gradients are products by fmm (and so can be differentiated again)."""
+
+    @staticmethod
+    def forward(a: Any, b: Any, c: Any, update: Update, wishes: Wishes) -> Any:
+        return _product(a, b, c, None, update, wishes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, Any, Any, Update, Wishes], output: Any) -> None:
+        a, b, c, update, wishes = inputs
+        ctx.save_for_backward(a, b)
+        ctx.update, ctx.shape = update, None if c is None else c.shape
+        ctx.wishes = wishes._replace(plan=None)  # a plan that was given was meant for this product's size
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, Any, None, None]:
+        (grad,), (a, b), update, wishes = gradients, ctx.saved_tensors, ctx.update, ctx.wishes
+        alpha = complex(update.alpha).conjugate() if isinstance(update.alpha, complex) else update.alpha
+        beta = complex(update.beta).conjugate() if isinstance(update.beta, complex) else update.beta
+        scaled, needed = Update(alpha), ctx.needs_input_grad
+        left = gemm(grad, b.mH, None, None, scaled, wishes).sum_to_size(a.shape) if needed[0] else None
+        right = gemm(a.mH, grad, None, None, scaled, wishes).sum_to_size(b.shape) if needed[1] else None
+        added = (grad * beta).sum_to_size(ctx.shape) if needed[2] else None
+        return left, right, added, None, None

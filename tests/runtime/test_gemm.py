@@ -1,0 +1,307 @@
+"""fmm.gemm: alpha op(A) op(B) + beta C against higher precision, in new arrays and in place, on the host; and how its
+launches keep what C held for a device."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.recompute.recompute import may_differ, recompute_launches, simple_source
+from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.memory_layout import temporary_bytes
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Layout, Problem
+from fmm.runtime import host_run
+from tests.support.chips import H200
+from tests.support.marks import quick_and_slow
+from tests.support.nvrtc import CPP17, EACH_ARCHITECTURE, compile_cuda, nvrtc, report
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+PLANS = (None, "vendor", "winograd > vendor", "li-fig3.peel > vendor")
+BY_THREE = ("3m > vendor", "3m.sequential > winograd > vendor")
+SHAPES = (
+    ((37, 23), (23, 41)),
+    ((1, 1), (1, 1)),
+    ((3, 7, 5), (5, 4)),
+    ((2, 3, 7, 5), (3, 5, 4)),
+    ((0, 4), (4, 3)),
+    ((4, 0), (0, 3)),
+)
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    x = rng.standard_normal(shape)
+    return (x + 1j * rng.standard_normal(shape)).astype(dtype) if np.dtype(dtype).kind == "c" else x.astype(dtype)
+
+
+def turned(x: Any, op: Any) -> Any:
+    if op in (False, 0, "N"):
+        return x
+    return np.swapaxes(x, -1, -2) if op in (True, 1, "T") else np.swapaxes(x, -1, -2).conj()
+
+
+def wide(x: Any) -> Any:
+    return x.astype(np.clongdouble if x.dtype.kind == "c" else np.longdouble)
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("plan", quick_and_slow((*PLANS, BY_THREE[0]), BY_THREE[1:]))
+def test_values(plan: str | None, dtype: str, rng: np.random.Generator) -> None:
+    """In a new array and in place; operands, and c where it is not out, stay as they are."""
+    complex_ones = np.dtype(dtype).kind == "c"
+    if plan in BY_THREE and not complex_ones:
+        pytest.skip("for complex numbers")
+    scalars: list[tuple[complex, complex]] = [(1, 0), (-0.5, 3), (0, 2)]
+    scalars += [(1 + 2j, 0.5j)] if complex_ones else [(2, 1)]
+    for (left, right), (op_a, op_b) in product(SHAPES, product((False, True, "C"), repeat=2)):
+        a = np.ascontiguousarray(turned(draw(rng, left, dtype), bool(op_a)))
+        b = np.ascontiguousarray(turned(draw(rng, right, dtype), bool(op_b)))
+        whole = wide(turned(a, op_a)) @ wide(turned(b, op_b))
+        close = 200 * float(np.finfo(dtype).eps) * max(1, left[-1])
+        for alpha, beta in scalars:
+            c = draw(rng, whole.shape, dtype)
+            kept = a.copy(), b.copy(), c.copy()
+            options: dict[str, Any] = {"transpose_a": op_a, "transpose_b": op_b, "plan": plan}
+            found = fmm.gemm(a, b, c, alpha=alpha, beta=beta, **options)
+            for before, now in zip(kept, (a, b, c), strict=True):
+                np.testing.assert_array_equal(before, now)
+            assert found.dtype == np.dtype(dtype) and found.shape == whole.shape
+            np.testing.assert_allclose(found, alpha * whole + beta * c, rtol=0, atol=close)
+            assert fmm.gemm(a, b, c, alpha=alpha, beta=beta, **options, out=c) is c
+            np.testing.assert_array_equal(c, found)
+
+
+VIEWS: dict[str, Any] = {
+    "columns": lambda x: np.asfortranarray(x),
+    "every second": lambda x: np.repeat(np.repeat(x, 2, 0), 2, 1)[::2, ::2],
+    "backward": lambda x: x[::-1, ::-1],
+    "a part": lambda x: np.pad(x, 3)[3:-3, 3:-3],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("plan", ["winograd > vendor", "vendor", "3m > vendor"])
+def test_views_of_all_three(view: str, plan: str, rng: np.random.Generator) -> None:
+    dtype = "complex128" if plan.startswith("3m") else "float64"
+    make = VIEWS[view]
+    a, b, c = (make(draw(rng, shape, dtype)) for shape in ((40, 30), (30, 50), (40, 50)))
+    expected = 2 * (a @ b) + 3 * c
+    np.testing.assert_allclose(fmm.gemm(a, b, c, alpha=2, beta=3, plan=plan), expected, rtol=0, atol=1e-11)
+    out = make(np.zeros((40, 50), dtype))
+    assert fmm.gemm(a, b, c, alpha=2, beta=3, plan=plan, out=out) is out
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-11)
+    assert fmm.gemm(a, b, c, alpha=2, beta=3, plan=plan, out=c) is c
+    np.testing.assert_allclose(c, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("out", ["a", "a.T", "a backward", "c overlaps"])
+def test_out_may_overlap_everything(out: str, rng: np.random.Generator) -> None:
+    memory = rng.standard_normal((41, 40))
+    a = memory[:40]
+    target = {"a": a, "a.T": a.T, "a backward": a[::-1], "c overlaps": memory[1:]}[out]
+    c = memory[:40] if out == "c overlaps" else target
+    expected = 2 * (a @ a) + 3 * c
+    assert fmm.gemm(a, a, c, alpha=2, beta=3, out=target, plan="winograd > vendor") is target
+    np.testing.assert_allclose(target, expected, rtol=0, atol=1e-11)
+
+
+def test_c_is_broadcast(rng: np.random.Generator) -> None:
+    """As torch.addmm does: a bias of a linear layer."""
+    x, weight, bias = rng.standard_normal((40, 30)), rng.standard_normal((50, 30)), rng.standard_normal(50)
+    for plan in PLANS:
+        found = fmm.gemm(x, weight, bias, beta=1, transpose_b=True, plan=plan)
+        np.testing.assert_allclose(found, x @ weight.T + bias, rtol=0, atol=1e-12)
+    stack = rng.standard_normal((3, 40, 30))
+    found = fmm.gemm(stack, weight, bias, beta=2, transpose_b=True)
+    np.testing.assert_allclose(found, stack @ weight.T + 2 * bias, rtol=0, atol=1e-12)
+
+
+def test_types_are_those_that_hold_all(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((20, 20)).astype("f4"), rng.standard_normal((20, 20))
+    for x, y, z in ((a, a, a), (a, a, b), (a, b, a), (a, a + 0j, b), (a > 0, a, a)):
+        found = fmm.gemm(x, y, z, alpha=2, beta=3)
+        assert found.dtype == np.result_type(x.dtype, y.dtype, z.dtype)
+        np.testing.assert_allclose(found, 2 * (x @ y) + 3 * z, rtol=1e-4, atol=1e-4)
+    whole = np.arange(9).reshape(3, 3)
+    np.testing.assert_array_equal(fmm.gemm(whole, whole, whole, alpha=2, beta=3), 2 * (whole @ whole) + 3 * whole)
+    narrow = np.ones((20, 20), "f4")
+    assert fmm.gemm(b, b, narrow, beta=2, out=narrow) is narrow  # cast to out, as numpy.matmul does
+    np.testing.assert_allclose(narrow, b @ b + 2, rtol=1e-5)
+    assert fmm.gemm([[1.0, 2.0]], [[3.0], [4.0]], alpha=2).tolist() == [[22.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scipys_gemm_is_the_specification(dtype: str, rng: np.random.Generator) -> None:
+    blas = pytest.importorskip("scipy.linalg.blas")
+    theirs = getattr(blas, {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}[dtype] + "gemm")
+    a, b, c = (draw(rng, shape, dtype) for shape in ((31, 20), (20, 25), (31, 25)))
+    for op_a, op_b in product((0, 1, 2), repeat=2):
+        x, y = (np.ascontiguousarray(turned(v, bool(op))) for v, op in ((a, op_a), (b, op_b)))
+        for options in ({"alpha": 2.0}, {"alpha": 0.5, "beta": 2.0, "c": c}, {"alpha": 0.0, "beta": 2.0, "c": c}):
+            expected = theirs(a=x, b=y, trans_a=op_a, trans_b=op_b, **options)
+            given = {name: value for name, value in options.items() if name != "c"}
+            found = fmm.gemm(x, y, options.get("c"), transpose_a=op_a, transpose_b=op_b, **given)  # type: ignore[arg-type]
+            np.testing.assert_allclose(found, expected, rtol=0, atol=200 * float(np.finfo(dtype).eps))
+
+
+def test_what_is_not_asked_is_not_read() -> None:
+    """BLAS's rules: with beta 0 not c, with alpha 0 neither a nor b."""
+    nan, ones = np.full((30, 30), np.nan), np.ones((30, 30))
+    for plan in PLANS:
+        np.testing.assert_array_equal(fmm.gemm(ones, ones, nan, alpha=2, plan=plan), 60 * ones)
+        np.testing.assert_array_equal(fmm.gemm(ones, ones, nan, out=nan.copy(), plan=plan), 30 * ones)
+        np.testing.assert_array_equal(fmm.gemm(nan, nan, ones, alpha=0, beta=2, plan=plan), 2 * ones)
+    np.testing.assert_array_equal(fmm.gemm(nan, nan, alpha=0), 0 * ones)
+
+
+# ---- inf, NaN and overflow
+
+
+@pytest.mark.parametrize("plan", ["winograd > vendor", "li-fig3.peel > vendor"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan, 1e308, -1e200])
+def test_inf_and_nan_are_where_numpy_has_them(plan: str, bad: float, rng: np.random.Generator) -> None:
+    """In place too: the check comes before anything is added to c, also to that of another matrix of a stack."""
+    a, b, c = rng.standard_normal((2, 40, 40)), rng.standard_normal((40, 40)), rng.standard_normal((2, 40, 40))
+    a[1, 3, 5], b[7, 2] = bad, bad
+    for alpha, beta in ((2, 1), (1e3, -0.5)):
+        with np.errstate(all="ignore"):
+            expected = alpha * (a @ b) + beta * c
+            for out in (None, c.copy(), np.stack([c.copy()] * 2)[0]):
+                found = fmm.gemm(a, b, c if out is None else out, alpha=alpha, beta=beta, out=out, plan=plan)
+                np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+                np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+                fine = np.isfinite(expected)
+                np.testing.assert_allclose(found[fine], expected[fine], rtol=1e-9, atol=1e-9)
+
+
+def test_a_large_alpha_does_not_overflow_the_sums() -> None:
+    ones = np.full((64, 64), 1e150)
+    found = fmm.gemm(ones, ones / 1e150, alpha=1e155, plan="winograd > vendor")
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(1e155 * (ones @ (ones / 1e150))))
+
+
+def test_memory_that_runs_out_in_the_middle_is_no_second_addition(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Before anything was added c is as it was; later, nobody can restore it, and that is said."""
+    a, c = rng.standard_normal((300, 300)), np.ones((300, 300))
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host_run, "borrowed_block", fails)
+        with pytest.raises(MemoryError):
+            fmm.gemm(a, a, c, beta=2, out=c, plan="winograd > vendor")
+    np.testing.assert_array_equal(c, np.ones((300, 300)))
+    monkeypatch.setattr(host_run, "execute_plan", fails)
+    with pytest.raises(host_run.PartlyAddedError):
+        fmm.gemm(a, a, c, beta=2, out=c, plan="winograd > vendor")
+    with pytest.raises(MemoryError):
+        fmm.gemm(a, a, alpha=2, plan="winograd > vendor")
+
+
+# ---- what is refused, what is explained
+
+ONES = np.ones((4, 4))
+WRONG: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+    ({"beta": 1}, ValueError, "beta is a factor of c, which was not given"),
+    ({"alpha": "2"}, ValueError, "alpha must be a number, not '2'"),
+    ({"alpha": True}, ValueError, "alpha must be a number, not True"),
+    ({"alpha": 1j}, TypeError, "alpha and beta must be real numbers for real matrices"),
+    ({"transpose_a": 3}, ValueError, "transpose_a must be False, True or 'C', or 0, 1 or 2, not 3"),
+    ({"transpose_b": []}, ValueError, "transpose_b must be False"),
+    ({"out": np.ones((4, 5))}, ValueError, r"out is \(4, 5\), the product \(4, 4\)"),
+    ({"plan": "3m > vendor"}, PlanError, "3m is for complex64 and complex128, not for float64"),
+    ({"max_error_growth": 0.5}, ValueError, "max_error_growth must be a number, 1 or more"),
+)
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG)
+def test_what_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        fmm.gemm(ONES, ONES, **options)
+
+
+def test_shapes_that_do_not_match() -> None:
+    with pytest.raises(ValueError, match=r"wants matrices that match, not \(4, 4\) and \(3, 4\)"):
+        fmm.gemm(ONES, ONES[:3])
+    with pytest.raises(ValueError, match="wants matrices that match"):
+        fmm.gemm(ONES, ONES[0])
+    with pytest.raises(ValueError, match=r"c is \(3, 4\), the product \(4, 4\)"):
+        fmm.gemm(ONES, ONES, ONES[:3], beta=1)
+
+
+def test_it_is_explained() -> None:
+    a, c = np.ones((600, 400)), np.ones((600, 600))
+    found = fmm.explain_gemm(a, a, c, alpha=2, beta=1, transpose_b=True, plan="winograd > vendor", out=c)
+    assert found.problem is not None and (found.problem.alpha, found.problem.beta) == (2, 1)
+    assert found.problem.size == (600, 400, 600) and str(found.plan) == "winograd > vendor"
+    vendor = str(fmm.explain_gemm(a, a, c, alpha=2, beta=1, transpose_b=True))
+    assert "numpy.matmul" in vendor and "in bands of rows" in vendor
+    conjugated = fmm.explain_gemm(a + 0j, a + 0j, transpose_b="C", plan="3m > vendor")
+    assert str(conjugated.plan) == "3m.conj-b > vendor"
+
+
+# ---- a device's launches
+
+LAYOUTS = Layout("C", 80), Layout("C", 96), Layout("F", 72)
+
+
+def launches(plan: str, dtype: str, alpha: complex, beta: complex) -> Any:
+    problem = Problem(64, 80, 96, dtype, LAYOUTS, alpha, beta)
+    text = Plan.parse(plan)
+    return problem, record_launches(text, problem, target_on(H200, flagged=may_differ(text)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_what_c_held_is_kept_for_computing_again(dtype: str) -> None:
+    problem, found = launches("strassen.batched.pad16 > vendor", dtype, 2, 0.5)
+    wanted = record_operations(found.plan, problem)
+    assert found.workspace == wanted.workspace + temporary_bytes(64, 96, problem.itemsize)
+    first, *_, again = found.steps
+    assert isinstance(first, Launch) and "keep C" in first.label and isinstance(again, Launch)
+    (kept,) = [slot for slot in first.slots if slot.base == "W"]
+    (old,) = [slot for slot in again.slots if slot.base == "W"]
+    assert kept.offset == old.offset == wanted.workspace
+    numbers = np.frombuffer(again.parameters, np.int64)
+    assert numbers[15:17].tolist() == [1, 64]  # its strides, column by column as C lies
+    assert np.frombuffer(again.parameters, np.float64)[17:].tolist() == [2, 0, 0.5, 0]
+    assert "recompute_simple" in again.label  # the tiled kernel knows no alpha
+
+
+def test_nothing_is_kept_where_nothing_is_added() -> None:
+    _, scaled = launches("strassen.batched.pad16 > vendor", "float32", 2, 0)
+    assert scaled.workspace == record_operations(scaled.plan, scaled.problem).workspace
+    assert not any(slot.base == "W" for slot in scaled.steps[-1].slots)
+    _, vendor = launches("vendor", "float32", 2, 0.5)
+    assert vendor.workspace == 0 and [step.label for step in vendor.steps] == ["cuBLAS"]
+
+
+def test_alpha_and_beta_cost_no_launch() -> None:
+    plain, updated = (
+        record_operations(Plan.parse("strassen.batched > vendor"), Problem(64, 64, 64, alpha=x, beta=y))
+        for x, y in ((1, 0), (2, 3))
+    )
+    assert len(plain.ops) == len(updated.ops)
+
+
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
+def test_what_computes_again_compiles(architecture: str) -> None:
+    nvrtc()
+    for dtype in ("float16", "complex128"):
+        r = report(f"{dtype} {architecture}", simple_source(dtype), architecture, CPP17)
+        assert r.local == 0, r
+    size = len(recompute_launches(Problem(8, 8, 8, "float64"), True, H200, dict.fromkeys("ABCW", 256))[0].parameters)
+    check = f'static_assert(sizeof(fmm::classical::Rescue) == {size}, "size");\n'
+    compile_cuda(simple_source("float64") + check, architecture, *CPP17)
