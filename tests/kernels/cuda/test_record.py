@@ -298,9 +298,12 @@ def test_any_tape_computes_what_the_executor_does(
     problem = Problem(*size, dtype, alpha=scalars[0], beta=scalars[1])
     try:
         found, expected, _ = _both(parsed(text), problem)
-    except PlanError:  # a table that keeps sums in C where C is too small for them: neither can run it
-        with pytest.raises(PlanError):
-            lower_level(parsed(text), *size, *scalars)
+    except PlanError as error:
+        # A table that keeps sums in C where C is too small for them, neither can run; more blocks of unequal sizes than
+        # a launch can be told of, a CPU can.
+        if "unequal blocks in one pass" not in str(error):
+            with pytest.raises(PlanError):
+                lower_level(parsed(text), *size, *scalars)
         return
     np.testing.assert_array_equal(found, expected)
 
