@@ -73,6 +73,8 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
         library.written(out)
     try:
         ready.run(p, q, r, workspace, seen=out is not None)
+    except PlanError:  # nothing was launched
+        raise
     except Exception:
         # A launch has failed: what the others wrote is written over, if the device still can.
         if out is not None and _is_plain(call):

@@ -115,7 +115,7 @@ from fmm.kernels.cuda.launch import cublas as our_cublas  # noqa: E402
 from fmm.kernels.cuda.launch import kernel_call, player, streams  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.kernels.cuda.record import record_launches  # noqa: E402
-from fmm.kernels.plans.plan import Plan  # noqa: E402
+from fmm.kernels.plans.plan import Plan, PlanError  # noqa: E402
 from fmm.perfmodel.tile_choice import target_on  # noqa: E402
 from fmm.problem import Problem  # noqa: E402
 from fmm.runtime import device_run  # noqa: E402
@@ -330,11 +330,51 @@ def fail_each_call() -> int:
     return count
 
 
+# ---- a plan that cannot run
+
+
+class NoVendor:
+    """A library whose own product nobody asks for."""
+
+    def allocate(self, *given: Any) -> tuple[Any, ...]:
+        return (*BASES[0], None, None)
+
+    def written(self, out: Any) -> None:
+        pass
+
+    def vendor(self, *given: Any) -> None:
+        raise AssertionError("the vendor multiplied")
+
+
+def refuse_candidates() -> int:
+    """This cuBLASLt has no candidate at all: that is said before anything is launched, and not asked again."""
+    flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21, prepared={}, trusted=lambda: True)
+    vars(device_run)["stream_flag"] = lambda device, stream: flag
+    library: Any = NoVendor()
+    asked = []
+    for offsets in (OFFSETS[:1], OFFSETS):
+        call: Any = SimpleNamespace(launches=list_of("lt7", "float32"), offsets=offsets, recurs=False, plan="lt7")
+        for given in (True, False):
+            log.clear()
+            try:
+                device_run._run(library, call, None, None, "out", given, 0, 0)
+            except PlanError as error:
+                assert "there is no lt7" in str(error)
+            else:
+                raise AssertionError("nobody heard of it")
+            assert not [what for what in log if what[0] in ("kernel", "graph", "cublasLtMatmul")]
+            asked.append(sum(what[0] == "cublasLtMatmulAlgoGetHeuristic" for what in log))
+    assert asked == [1, 0, 1, 0], asked
+    return len(asked)
+
+
 def main(what: str) -> None:
     patch()
     with watched(300):
         if what == "failures":
             print(fail_each_call())
+        elif what == "refusals":
+            print(refuse_candidates())
         else:
             print(interrupt_player(int(what)), interrupt_stack(int(what)), interrupt_replay(int(what)))
 

@@ -18,3 +18,8 @@ def test_an_interrupt_at_each_step(every: int) -> None:
 def test_a_launch_that_fails_keeps_no_other_from_being_made() -> None:
     """Streams that wait for each other still do, and cuBLAS is set back."""
     assert int(printed("-m", "tests.support.interrupted_player", "failures")) > 100
+
+
+def test_a_candidate_that_is_not_there_is_refused_before_anything_is_launched() -> None:
+    """Whether `out` was given or not, the vendor does not multiply in its place behind the caller's back."""
+    assert int(printed("-m", "tests.support.interrupted_player", "refusals")) == 4
