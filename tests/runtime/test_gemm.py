@@ -280,6 +280,12 @@ def test_what_c_held_is_kept_for_computing_again(dtype: str) -> None:
     assert "recompute_simple" in again.label  # the tiled kernel knows no alpha
 
 
+def test_of_an_empty_result_nothing_is_kept() -> None:
+    problem = Problem(0, 80, 96, "float32", alpha=2, beta=0.5)
+    found = record_launches(Plan.parse("strassen.batched > vendor"), problem, target_on(H200, flagged=True))
+    assert len(found.steps) == len(found.lanes) and not any("keep" in launch.label for launch in found.launches)
+
+
 def test_nothing_is_kept_where_nothing_is_added() -> None:
     _, scaled = launches("strassen.batched.pad16 > vendor", "float32", 2, 0)
     assert scaled.workspace == record_operations(scaled.plan, scaled.problem).workspace

@@ -37,7 +37,7 @@ from fmm.kernels.plans.level_steps import (
     Sum,
     whole_matrix,
 )
-from fmm.kernels.plans.memory_layout import leading_dimension, temporary_bytes
+from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import check_type, workspace
@@ -59,7 +59,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     kept, room = _kept_result(problem, wanted.workspace) if again and problem.beta else (None, wanted.workspace)
     if kept is not None:
         steps += _keeping(problem, kept, target)
-        lanes += [0]
+        lanes += [0] * len(steps)
     for op, lane in zip(wanted.ops, wanted.lanes, strict=True):
         found = (op,) if isinstance(op, Turn) else select_launches(op, target)
         steps += found
@@ -87,7 +87,7 @@ def _kept_result(problem: Problem, start: int) -> tuple[View | None, int]:
     c = operand_views(problem)["C"]
     fortran = columns_contiguous(c)
     step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
-    strides = (1, step) if fortran else (step, 1)
+    strides, start = (1, step) if fortran else (step, 1), -(-start // ALIGN) * ALIGN
     kept = View("W", start, c.rows, c.cols, *strides, c.dtype)
     return kept, start + temporary_bytes(c.rows, c.cols, c.itemsize)
 

@@ -124,10 +124,11 @@ def _library() -> Any:
         kind = [i] if call.any_type else []
         operand, tail = [p, *kind, i], [i, i] if kind else []
         head = [p, i, i, i, i, i, p]
-        getattr(library, call.plain).argtypes = [*head, *operand, *operand, p, *operand, *tail]
         strided = [*operand, q]
-        if call.batched:
-            getattr(library, call.batched).argtypes = [*head, *strided, *strided, p, *strided, i, *tail]
+        one, many = [*head, *operand, *operand, p, *operand, *tail], [*head, *strided, *strided, p, *strided, i, *tail]
+        for name, types in ((call.plain, one), (call.batched, many)):
+            if name and hasattr(library, name):  # a cuBLAS may lack a function that nobody asks for
+                getattr(library, name).argtypes = types
     for name in _RANK_FUNCTIONS.values():
         getattr(library, name).argtypes = [p, i, i, i, i, p, p, i, p, p, i]
     library.cublasSetStream_v2.argtypes = [p, p]
