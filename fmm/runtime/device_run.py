@@ -63,7 +63,7 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         return None  # a plan may have to be compiled first, and its memory is not the graph's
     flag = stream_flag(device, stream)
-    if may_differ(call.decision.plan) and not (given or flag.trusted()):
+    if not (given or flag.trusted()) and _recomputes(call):
         return None
     ready = flag.prepared.get(id(call))
     if ready is None:
@@ -85,9 +85,14 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
     return c
 
 
+def _recomputes(call: Call) -> bool:
+    """Is the product computed again where it has an inf or NaN?"""
+    return call.launches is not None and may_differ(call.launches.plan)
+
+
 def _is_plain(call: Call) -> bool:
     """Is it the whole product, and nothing besides?"""
-    problem = call.decision.problem
+    problem = call.launches.problem if call.launches else None
     return problem is not None and (problem.alpha, problem.beta, problem.fill) == (1, 0, "full")
 
 
