@@ -9,7 +9,6 @@ most plans) must lie where it did.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -24,6 +23,7 @@ from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graph_cache import GraphCache, Replays
 from fmm.kernels.cuda.launch.graphs import KernelNode, MovableGraph
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
+from fmm.kernels.cuda.launch.prepared_calls import make_calls
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches
@@ -35,7 +35,7 @@ from fmm.runtime.prepare import Call, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
-TRIES = 3  # to launch a stack's products, after other exceptions than Ctrl-C
+SPARE = 16  # sets of parameters that a stack leaves for the next one
 PREPARED = 256  # calls that are kept ready for one stream and thread
 also_released(GRAPHS.clear)
 
@@ -72,7 +72,7 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
     if out is not None:
         library.written(out)
     try:
-        ready.run(p, q, r, workspace)
+        ready.run(p, q, r, workspace, seen=out is not None)
     except Exception:
         # A launch has failed: what the others wrote is written over, if the device still can.
         if out is not None and _is_plain(call):
@@ -111,8 +111,8 @@ class StreamCall:
         self._players: dict[Alignment, Player | str] = {}  # or why there is none
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # which addresses a graph of the vendor's calls depends on
 
-    def run(self, *bases: int) -> None:
-        """With A, B, C and the workspace at these addresses."""
+    def run(self, *bases: int, seen: bool = True) -> None:
+        """With A, B, C and the workspace at these addresses. Does the caller see C, should an exception leave?"""
         if self.replays is not None:
             replay = self.replays.made(self._latest)
             if type(replay) is not _Replay or replay.bases != bases:
@@ -120,7 +120,7 @@ class StreamCall:
             if replay is not None:
                 runtime.graphLaunch(replay.graph.executable, self.stream)
                 return
-        self._launch(Addresses(*bases, *self.told), self.stream)
+        self._launch(Addresses(*bases, *self.told), self.stream, seen)
 
     def _replay(self, bases: tuple[int, ...]) -> _Replay | None:
         """The graph for these addresses, if the call came often enough and the graph can have them."""
@@ -164,22 +164,18 @@ class StreamCall:
         aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses[:4])
         return aligned, *[addresses[i] for i in fixed]
 
-    def _launch(self, addresses: Addresses, stream: int) -> None:
-        """A product as a whole or not at all. Of a stack, an exception leaves when all are launched: a product that was
-        interrupted is launched again."""
-        left, failures = deque(self._products(addresses)), list[BaseException]()
-        while left:
-            try:
-                while left:
-                    player, own = left[0]
-                    player.play(own, stream)
-                    left.popleft()
-            except BaseException as error:
-                failures.append(error)
-                if len(self.call.offsets) == 1 or sum(isinstance(x, Exception) for x in failures) == TRIES:
-                    raise
-        if failures:
-            raise failures.pop(0)
+    def _launch(self, addresses: Addresses, stream: int, seen: bool) -> None:
+        """A product as a whole or not at all; a stack that is `seen` while it is filled too: all its calls are prepared
+        before the first one is made."""
+        products = list(self._products(addresses))  # all are there before the first one plays
+        if len(products) == 1 or not seen:
+            for player, own in products:
+                player.play(own, stream)
+            return
+        prepared = [player.prepared_product(own, stream) for player, own in products]
+        make_calls([call for calls, _ in prepared for call in calls])
+        for _, give_back in prepared[:SPARE]:
+            give_back()
 
     def _captured(self, addresses: Addresses) -> _Replay | None:
         """The launches as a graph, captured on a stream of its own; None if the driver would not, or if cuBLAS wants

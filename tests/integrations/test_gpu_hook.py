@@ -34,7 +34,7 @@ def drawn(*shape: int, dtype: Any = None) -> Any:
 
 
 def relative(found: Any, expected: Any) -> float:
-    x, y = found.double(), expected.double()
+    x, y = found.detach().double(), expected.detach().double()
     return float((x - y).norm() / y.norm())
 
 

@@ -631,6 +631,8 @@ def test_a_given_plan_does_not_run_on_a_stream_under_capture() -> None:
 @pytest.mark.parametrize("stacked", [False, True], ids=["one", "a stack"])
 def test_a_candidate_that_is_not_there_for_a_view_gives_way(leaf: str, stacked: bool, library: Any) -> None:
     """Columns from the second on of a 16-bit matrix: cuBLASLt has fewer candidates for lines that begin so."""
+    if stacked and library.name == "cupy":
+        pytest.skip("CuPy has no products of stacks of bfloat16")
     shape = (2, 192, 257) if stacked else (192, 257)
     whole = library.array(draw(shape), "bfloat16")
     a, b = whole[..., 1:], library.array(draw((256, 128)), "bfloat16")

@@ -186,6 +186,7 @@ COMPILED = """
 import sys, warnings
 import torch
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", ".torch.jit|TensorFloat32 tensor cores|Attempting to run cuBLAS")  # advice of torch's own
 import fmm
 sizes, backend, device = [int(n) for n in sys.argv[1].split(",")], sys.argv[2], sys.argv[3]
 def both(x, y):

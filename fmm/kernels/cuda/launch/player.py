@@ -11,8 +11,8 @@ Handle, memory, stream and compiled code are CuPy's, so that both share them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -150,16 +150,30 @@ class Player:
         The first sums are on their way before the other calls are prepared: an idle device starts some microseconds
         earlier.
         """
-        handle = cublas_handle() if self.launches.vendor_lanes else 0  # a thread's own, which dies with it
-        lanes = lanes_for(self.launches, self.device, stream, handle)
-        if counters is None:
-            counters = self._stream_counters(lanes) if self._counting else ()
-        parameters = self._filled(addresses, counters)
+        lanes, parameters = self._made_ready(addresses, stream, counters)
         blocks = iter(parameters.addresses)
         for start in self._first:
             start(stream, next(blocks), 0)()
         make_calls(self._prepared(addresses, lanes, blocks, scratch))
         self._spare.kept.append(parameters)
+
+    def prepared_product(self, addresses: Addresses, stream: int) -> tuple[list[PreparedCall], Callable[[], None]]:
+        """The same as calls that are still to be made; and what gives back their parameters when they are."""
+        lanes, parameters = self._made_ready(addresses, stream, None)
+        blocks = iter(parameters.addresses)
+        first = [start(stream, next(blocks), 0) for start in self._first]
+        calls = first + self._prepared(addresses, lanes, blocks, 0)
+        return calls, partial(self._spare.kept.append, parameters)
+
+    def _made_ready(
+        self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
+    ) -> tuple[list[Lane], _Parameters]:
+        """The lanes, and parameters of this call's own with its addresses in them."""
+        handle = cublas_handle() if self.launches.vendor_lanes else 0  # a thread's own, which dies with it
+        lanes = lanes_for(self.launches, self.device, stream, handle)
+        if counters is None:
+            counters = self._stream_counters(lanes) if self._counting else ()
+        return lanes, self._filled(addresses, counters)
 
     def _prepared(
         self, addresses: Addresses, lanes: list[Lane], blocks: Iterator[int], scratch: int
