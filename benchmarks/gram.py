@@ -28,7 +28,7 @@ from benchmarks.gpu import environment, results_folder
 from fmm.perfmodel.papers.sforza_speedups import BEST_DEPTH, CUTOFFS, sforza_plan
 from fmm.tuner.devices.cuda import event_milliseconds
 
-Kind = Literal["syrk", "matmul", "newton-schulz", "sforza"]
+Kind = Literal["syrk", "matmul", "newton-schulz", "sforza", "plan"]
 SAMPLED_ROWS = 16
 LEAST = 4.0  # milliseconds of a sample: shorter calls are repeated
 STEPS = 5
@@ -43,10 +43,11 @@ class Case:
     target: float | None = None  # the speedup that is hoped for
     quick: bool = False
     depth: int = 0  # of Sforza's recursion
+    plan: str = ""  # of fmm.gram, against the library's own product
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {self.dtype} {self.rows} x {self.cols}"
+        return f"{self.kind} {self.dtype} {self.rows} x {self.cols} {self.plan}".strip()
 
 
 def squares(kind: Kind, dtype: str, *targets: tuple[int, float]) -> list[Case]:
@@ -63,6 +64,11 @@ CASES = (
     Case("matmul", "bfloat16", 16384, 2048, 1.5),
     Case("matmul", "bfloat16", 1024, 65536, 1.0),
     *squares("newton-schulz", "bfloat16", (4096, 1.2), (8192, 1.35)),
+    *(
+        Case("plan", "bfloat16", n, n, plan=plan)
+        for n in (2048, 4096, 8192, 16384)
+        for plan in ("tile", "gram^2 > tile", "gram^3 > vendor", "gram^4 > vendor")
+    ),
     *(
         Case("sforza", dtype, n, n, quick=(n, depth) == (10_000, 1), depth=depth)
         for dtype in CUTOFFS
@@ -132,6 +138,11 @@ def sforza_calls(case: Case, xs: list[Any]) -> Calls:
     )
 
 
+def plan_calls(case: Case, xs: list[Any]) -> Calls:
+    """Whole results by a plan that is named, and the library's own product."""
+    return (lambda i: fmm.gram(xs[i], rows=True, plan=case.plan)), (lambda i: xs[i] @ xs[i].T)
+
+
 def newton_calls(case: Case, xs: list[Any]) -> Calls:
     from examples.newton_schulz import orthogonalised, step_by_fmm, step_by_torch
 
@@ -145,6 +156,7 @@ CALLS: dict[Kind, Callable[[Case, list[Any]], Calls]] = {
     "matmul": product_calls,
     "newton-schulz": newton_calls,
     "sforza": sforza_calls,
+    "plan": plan_calls,
 }
 
 
@@ -167,7 +179,7 @@ def measured(case: Case, rounds: int, seconds: float) -> Row:
 
 
 def _explain(case: Case, x: Any, row: Row) -> None:
-    plan = sforza_plan(case.dtype, case.depth) if case.kind == "sforza" else None
+    plan = sforza_plan(case.dtype, case.depth) if case.kind == "sforza" else case.plan or None
     found = fmm.explain(x, x.T) if case.kind == "matmul" else fmm.explain_gram(x, rows=True, plan=plan)
     row.plan, row.why = str(found.plan), found.reason
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmm.config import certify
+from fmm.kernels.plans.candidates import leaves_on
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import ranked_candidates
@@ -230,8 +231,16 @@ def tune_halves(
         known = ranked_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
-            found = race_plans(journal, problem, plans[:FEW_HALVES], effort)
+            found = race_plans(journal, problem, [*plans[:FEW_HALVES], *own_halves(journal.device, problem)], effort)
             confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share), noise)
+
+
+def own_halves(device: Device, problem: Problem) -> list[Plan]:
+    """One half by our own kernel alone, of types whose time the model does not tell."""
+    leaves = leaves_on("cuda" if device.untuned().batches else "cpu")
+    silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_inside]
+    plans = [Plan(leaf=leaf.name) for leaf in silent]
+    return [plan for plan in plans if within_limits(device, plan, problem)]
 
 
 FEW_HALVES = 3  # plans that are raced, the best by the model

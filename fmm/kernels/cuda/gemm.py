@@ -26,6 +26,8 @@ class GemmOp:
     alpha: complex = 1
     beta: complex = 0
     scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
+    # Is the upper half of dest enough (the lower one of what lies there row by row)? The other half may get anything.
+    upper_half: bool = False
 
     @property
     def pieces(self) -> tuple[Factor, Factor, Factor]:
@@ -54,7 +56,7 @@ class GemmOp:
     @property
     def by_vendor(self) -> GemmOp:
         """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor")
+        return replace(self, leaf="vendor", upper_half=False)
 
 
 def gemm_op(

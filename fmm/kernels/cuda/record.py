@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.cuda.gemm import gemm_op
+from fmm.kernels.cuda.gemm import GemmOp, gemm_op
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
@@ -195,7 +195,9 @@ class Recorder:
                 self._note(*(op for op in ranks if op))
                 return
         if asked.fill == "loose":
+            begun = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
+            self.ops[begun:] = [_half_enough(op, dest) for op in self.ops[begun:]]
         else:
             self._whole_products(leaf, products, dtype, alpha, beta)
 
@@ -274,6 +276,12 @@ class Recorder:
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
         if op is not None and beta != 1:
             self._note(op)
+
+
+def _half_enough(op: Operation, dest: View) -> Operation:
+    """A product of whose result the lower half is enough, for kernels that can make use of it: of rows."""
+    of_rows = isinstance(op, GemmOp) and not columns_contiguous(dest)
+    return replace(op, upper_half=True) if isinstance(op, GemmOp) and of_rows else op
 
 
 def order_of_sums(steps: LevelSteps) -> dict[str, bool]:

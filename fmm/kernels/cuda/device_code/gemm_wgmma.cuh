@@ -52,6 +52,7 @@ struct Product {
     int units;         // clusters' tiles of all products of a batch
     int adds;          // to what stands in C?
     float factor;      // of the product
+    int layers;        // products of the batch
 };
 
 // ---- what clusters, the copy engine and warpgroups are asked
@@ -162,6 +163,14 @@ struct Sizes {  // a thread block's tile; so many thread blocks below each other
     static_assert(PART % LINE == 0 && WIDTH / CLUSTER % LINE == 0, "whole lines");
 };
 
+// The same, of a C that is symmetric: only tiles that reach the diagonal or lie below it are multiplied.
+template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_>
+struct LowerSizes : Sizes<Element, M_S, N_S, CLUSTER_, STAGES_> {};
+template <class S>
+constexpr bool LOWER_ONLY = false;
+template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_>
+constexpr bool LOWER_ONLY<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_>> = true;
+
 // Which stage comes next, and the parity of its gates' phase.
 template <int STAGES>
 struct Round {
@@ -185,12 +194,31 @@ struct Place {
     int layer, row, col;  // where the thread block's tile begins
 };
 
+// The so many-th tile of the lower half, numbered as by tile_of, but of each group of rows only the columns that its last
+// row needs. A few of them lie above the diagonal of the rows before; `per_layer` counts them too.
+template <class S, class Params>
+__device__ __forceinline__ Tile lower_tile_of(const Params& p, int number) {
+    constexpr int WIDE = S::CLUSTER * S::HEIGHT / S::WIDTH;  // tiles side by side that are as wide as a cluster's are high
+    const int per_layer = p.units / p.layers, each = p.group * p.group * WIDE;
+    int within = number % per_layer, band = 0;
+    while ((band + 1) * p.group < p.down && each * (band + 1) * (band + 2) / 2 <= within) ++band;
+    within -= each * band * (band + 1) / 2;
+    const int first = band * p.group, height = min(p.down - first, p.group);
+    return {number / per_layer, first + within % height, within / height};
+}
+
 template <class S, class Params, class Work>
 __device__ __forceinline__ void every_tile(const Params& p, const Work& work) {
     const int rank = cluster_rank();
 #pragma unroll 1
     for (int unit = blockIdx.x / S::CLUSTER; unit < p.units; unit += gridDim.x / S::CLUSTER) {
-        const Tile tile = tile_of(p, unit);
+        Tile tile;
+        if constexpr (LOWER_ONLY<S>) {
+            tile = lower_tile_of<S>(p, unit);
+            if (tile.col * S::WIDTH >= (tile.row + 1) * S::CLUSTER * S::HEIGHT) continue;
+        } else {
+            tile = tile_of(p, unit);
+        }
         work(Place{tile.layer, (tile.row * S::CLUSTER + rank) * S::HEIGHT, tile.col * S::WIDTH});
     }
 }

@@ -39,7 +39,8 @@ class WgmmaOp:
 
     @property
     def units(self) -> int:
-        return self.tiles[0] * self.tiles[1] * self.count
+        one = lower_units(*self.tiles, self.kernel.sizes) if self.kernel.lower else self.tiles[0] * self.tiles[1]
+        return one * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -48,7 +49,8 @@ class WgmmaOp:
     @cached_property
     def parameters(self) -> bytes:
         """struct Product of gemm_wgmma.cuh, its tensor maps still zero."""
-        numbers = struct.pack("<6if", self.steps, *self.tiles, GROUP, self.units, self.adds, self.factor)
+        told = self.steps, *self.tiles, GROUP, self.units, self.adds, self.factor, self.count
+        numbers = struct.pack("<6ifi", *told)
         whole = bytes(MAP_BYTES * len(self.maps)) + numbers
         return whole + bytes(-len(whole) % 64)
 
@@ -66,7 +68,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
     cut = n * element.itemsize % WIDE != 0
     if turned or cut or not aligned or alpha.imag or beta not in (0, 1):
         return None
-    s = sizes_for(m, n, op.count, multiprocessors)
+    s = sizes_for(m, n, op.count, multiprocessors, op.upper_half)
     line = LINE // element.itemsize
 
     def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> TensorMap:
@@ -83,7 +85,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
         mapped(op.dest, m, n, True, 64),
     )
     tiles, clusters = tiles_of(m, n, s), max(multiprocessors // s.cluster, 1)
-    kernel = WgmmaKernel(dtype, s, along)
+    kernel = WgmmaKernel(dtype, s, along, op.upper_half)
     return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, beta == 1, alpha.real, clusters)
 
 
@@ -95,13 +97,20 @@ def tiles_of(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
     return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
 
 
+def lower_units(down: int, across: int, s: WgmmaSizes) -> int:
+    """How many tiles lower_tile_of in gemm_wgmma.cuh numbers: of each group of rows the columns that its last needs."""
+    bands, wide = -(-down // GROUP), s.m_s * s.cluster // s.n_s
+    return GROUP * GROUP * wide * bands * (bands - 1) // 2 + (down - (bands - 1) * GROUP) * across
+
+
 @lru_cache(maxsize=4096)
-def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> WgmmaSizes:
+def sizes_for(m: int, n: int, count: int, multiprocessors: int, lower: bool = False) -> WgmmaSizes:
     """The sizes with which the last cluster is done earliest."""
 
     def end(s: WgmmaSizes) -> int:
         down, across = tiles_of(m, n, s)
-        return -(-down * across * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
+        one = lower_units(down, across, s) if lower else down * across
+        return -(-one * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
 
     return min(SIZES, key=end)
 
@@ -116,5 +125,6 @@ def wgmma_launch(op: WgmmaOp) -> Launch:
     s = op.kernel.sizes
     kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     batch = f", a batch of {op.count}" if op.count > 1 else ""
+    batch += ", on and below the diagonal" if op.kernel.lower else ""
     label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{batch}"
     return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))

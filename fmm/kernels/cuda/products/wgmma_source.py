@@ -38,6 +38,7 @@ class WgmmaKernel:
     element: str
     sizes: WgmmaSizes
     along: tuple[Along, Along]  # how A and B are contiguous
+    lower: bool = False  # only tiles that reach the diagonal or lie below it
 
     @property
     def passes(self) -> int:
@@ -65,7 +66,7 @@ def wgmma_source(kernel: WgmmaKernel) -> str:
         f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
         f"{ENTRY}(const __grid_constant__ fmm::Product p) {{",
         f"    using Element = {element.cpp};",
-        f"    using Sizes = fmm::Sizes<Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"    using Sizes = fmm::{'Lower' * kernel.lower}Sizes<Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
         "    extern __shared__ __align__(1024) Element memory[];",
         f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, memory);",
         "}",

@@ -8,9 +8,10 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.products.tiled import GROUP
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 from fmm.kernels.cuda.products.tma import SHARED
-from fmm.kernels.cuda.products.wgmma import SIZES, WgmmaOp, sizes_for, tiles_of, wgmma_op
+from fmm.kernels.cuda.products.wgmma import SIZES, WgmmaOp, lower_units, sizes_for, tiles_of, wgmma_op
 from fmm.kernels.cuda.products.wgmma_source import WgmmaKernel, WgmmaSizes, wgmma_instruction, wgmma_source
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUPS
@@ -31,6 +32,7 @@ KERNELS = [
     *(WgmmaKernel(x, SIZES[0], along) for x, along in product(("float16", "bfloat16"), ALONGS)),
     WgmmaKernel("bfloat16", SIZES[1], ("inner", "outer")),
     *(WgmmaKernel("tf32", s, ("inner", "inner")) for s in SIZES),
+    *(WgmmaKernel(x, s, ("inner", "inner"), lower=True) for x, s in zip(("bfloat16", "tf32"), SIZES, strict=True)),
 ]
 
 
@@ -195,3 +197,54 @@ def test_what_it_writes_raises_no_flag() -> None:
 
 def test_the_entry_point() -> None:
     assert f"{ENTRY}(const __grid_constant__ fmm::Product p)" in wgmma_source(KERNELS[0])
+
+
+# ---- the lower half
+
+
+def lower_tile(number: int, down: int, units: int, layers: int, s: WgmmaSizes) -> tuple[int, int, int]:
+    """lower_tile_of of gemm_wgmma.cuh, line by line."""
+    wide, per_layer = s.cluster * s.m_s // s.n_s, units // layers
+    each, within, band = GROUP * GROUP * wide, number % per_layer, 0
+    while (band + 1) * GROUP < down and each * (band + 1) * (band + 2) // 2 <= within:
+        band += 1
+    within -= each * band * (band + 1) // 2
+    first = band * GROUP
+    height = min(down - first, GROUP)
+    return number // per_layer, first + within % height, within // height
+
+
+@pytest.mark.parametrize("s", SIZES, ids=lambda s: f"{s.m_s} x {s.n_s}")
+@pytest.mark.parametrize("n", [1, 200, 257, 2048, 2049, 4000, 6144, 16384])
+def test_every_tile_of_the_lower_half_is_multiplied_once(n: int, s: WgmmaSizes) -> None:
+    """And of what is numbered, few are left out: a few of each group of rows."""
+    down, across = tiles_of(n, n, s)
+    layers, units = 2, 2 * lower_units(down, across, s)
+    found = [lower_tile(number, down, units, layers, s) for number in range(units)]
+    done = [(z, row, col) for z, row, col in found if col * s.n_s < (row + 1) * s.cluster * s.m_s]
+    height = s.cluster * s.m_s
+    wanted = {(z, r, c) for z in (0, 1) for r in range(down) for c in range(across) if c * s.n_s < (r + 1) * height}
+    assert len(done) == len(set(done)) and set(done) == wanted
+    assert len(found) - len(done) <= layers * -(-down // GROUP) * GROUP * GROUP * height // s.n_s
+
+
+def test_one_half_of_a_product() -> None:
+    """Of a result that lies row by row; the other half is mirrored. What lies in columns is multiplied whole."""
+    rows = Problem(2048, 512, 2048, "bfloat16", op="symmetric")
+    columns = Layout("C", 512), Layout("C", 2048), Layout("F", 2048)
+    for problem, lower in ((rows, True), (Problem(2048, 512, 2048, "bfloat16", columns, op="symmetric"), False)):
+        labels = [x.label for x in record_launches(Plan.parse("tile"), problem, target_on(H200)).launches]
+        assert [label.split()[0].strip(":") for label in labels] == ["gemm_wgmma", "mirror_half"]
+        assert ("on and below the diagonal" in labels[0]) is lower
+    made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric"))
+    assert made.kernel.lower and made.units < made.tiles[0] * made.tiles[1] * 0.75
+    assert launch(Problem(2048, 512, 2048, "bfloat16")).kernel.lower is False
+
+
+def test_blocks_on_the_diagonal_are_a_batch_of_halves() -> None:
+    found = record_launches(
+        Plan.parse("gram^2 > tile"), Problem(8192, 512, 8192, "bfloat16", op="gram"), target_on(H200)
+    )
+    labels = [x.label for x in found.launches]
+    assert ["diagonal" in label for label in labels] == [False, False, True, False]
+    assert "a batch of 4, on and below the diagonal" in labels[2]
