@@ -253,7 +253,7 @@ def torch_update(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None)
     if a.dim() == b.dim() == 3 and len(a) == len(b):
         added = a.new_zeros((1, 1, 1)) if c is None else c
         return torch.baddbmm(added, a, b, beta=beta, alpha=alpha, out=out)
-    value = torch.matmul(a, b) * alpha
+    value = MATMUL(a, b) * alpha
     value = value + c * beta if beta else value
     return value if out is None else out.copy_(value)
 
