@@ -75,7 +75,7 @@ class SumOp:
         lanes = self.kernel.lanes
         size = lanes * DTYPES[self.kernel.element].itemsize
         fits = all(
-            (x.col == 1 or i in self.kernel.parts)
+            x.col == (2 if i in self.kernel.parts else 1)
             and x.offset % size == 0
             and not any(step % lanes for step in (x.row, x.down, x.right))
             for i, x in enumerate(self.arrays)

@@ -125,6 +125,7 @@ TURNED = f"{BATCHED} > vendor.inner", f"{IN_TURN} > vendor.outer"
             ("3m.batched.conj-b", "complex128"),
             ("3m.sequential.conj-a", "complex64"),
             ("3m > vendor.inner", "complex64"),
+            ("3m > vendor.inner", "complex128"),
             ("3m(strassen.pad16).conj-a", "complex128"),
             ("3m(strassen^2.pad4)", "complex64"),
             *product(TURNED[:1], ("float64", "bfloat16")),
