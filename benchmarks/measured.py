@@ -206,6 +206,80 @@ def own_kernel(results: Path) -> Iterator[str]:
     yield from table(("device, type", "plan", *sizes), rows())
 
 
+# ---- emulated, structured and complex products on GPUs
+
+
+def emulation(results: Path) -> Iterator[str]:
+    """float32 by three float16 products, whole calls."""
+    for path in sorted(results.glob("*/emulation.json")):
+        environment, rows = load(path)
+        yield from heading(path, environment)
+        columns = ("m x k x n", "ms", "speedup", "error, normal", "error, uniform", "plan")
+        found = (
+            (
+                times(r["size"]),
+                digits(1e3 * median(r["seconds"])),
+                f"**{paired(r['vendor_seconds'], r['seconds']):.2f}**",
+                f"{r['normal_error']:.2f}",
+                f"{r['uniform_error']:.2f}",
+                f"`{r['plan']}`",
+            )
+            for r in rows
+            if not r["failure"]
+        )
+        yield from table(columns, found)
+
+
+HALVES = {
+    "syrk": "lower half, against syrk",
+    "matmul": "`x @ x.T`, against the library's",
+    "newton-schulz": "five steps",
+}
+
+
+def halves(results: Path) -> Iterator[str]:
+    """A matrix times its transpose, whole calls."""
+    for path in sorted(results.glob("*/gram.json")):
+        environment, rows = load(path)
+        yield from heading(path, environment)
+        found = (
+            (
+                HALVES[r["kind"]],
+                r["dtype"],
+                times(r["size"]),
+                digits(median(r["candidate"])),
+                f"**{paired(r['vendor'], r['candidate']):.2f}**",
+                f"`{r['plan']}`",
+            )
+            for r in rows
+            if r["kind"] in HALVES and not r["failure"]
+        )
+        yield from table(("what", "type", "size", "ms", "speedup", "plan"), found)
+
+
+def complex_products(results: Path) -> Iterator[str]:
+    """Complex squares, whole calls, and the fastest of the plans that were named."""
+    for path in sorted(results.glob("*/complex.json")):
+        environment, rows = load(path)
+        yield from heading(path, environment)
+        found = []
+        for r in rows:
+            named = max(r["plans"], key=lambda plan: r["speedups"][plan])
+            own = (
+                f"**{r['speedups']['fmm']:.2f}**",
+                f"`{r['chosen']}`",
+                f"{r['errors']['fmm'] / r['errors']['vendor']:.2f}",
+            )
+            found.append((r["dtype"], r["side"], *own, f"{r['speedups'][named]:.2f}", f"`{named}`"))
+        yield from table(("type", "side", "speedup", "plan", "error", "named", "plan"), iter(found))
+
+
+def heading(path: Path, environment: Row) -> Iterator[str]:
+    """Which device, and where the samples are."""
+    yield f"**{environment['device']}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit'][:12]})"
+    yield ""
+
+
 # ---- what a call costs the host
 
 
