@@ -239,7 +239,7 @@ HALVES = {
 
 def halves(results: Path) -> Iterator[str]:
     """A matrix times its transpose, whole calls."""
-    for path in sorted(results.glob("*/gram.json")):
+    for path in sorted(results.glob("*/gram*.json")):
         environment, rows = load(path)
         yield from heading(path, environment)
         found = (

@@ -62,6 +62,7 @@ except Alarm:
 """
 
 
+@pytest.mark.timed
 def test_the_interrupt_waits_for_the_product_as_it_does_for_numpys() -> None:
     assert printed("-c", AFTER_THE_END) == "True\n"
 
