@@ -275,7 +275,8 @@ def complex_products(results: Path) -> Iterator[str]:
 
 
 def heading(path: Path, environment: Row) -> Iterator[str]:
-    """Which device, and where the samples are."""
+    """Which device, and where the samples are; apart from a table before it."""
+    yield ""
     yield f"**{environment['device']}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit'][:12]})"
     yield ""
 
