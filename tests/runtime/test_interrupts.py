@@ -40,6 +40,7 @@ AFTER_THE_END = """
 import signal, time
 import numpy as np
 import fmm
+from fmm.kernels.cpu import numpy_backend
 from fmm.runtime import host_run
 host_run.SMALL = 0
 a = np.ones((300, 300))
@@ -53,7 +54,7 @@ class Alarm(Exception):
 def ring(*_):
     raise Alarm
 signal.signal(signal.SIGALRM, ring)
-np.matmul = slow
+numpy_backend.matmul = slow
 signal.setitimer(signal.ITIMER_REAL, 0.1)
 try:
     fmm.matmul(a, a, out=out, plan="winograd > vendor")
