@@ -67,9 +67,10 @@ def _compiled(text: str, architecture: str, *options: str) -> tuple[str, str]:
     given = [f"--gpu-architecture={architecture}", *options]
     try:
         failed = int(module.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])[0])
-        log: bytes = b" " * module.nvrtcGetProgramLogSize(program)[1]
+        # NVRTC writes into these. Bytes of length 1 are one object for all of Python, so there are two at least.
+        log: bytes = b" " * max(module.nvrtcGetProgramLogSize(program)[1], 2)
         module.nvrtcGetProgramLog(program, log)
-        ptx: bytes = b" " * (0 if failed else module.nvrtcGetPTXSize(program)[1])
+        ptx: bytes = b" " * max(0 if failed else module.nvrtcGetPTXSize(program)[1], 2)
         module.nvrtcGetPTX(program, ptx)
     finally:
         module.nvrtcDestroyProgram(program)
