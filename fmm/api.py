@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Hashable, Mapping
 from numbers import Integral, Number, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,18 +72,23 @@ def matmul(
             library = NUMPY if usual else NUMPY.with_options(_options(casting, order, dtype, more))
             return call.product(library, a, b, out, NO_WISHES)
         if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
-            if known.watched():
-                return _recorded_product(a, b, None, NO_WISHES)
-            try:
-                small = a.nbytes * b.nbytes < SMALL_BYTES
-            except RuntimeError:  # sparse tensors have no such numbers
-                small = False
-            if small or left_to_vendor(known, a, b):
-                return known.quick_vendor(a, b)
-            if known.differentiable:
-                return _torch_gradients().product(a, b, None, NO_WISHES)
-            return call.product(known, a, b, None, NO_WISHES)
+            return _plain_product(known, a, b)
     return _product(a, b, out, _options(casting, order, dtype, more), _wishes(plan, max_error_growth, workspace))
+
+
+def _plain_product(library: Library, a: Any, b: Any) -> Any:
+    """The product of two of CuPy's arrays or of torch's tensors, of which nothing else is asked."""
+    if library.watched():
+        return _recorded_product(a, b, None, NO_WISHES)
+    try:
+        small = a.nbytes * b.nbytes < SMALL_BYTES
+    except RuntimeError:  # sparse tensors have no such numbers
+        small = False
+    if small or left_to_vendor(library, a, b):
+        return library.quick_vendor(a, b)
+    if library.differentiable:
+        return _torch_gradients().product(a, b, None, NO_WISHES)
+    return call.product(library, a, b, None, NO_WISHES)
 
 
 def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
@@ -131,11 +136,8 @@ def gram(
     plan, max_error_growth, workspace
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
-    wishes, request = _wishes(plan, max_error_growth, workspace), _gram_request(b, rows, fill, alpha, beta)
-    library, a, b, out = _gram_arrays(a, b, out)
-    if library.differentiable:
-        return _torch_gradients().gram(a, b, out, request, wishes)
-    return gram_product(library, a, b, out, request, wishes)
+    asked = _checked_gram(a, b, out, (rows, fill, alpha, beta), (plan, max_error_growth, workspace))
+    return _torch_gradients().gram(*asked[1:]) if asked.library.differentiable else gram_product(*asked)
 
 
 def explain_gram(
@@ -153,12 +155,11 @@ def explain_gram(
     workspace: int | None = None,
 ) -> Decision:
     """What fmm.gram would do with this call, and why. Nothing is multiplied."""
-    wishes, request = _wishes(plan, max_error_growth, workspace), _gram_request(b, rows, fill, alpha, beta)
-    library, a, b, out = _gram_arrays(a, b, out)
-    if library.differentiable:
-        found: Decision = _torch_gradients().gram_explained(a, b, out, request, wishes)
+    asked = _checked_gram(a, b, out, (rows, fill, alpha, beta), (plan, max_error_growth, workspace))
+    if asked.library.differentiable:
+        found: Decision = _torch_gradients().gram_explained(*asked[1:])
         return found
-    return gram_explained(library, a, b, out, request, wishes)
+    return gram_explained(*asked)
 
 
 def gemm(
@@ -195,12 +196,9 @@ def gemm(
         As fmm.matmul has them. In place, where inf or NaN could make the product begin anew, c's old numbers are kept
         in the workspace too.
     """
-    update, wishes = _gemm_update(alpha, beta, transpose_a, transpose_b), _wishes(plan, max_error_growth, workspace)
-    library, (a, b, c, out) = _gemm_arrays(a, b, c, out)
-    _check_scalars(library, (a, b, c), update)
-    if library.differentiable:
-        return _torch_gemm().gemm(a, b, c, out, update, wishes)
-    return gemm_product(library, a, b, c, out, update, wishes)
+    wished = plan, max_error_growth, workspace
+    asked = _checked_gemm(a, b, c, out, (alpha, beta, transpose_a, transpose_b), wished)
+    return _torch_gemm().gemm(*asked[1:]) if asked.library.differentiable else gemm_product(*asked)
 
 
 def explain_gemm(
@@ -219,13 +217,12 @@ def explain_gemm(
     workspace: int | None = None,
 ) -> Decision:
     """What fmm.gemm would do with this call, and why. Nothing is computed."""
-    update, wishes = _gemm_update(alpha, beta, transpose_a, transpose_b), _wishes(plan, max_error_growth, workspace)
-    library, (a, b, c, out) = _gemm_arrays(a, b, c, out)
-    _check_scalars(library, (a, b, c), update)
-    if library.differentiable:
-        found: Decision = _torch_gemm().explained(a, b, c, out, update, wishes)
+    wished = plan, max_error_growth, workspace
+    asked = _checked_gemm(a, b, c, out, (alpha, beta, transpose_a, transpose_b), wished)
+    if asked.library.differentiable:
+        found: Decision = _torch_gemm().explained(*asked[1:])
         return found
-    return gemm_explained(library, a, b, c, out, update, wishes)
+    return gemm_explained(*asked)
 
 
 def explain(
@@ -375,6 +372,22 @@ def _in_words(value: Any) -> str:
     return repr(value)
 
 
+class _AskedGram(NamedTuple):
+    """A call of fmm.gram, checked."""
+
+    library: Library
+    a: Any
+    b: Any
+    out: Any
+    request: GramRequest
+    wishes: Wishes
+
+
+def _checked_gram(a: Any, b: Any, out: Any, request: tuple[Any, ...], wished: tuple[Any, ...]) -> _AskedGram:
+    wishes, asked = _wishes(*wished), _gram_request(b, *request)
+    return _AskedGram(*_gram_arrays(a, b, out), asked, wishes)
+
+
 def _gram_request(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramRequest:
     """What else fmm.gram was asked, checked."""
     if fill not in HALVES:
@@ -396,6 +409,25 @@ def _gram_arrays(a: Any, b: Any, out: Any) -> tuple[Library, Any, Any, Any]:
     elif (own := library.adopted(a, a if b is None else b, out)) is not None:
         a, b, out = own[0], None if b is None else own[1], own[2]
     return library, a, b, out
+
+
+class _AskedGemm(NamedTuple):
+    """A call of fmm.gemm, checked."""
+
+    library: Library
+    a: Any
+    b: Any
+    c: Any
+    out: Any
+    update: Update
+    wishes: Wishes
+
+
+def _checked_gemm(a: Any, b: Any, c: Any, out: Any, update: tuple[Any, ...], wished: tuple[Any, ...]) -> _AskedGemm:
+    told, wishes = _gemm_update(*update), _wishes(*wished)
+    library, arrays = _gemm_arrays(a, b, c, out)
+    _check_scalars(library, arrays[:3], told)
+    return _AskedGemm(library, *arrays, told, wishes)
 
 
 def _gemm_update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> Update:

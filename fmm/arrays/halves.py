@@ -12,14 +12,14 @@ def adjoint(module: Any, x: Any) -> Any:
 
 
 def finish_half(module: Any, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-    """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint."""
+    """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint. TypeError where
+    out's type cannot hold that."""
     value = product if alpha == 1 else product * alpha
     if beta:
         value = value + (out if beta == 1 else out * beta)
-    if out.dtype.kind == "c":
+    if value.dtype.kind == "c":
         module.einsum("...ii->...i", value).imag[...] = 0
     if fill == "full":
-        lower = module.tril(value)
-        out[...] = lower + adjoint(module, module.tril(value, -1))
+        module.copyto(out, module.tril(value) + adjoint(module, module.tril(value, -1)))
     else:
-        out[...] = module.where(module.tri(out.shape[-1], dtype=bool), value, out)
+        module.copyto(out, value, where=module.tri(out.shape[-1], dtype=bool))

@@ -103,6 +103,8 @@ class _TorchTensors:
         return torch_update(a, b, c, alpha, beta, c)
 
     def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        if out.dtype is not product.dtype:  # torch casts no product
+            raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
         value = product if alpha == 1 else product * alpha
         value = value + out * beta if beta else value
         if value.is_complex():

@@ -233,6 +233,17 @@ def test_what_is_refused(options: dict[str, Any], error: type[Exception], messag
         fmm.gemm(ONES, ONES, **options)
 
 
+def test_a_call_that_is_refused_leaves_out_as_it_is() -> None:
+    """Also where c is to be copied there first."""
+    a, c = np.ones((64, 64)), np.ones((64, 64))
+    for plan in ("tile", "strassen^9 > vendor", "3m > vendor"):
+        out = np.full((64, 64), 7.25)
+        with pytest.raises(PlanError):
+            fmm.gemm(a, a, c, beta=2, out=out, plan=plan)
+        assert (out == 7.25).all()
+    np.testing.assert_array_equal(fmm.gemm(a, a, c, beta=2, out=out, plan="winograd > vendor"), a @ a + 2 * c)
+
+
 def test_shapes_that_do_not_match() -> None:
     with pytest.raises(ValueError, match=r"wants matrices that match, not \(4, 4\) and \(3, 4\)"):
         fmm.gemm(ONES, ONES[:3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from fmm.arrays.library import Operand, Setting
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import call, devices, host_run, prepare
+from fmm.runtime import call, devices, gram, host_run, prepare
 from fmm.runtime.decide import Decision
 from fmm.runtime.gram import HALVES
+from fmm.runtime.limits import NO_WISHES
 from fmm.runtime.prepare import Question, answer_question
 from tests.support.chips import H200
 
@@ -148,6 +150,25 @@ def test_out_may_overlap_or_have_another_type() -> None:
     single = np.zeros((50, 50), np.float32)
     np.testing.assert_allclose(fmm.gram(a, out=single), a.T @ a, rtol=1e-4, atol=1e-4)
     assert single.dtype == np.float32
+
+
+@pytest.mark.parametrize("plan", [None, "gram > strassen > vendor"])
+def test_out_of_a_type_that_cannot_hold_the_result_is_refused(plan: str | None) -> None:
+    """As numpy.matmul refuses it; a wider one, complex too, is taken."""
+    a = np.random.default_rng(6).standard_normal((50, 40))
+    for dtype, asked in (("int64", {}), ("int64", {"fill": "lower"}), ("bool", {"alpha": 2.0})):
+        out = np.zeros((40, 40), dtype)
+        before = out.copy()
+        with pytest.raises(TypeError, match="annot cast"):
+            fmm.gram(a, out=out, plan=plan, **asked)
+        np.testing.assert_array_equal(out, before)
+    for fill in HALVES:
+        out = np.zeros((40, 40), complex)
+        fmm.gram(a, out=out, fill=fill, plan=plan)
+        half = {"full": out, "lower": np.tril(a.T @ a), "upper": np.triu(a.T @ a)}[fill]
+        np.testing.assert_allclose(out, a.T @ a if fill == "full" else half)
+    with pytest.raises(TypeError, match="annot cast"):
+        fmm.gram(np.arange(12).reshape(3, 4), alpha=0.5)  # whole numbers stay such, as with fmm.gemm
 
 
 @pytest.mark.parametrize("plan", [None, "gram^2 > winograd > vendor", "sforza(2) > vendor"])
@@ -292,3 +313,39 @@ def test_asked_is_part_of_a_prepared_calls_key() -> None:
         np.testing.assert_allclose(fmm.gram(x, x, plan="gram > strassen > vendor"), x @ x)
         np.testing.assert_allclose(fmm.gram(x, x, alpha=3, plan="gram > strassen > vendor"), 3 * x @ x)
     assert Asked(3.0, 0, "symmetric") != Asked(1.0, 0, "symmetric")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "plan", "copied"),
+    [
+        (0.7, "gram > strassen > vendor", True),  # of the vendor's time: that leaves room for a copy
+        (0.9, "vendor", False),
+    ],
+)
+def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
+    predicted: float, plan: str, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU no plan that may have to begin anew adds to `out`."""
+    fast, ran = fmm.Plan.parse("gram > strassen > vendor"), list[tuple[str, bool]]()
+
+    def answered(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> prepare.Call:
+        chosen = wishes.plan or fast
+        decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
+        spans = ((0, 8),) * 3
+        return prepare.Call(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
+
+    def run(library: Any, ready: prepare.Call, a: Any, b: Any, out: Any, wishes: Any) -> Any:
+        ran.append((str(ready.plan), out is None))
+        return np.zeros((4, 4)) if out is None else out
+
+    library = SimpleNamespace(
+        processor="cuda", adjoint=adjoint, pointer=id, finish_half=lambda *_: None, written=lambda out: None
+    )
+    for name, put in (("prepare", answered), ("prepared", answered), ("by_plan", run)):
+        monkeypatch.setattr(gram, name, put)
+    monkeypatch.setattr(gram, "kernel_lines", lambda library, ready, a, b, out: ())
+    a, request = np.ones((3, 4)), gram.GramRequest(beta=1.0)
+    out, wishes = np.ones((4, 4)), NO_WISHES
+    assert gram.gram_product(library, a, None, out, request, wishes) is out
+    explained = gram.gram_explained(library, a, None, out, request, wishes)
+    assert [(str(explained.plan), "copied" in explained.reason)] == ran == [(plan, copied)]
