@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Mapping
-from numbers import Integral, Number, Real
+from collections.abc import Mapping
+from numbers import Complex, Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -390,11 +390,11 @@ def _checked_gram(a: Any, b: Any, out: Any, request: tuple[Any, ...], wished: tu
 
 def _gram_request(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramRequest:
     """What else fmm.gram was asked, checked."""
-    if fill not in HALVES:
+    if not isinstance(fill, str) or fill not in HALVES:
         raise ValueError(f"fill must be one of {', '.join(HALVES)}, not {fill!r}")
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{name} must be a real number, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not _is_float(value):
+            raise ValueError(f"{name} must be a real number, not {_in_words(value)}")
     if rows and b is not None:
         raise ValueError("rows says which product of one matrix is meant: there is another one, b")
     return GramRequest(bool(rows), fill, float(alpha), float(beta))
@@ -404,6 +404,7 @@ def _gram_arrays(a: Any, b: Any, out: Any) -> tuple[Library, Any, Any, Any]:
     """The library whose arrays these are, and the arrays; what NumPy makes arrays of, as such."""
     out = _single(out)
     library: Library = library_of(a, a if b is None else b, out)
+    _check_place(library, out)
     if library is NUMPY:
         a, b = np.asanyarray(a), None if b is None else np.asanyarray(b)
     elif (own := library.adopted(a, a if b is None else b, out)) is not None:
@@ -434,19 +435,29 @@ def _gemm_update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> U
     """What fmm.gemm was asked besides its arrays, checked."""
     ops = []
     for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
-        if not isinstance(value, Hashable) or value not in OPS:
+        op = OPS.get(value) if isinstance(value, str | int | np.integer | np.bool_) else None
+        if op is None:
             raise ValueError(f"{name} must be False, True or 'C', or 0, 1 or 2, not {value!r}")
-        ops.append(OPS[value])
+        ops.append(op)
     return Update(_scalar("alpha", alpha), _scalar("beta", beta), *ops)
 
 
 def _scalar(name: str, value: Any) -> complex:
     """A number as Python has it: it never changes the type of what it multiplies."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Number):
-        raise ValueError(f"{name} must be a number, not {value!r}")
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _is_float(value):
+        raise ValueError(f"{name} must be a number, not {_in_words(value)}")
     if isinstance(value, Integral):
         return int(value)
-    return float(value) if isinstance(value, Real) else complex(value)  # type: ignore[call-overload]
+    return float(value) if isinstance(value, Real) else complex(value)
+
+
+def _is_float(value: Complex) -> bool:
+    """Is the number within the floats?"""
+    try:
+        complex(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _check_scalars(library: Library, arrays: tuple[Any, ...], update: Update) -> None:
@@ -461,6 +472,7 @@ def _gemm_arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, 
     """The library whose arrays these are, and the arrays."""
     out = _single(out)
     library = library_of(a, b, out if c is None else c)
+    _check_place(library, out)
     if c is not None and out is not None:
         library_of(a, b, out)
     own = library.adopted(a, b, c)
@@ -468,6 +480,11 @@ def _gemm_arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, 
         a, b, c = own
         out = None if out is None else library.adopted(a, b, out)[2]  # type: ignore[index]
     return library, (a, b, c, out)
+
+
+def _check_place(library: Library, out: Any) -> None:
+    if library is NUMPY and not (out is None or isinstance(out, ndarray)):
+        raise TypeError(f"out must be an array, not a {type(out).__name__}")
 
 
 def _single(out: Any) -> Any:

@@ -150,7 +150,8 @@ def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None
     else:
         a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
         setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
-        call = answer_question(Question(a, b, None, setting, device, limits, given))
+        asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+        call = answer_question(Question(a, b, None, setting, device, limits, given, asked=asked))
         decision, launches = call.decision, call.launches
     if device.threads:
         return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))

@@ -75,7 +75,9 @@ def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: U
 
 
 def turned_operands(library: Library, a: Any, b: Any, update: Update) -> tuple[Any, Any, tuple[bool, bool]]:
-    """Transposed in the same memory, and whether to be conjugated."""
+    """Transposed in the same memory, and whether to be conjugated; ValueError for what is no matrix."""
+    if min(a.ndim, b.ndim) < 2:
+        raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     ops = update.op_a, update.op_b
     a, b = (x if op == "N" else library.transposed(x) for x, op in zip((a, b), ops, strict=True))
     conjugated = [op == "C" and library.is_complex(x) for x, op in zip((a, b), ops, strict=True)]
@@ -89,7 +91,7 @@ def _operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update
     """ValueError for shapes that do not match; the library's own error for what it does not multiply."""
     a, b, conjugated = turned_operands(library, a, b, update)
     shape = product_shape(tuple(a.shape), tuple(b.shape))
-    if min(a.ndim, b.ndim) < 2 or shape is None:
+    if shape is None:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     if out is not None and tuple(out.shape) != shape:
         raise ValueError(f"out is {tuple(out.shape)}, the product {shape}")

@@ -147,6 +147,8 @@ def test_out_may_overlap_or_have_another_type() -> None:
             half = np.tri(50, dtype=bool)
             np.testing.assert_allclose(x[half], (a.T @ a + a)[half], rtol=1e-9, atol=1e-9)
             np.testing.assert_array_equal(x[~half], (x.T if fill == "full" else a)[~half])
+    with pytest.raises(TypeError, match="out must be an array, not a list"):
+        fmm.gram(a, out=[[0.0] * 50] * 50)
     single = np.zeros((50, 50), np.float32)
     np.testing.assert_allclose(fmm.gram(a, out=single), a.T @ a, rtol=1e-4, atol=1e-4)
     assert single.dtype == np.float32
@@ -193,6 +195,8 @@ def test_inf_and_nan_as_the_vendor_has_them(dtype: str, plan: str | None) -> Non
         ({"fill": "both"}, "full, lower, upper"),
         ({"alpha": 1j}, "alpha must be a real number"),
         ({"beta": True}, "beta must be a real number"),
+        ({"alpha": 10**400}, "alpha must be a real number, not a number of 1329 bits"),
+        ({"fill": np.array(["full", "lower"])}, "full, lower, upper"),
         ({"beta": 1}, "out, which was not given"),
         ({"out": np.zeros((4, 4))}, "out is"),
         ({"plan": "strassen > vendor"}, "whole products"),
@@ -229,6 +233,10 @@ def test_decisions_without_arrays() -> None:
     assert found.problem is not None and found.problem.op == "gram" and found.plan == VENDOR
     with pytest.raises(ValueError, match="square"):
         fmm.plan(500, 400, 501, op="gram")
+    given = fmm.plan(500, 400, 500, op="gram", plan="gram > strassen > vendor")
+    assert str(given.plan) == "gram > strassen > vendor" and given.problem is not None and given.problem.op == "gram"
+    with pytest.raises(PlanError, match="whole products"):
+        fmm.plan(500, 400, 500, op="gram", plan="strassen > vendor")
 
 
 def test_a_workspace_of_nothing() -> None:

@@ -36,6 +36,7 @@ PLANS = (
     "li-fig3.peel > vendor",
     "hasa > strassen.pad > vendor",
 )
+HALF_PLANS = ("gram > vendor", "gram^2 > winograd > vendor", "sforza > vendor")
 SMALL, PANEL = host_run.SMALL, numpy_backend.PANEL
 LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = side_by_side.LEAST_FLOPS, side_by_side.LEAST_ROWS, side_by_side.ROW_UNIT
 
@@ -44,14 +45,20 @@ LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = side_by_side.LEAST_FLOPS, side_by_side.LEAST
 
 
 class Case:
-    """A random product on the host: operands of whole numbers, so that any plan is exact; and a place for it."""
+    """A random product on the host, one that is its own adjoint or has a factor among them: operands of whole numbers,
+    so that any plan is exact; and a place for it."""
 
     def __init__(self, chance: random.Random, sides: tuple[int, int, int] | None = None) -> None:
         rng = np.random.default_rng(chance.randrange(1 << 30))
         m, k, n = sides or [chance.randrange(24, 180) for _ in range(3)]
         dtype = chance.choice(("f4", "f8", "c8"))
+        self.op = "product" if sides else chance.choice(("product", "product", "product", "gram", "gemm"))
         self.a, self.b = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((m, k), (k, n)))
-        self.plan, self.right = chance.choice(PLANS), np.matmul(self.a, self.b)
+        self.plan = chance.choice(HALF_PLANS if self.op == "gram" else PLANS)
+        if self.op == "gram":
+            self.right, m, n = np.matmul(self.a.conj().T, self.a), k, k
+        else:
+            self.right = np.matmul(self.a, self.b) * (3 if self.op == "gemm" else 1)
         place = np.full((m, n), UNTOUCHED, dtype)
         places = {
             "none": None,
@@ -64,15 +71,19 @@ class Case:
         self.out: Array | None = places[self.where]
 
     def multiply(self) -> Any:
+        if self.op == "gram":
+            return fmm.gram(self.a, out=self.out, plan=self.plan)
+        if self.op == "gemm":
+            return fmm.gemm(self.a, self.b, alpha=3, out=self.out, plan=self.plan)
         return fmm.matmul(self.a, self.b, out=self.out, plan=self.plan)
 
     def check(self, done: bool, found: Any = None) -> None:
         """`out` is complete, or (unless the call is done) untouched; and stays as it is."""
         if self.out is None:
             if done and not np.array_equal(found, self.right):
-                raise Wrong(f"{self.plan}: a wrong product")
+                raise Wrong(f"{self.op} by {self.plan}: wrong")
             return
-        check_place(self.out.copy, self.right, done, f"{self.plan}, {self.where}")
+        check_place(self.out.copy, self.right, done, f"{self.op} by {self.plan}, {self.where}")
 
 
 def sound(threads: int) -> None:
@@ -90,7 +101,7 @@ class HostileHost(HostileUse):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.threads = blas_threads()
-        for plan in PLANS:
+        for plan in (*PLANS, *HALF_PLANS):
             Plan.parse(plan)  # whose algorithms are proved on first sight, which takes memory too
 
     def attacks(self) -> list[Callable[[], None]]:
