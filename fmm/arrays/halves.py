@@ -11,9 +11,16 @@ def adjoint(module: Any, x: Any) -> Any:
     return module.conj(turned) if x.dtype.kind == "c" else turned
 
 
+def whole_factor(x: float) -> float:
+    """A factor of whole numbers, as one of those if it can be."""
+    return int(x) if x.is_integer() else x
+
+
 def finish_half(module: Any, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
     """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint. TypeError where
     out's type cannot hold that."""
+    if product.dtype.kind in "iu":
+        alpha, beta = whole_factor(alpha), whole_factor(beta)
     value = product if alpha == 1 else product * alpha
     if beta:
         value = value + (out if beta == 1 else out * beta)

@@ -171,6 +171,8 @@ def test_out_of_a_type_that_cannot_hold_the_result_is_refused(plan: str | None) 
         np.testing.assert_allclose(out, a.T @ a if fill == "full" else half)
     with pytest.raises(TypeError, match="annot cast"):
         fmm.gram(np.arange(12).reshape(3, 4), alpha=0.5)  # whole numbers stay such, as with fmm.gemm
+    whole = np.arange(12).reshape(3, 4)
+    np.testing.assert_array_equal(fmm.gram(whole, alpha=2), 2 * whole.T @ whole)
 
 
 @pytest.mark.parametrize("plan", [None, "gram^2 > winograd > vendor", "sforza(2) > vendor"])
