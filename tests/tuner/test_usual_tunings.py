@@ -28,8 +28,7 @@ TWO_CORES = replace(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtypes", [["float32"], list(RATES)], ids=len)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("seed", "dtypes"), [(1, list(RATES)), (2, ["float32"]), (3, ["float64"])])
 def test_a_quick_tuning_of_an_idle_processor_is_used(
     seed: int, dtypes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
