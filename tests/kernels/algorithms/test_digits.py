@@ -46,7 +46,8 @@ def test_every_way_is_exact(bits: int) -> None:
                 way, inner = digit_products(left, right, k, bits)
                 assert 1 <= inner <= k
                 terms = min(inner, 6)
-X                found, largest = product_by(way, a, b, bits)
+                a, b = ([_drawn(size, bits, draw) for _ in range(terms)] for size in (left, right))
+                found, largest = product_by(way, a, b, bits)
                 assert found == sum(x * y for x, y in zip(a, b, strict=True)) % (1 << bits)
                 assert largest * inner <= terms << MANTISSA[way.real]
 
