@@ -39,13 +39,14 @@ Task = Callable[[], None]
 Part = tuple[slice, slice]
 
 
-def exact_scratch(m: int, k: int, n: int, count: int) -> int:
+def exact_scratch(m: int, k: int, n: int, batch: int) -> int:
     """Bytes that a product may need for its planes and tiles, whatever the type; of a batch, one takes them after the
     other."""
     rows, cols, depth = _even_part(m, BLOCK), _even_part(n, BLOCK), min(MOST_PLANES * k, DEPTH)
     tiles = max(
-        PRODUCTS_AT_ONCE * temporary_bytes(min(rows, TILE), cols, WIDE),
-        temporary_bytes(min(rows, PRODUCTS_AT_ONCE * TILE), cols, WIDE),
+        count * temporary_bytes(min(high, TILE * PRODUCTS_AT_ONCE // count), wide, WIDE)
+        for high, wide in ((rows, cols), (cols, rows))  # C may lie by columns
+        for count in (1, PRODUCTS_AT_ONCE)
     )
     return temporary_bytes(rows, depth, WIDE) + temporary_bytes(depth, cols, WIDE) + tiles
 
@@ -130,7 +131,7 @@ class _BlockedProduct:
 
     def _multiply(self, c: Array, depth: int, first: bool) -> None:
         """A block of C, of which nothing is kept if it is the first of its sums."""
-        parts = list(_tile_parts(*c.shape, self.at_once))
+        parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
         tasks = [partial(self._tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
         if self.at_once > 1:
             self.threads.run(tasks)

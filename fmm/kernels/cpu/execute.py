@@ -99,7 +99,8 @@ class ArrayMachine:
     def _multiply_inside(self, backend: NumpyBackend, leaf: str, triple: Triple) -> None:
         """A product by a leaf that wants scratch memory."""
         left, right, dest = triple
-        mark, needed = self.used, leaf_use(leaf).leaf.scratch(*left.shape, right.shape[1], 1)
+        (m, k), n, mark = left.shape, right.shape[1], self.used
+        needed = leaf_use(leaf).leaf.scratch(m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
         self.release(mark)
