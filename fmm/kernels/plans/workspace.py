@@ -59,7 +59,8 @@ def check_type(plan: Plan, dtype: str) -> None:
         if step.types is not None and dtype not in step.types:
             raise PlanError(f"{plan}: {step} is for {' and '.join(step.types)}, not for {dtype}")
         dtype = step.dtype_below(dtype)
-    raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {dtype}")
+    kinds = ", ".join(plan.types)
+    raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}")
 
 
 def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> dict[tuple[int, int, int], int]:
