@@ -53,6 +53,9 @@ class NumpyLibrary:
     def quick_vendor(self, a: Any, b: Any) -> Any:
         return matmul(a, b)
 
+    def lacks(self, x: Any) -> bool:
+        return False
+
     def watched(self) -> bool:
         return False
 

@@ -268,6 +268,16 @@ def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -
         room = _workspace(found, problem)
 
 
+def only_choice(vendors: Decision, limits: Limits, device: Device) -> Decision:
+    """Where the library has no such product: the fastest plan within the limits, if there is one."""
+    problem = vendors.problem
+    assert problem is not None
+    for c in () if environment.tuning_disabled() else _considered(problem, limits, device):
+        if c.plan != VENDOR and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace):
+            return replace(vendors, plan=c.plan, reason="the library has no product of this type")
+    return vendors
+
+
 LEANER = 0.8  # a share that makes a difference where memory is in pieces
 
 

@@ -42,7 +42,10 @@ def left_to_vendor(library: Library, a: Any, b: Any) -> bool:
         (m, k), (_, n) = a.shape, b.shape
     except (ValueError, RuntimeError):  # not two matrices; nested tensors have no shape
         return False
-    return small_enough_for_vendor(m, k, n, a.itemsize) or just_left_to_vendor(library, a, b)
+    itemsize = a.itemsize
+    if itemsize == 2 and getattr(a.dtype, "kind", "f") in "iu":
+        itemsize = 4  # the vendor's tensor cores multiply halves, and no integers
+    return small_enough_for_vendor(m, k, n, itemsize) or just_left_to_vendor(library, a, b)
 
 
 # ---- on the host

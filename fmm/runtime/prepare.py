@@ -28,7 +28,15 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.perfmodel.work import rows_aligned
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import Decision, check_runnable, decide, faster_as_half, other_plans, without_layouts
+from fmm.runtime.decide import (
+    Decision,
+    check_runnable,
+    decide,
+    faster_as_half,
+    only_choice,
+    other_plans,
+    without_layouts,
+)
 from fmm.runtime.devices import Device, chip_as_tuned
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
@@ -298,6 +306,8 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     if asked.setting.vendor_better and not problem.halved:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
     first = decide(problem, limits, device)
+    if first.plan == VENDOR and asked.setting.lacking:
+        first = only_choice(first, limits, device)
     if device.chip is None or (first.plan == VENDOR and not problem.halved):
         return first, None
     for plan in (first.plan, *other_plans(problem, first.plan, limits, device)):
