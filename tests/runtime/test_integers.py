@@ -148,6 +148,16 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(left_to_vendor, "SMALLEST_EXACT_SIDE", 1)
 
 
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("char", "bBhHiIlLqQ?")
+def test_types_keep_their_names(char: str) -> None:
+    """On Linux `long` and `long long` are the same numbers, and two types."""
+    a = np.ones((20, 20), char)
+    found, expected = fmm.matmul(a, a), np.matmul(a, a)
+    assert found.dtype.char == expected.dtype.char
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("out_type", ["int64", "float64", "complex64", "object"])
 def test_out_of_other_types(out_type: str) -> None:
     a = np.arange(12).reshape(3, 4).astype(np.int32)
