@@ -22,6 +22,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
+from fmm.perfmodel.papers.hasa_rule import hasa_choice
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
@@ -83,6 +84,8 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     if environment.tuning_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     mode = environment.tuning_mode()
+    if mode == "hasa":
+        return _by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     if tuned is not None and (entry := certified_entry(problem, limits, tuned, device.threads > 0)):
         return entry
@@ -152,6 +155,19 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
     if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
         return guess
     return device.probe(problem.dtype)
+
+
+def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
+    """D'Alberto and Nicolau's rule instead of the model's choice, by a tuning's alpha, pi and epsilon if there is
+    one."""
+    known = _calibration_of(problem, limits, device)
+    if known is None or known.known_rate(problem.dtype) is None:
+        return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
+    tuned = files.configs_in_force().tuned(device.identity, problem.dtype)
+    epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
+    plan = hasa_choice(without_layouts(problem), known, limits, epsilon)
+    why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({known.source})"
+    return Decision(plan, problem, why, (), "Equation 2")
 
 
 def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
