@@ -4,8 +4,8 @@ Each product of a plan is taken to err as a classical product of its own operand
 that the error's variance is the sum of the squares of all partial sums. Those are estimated on random vectors, without
 multiplying matrices. So what sums of blocks do to the data counts: that they cancel, that large rows get into small
 ones, that positive numbers lose their sign. fmm.perfmodel.stability.expected_growth is the same for independent random
-numbers of one size, and needs no data. Left out: the rounding of the sums of blocks, which is a k-th of the rest, and
-rows and columns beyond what the blocks divide.
+numbers of one size, and needs no data. Left out: the rounding of the operands' sums, which is a k-th of the
+rest, that roundings of one product are not independent, and rows and columns beyond what the blocks divide.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fmm.perfmodel.stability import plan_schemes
 
 Array = Any
 PIECE = 256  # terms that a product adds up before it begins a new sum, which it then adds to the others
+STEP = 32
 VECTORS = 4
 
 
@@ -45,11 +46,16 @@ def _variance(schemes: Sequence[Scheme], a: Array, b: Array, piece: int, rng: An
         return _of_product(a, b, piece, rng)
     first, rest = schemes[0], schemes[1:]
     lefts, rights = _blocks(a, first.m, first.k), _blocks(b, first.k, first.n)
+    additions = [sum(1 for c in row if c) - 1 for row in first.w]
     columns = zip(*(zip(*x, strict=True) for x in (first.u, first.v, first.w)), strict=True)
     found = 0.0
     for u, v, w in columns:
-        uses = sum(float(c) ** 2 for c in w)
-        found += uses * _variance(rest, _combined(u, lefts), _combined(v, rights), piece, rng)
+        left, right = _combined(u, lefts), _combined(v, rights)
+        squares = [float(c) ** 2 for c in w]
+        found += sum(squares) * _variance(rest, left, right, piece, rng)
+        vectors = rng.choice((-1.0, 1.0), (right.shape[1], VECTORS))
+        size = _square(left @ (right @ vectors))
+        found += size * sum(x * n for x, n in zip(squares, additions, strict=True))
     return found
 
 
@@ -63,20 +69,22 @@ def _combined(coefficients: Sequence[Any], blocks: Sequence[Array]) -> Array:
 
 
 def _of_product(a: Array, b: Array, piece: int, rng: Any) -> float:
-    """Of a classical product: all of its partial sums, squared; their sizes are taken at the ends of pieces."""
+    """Of a classical product: all of its partial sums, squared; their sizes are taken at every STEP-th term."""
     k = a.shape[1]
-    vectors = rng.choice((-1.0, 1.0), (b.shape[1], VECTORS))
-    right = b @ vectors
-    step = piece or max(k // VECTORS, 1)
-    total, found = np.zeros((len(a), VECTORS)), 0.0
-    for start in range(0, k, step):
-        terms = min(step, k - start)
-        part = a[:, start : start + step] @ right[start : start + step]
-        before, total = total, total + part
-        if piece:  # from zero to `part`, then one addition
-            found += terms / 2 * _square(part) + _square(total)
-        else:
-            found += terms / 2 * (_square(before) + _square(total))
+    right = b @ rng.choice((-1.0, 1.0), (b.shape[1], VECTORS))
+    total = np.zeros((len(a), VECTORS), right.dtype)
+    found = 0.0
+    for start in range(0, k, piece or k):
+        part, before = np.zeros_like(total), 0.0
+        end = min(start + (piece or k), k)
+        for at in range(start, end, STEP):
+            terms = min(STEP, end - at)
+            part = part + a[:, at : at + terms] @ right[at : at + terms]
+            after = _square(part)
+            found += terms / 2 * (before + after)
+            before = after
+        total = total + part
+        found += _square(total) if piece else 0.0
     return found
 
 

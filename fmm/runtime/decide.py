@@ -47,6 +47,7 @@ class Decision:
     step: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
     trial: online.Trial | None = None  # the measurement that a product of this shape takes part in
     kernels: tuple[str, ...] = ()  # what really runs, a line each
+    on_cpu: bool = False
 
     @property
     def workspace(self) -> int:
@@ -56,7 +57,7 @@ class Decision:
     @property
     def error_growth(self) -> float:
         """Expected error as a multiple of the vendor's own."""
-        return expected_growth(self.plan, self.problem.dtype if self.problem else "float64")
+        return expected_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
 
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
@@ -123,7 +124,7 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     if found is None:
         return None
     entry, plan = found
-    allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
+    allowed = limits.allow(plan, expected_growth(plan, problem.dtype, on_cpu))
     try:
         check_runnable(plan, problem, on_cpu)
         needed = _workspace(plan, problem)
@@ -132,7 +133,8 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
         return None
     if not allowed or needed > limits.workspace:
         return None
-    return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
+    why = f"measured on this device: {entry.text}"
+    return Decision(plan, problem, why, (), f"{entry.origin} entry", on_cpu=on_cpu)
 
 
 @lru_cache(maxsize=4096)
@@ -146,7 +148,7 @@ def model_choice(
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
     choice = choose(without_layouts(problem), known, limits)
     step = "calibrated model" if tuned else STEPS.get(known.source, "datasheet model")
-    return Decision(choice.best.plan, problem, choice.reason, choice.considered, step)
+    return Decision(choice.best.plan, problem, choice.reason, choice.considered, step, on_cpu=not known.batches)
 
 
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
@@ -167,7 +169,7 @@ def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
     plan = hasa_choice(without_layouts(problem), known, limits, epsilon)
     why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({known.source})"
-    return Decision(plan, problem, why, (), "Equation 2")
+    return Decision(plan, problem, why, (), "Equation 2", on_cpu=not known.batches)
 
 
 def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
@@ -176,8 +178,8 @@ def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
         return chosen
     trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:
-        return Decision(chosen.plan, problem, chosen.reason, chosen.considered, "being measured", trial)
-    return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
+        return replace(chosen, problem=problem, step="being measured", trial=trial)
+    return replace(chosen, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, step="measured online")
 
 
 def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:

@@ -84,7 +84,8 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     except PlanError:
         return False
     allowed = Limits(needed, usual_growth(device.untuned().batches))
-    return allowed.allow(plan, expected_growth(plan, problem.dtype)) and operands + needed <= device.memory
+    growth = expected_growth(plan, problem.dtype, device.chip is None)
+    return allowed.allow(plan, growth) and operands + needed <= device.memory
 
 
 class Race:

@@ -49,7 +49,7 @@ def hasa_choice(problem: Problem, calibration: Calibration, limits: Limits, epsi
 
     for depth in range(len(levels(problem.size, ratio, epsilon=epsilon)), 0, -1):
         plan = hasa_plan(depth)
-        allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
+        allowed = limits.allow(plan, expected_growth(plan, problem.dtype, not calibration.batches))
         if allowed and estimated_workspace(plan, problem) <= limits.workspace:
             return plan
     return VENDOR

@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         tables = [made_table(name, options.measured) for name in names]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"fmm-tune paper: {options.measured} has no samples of it: {error}", file=sys.stderr)
+        what = "is no folder of samples" if options.measured.is_dir() else "is no gram.json"
+        print(f"fmm-tune paper: {options.measured} {what}: {error}", file=sys.stderr)
         return 2
     print(printed(tables, options))
     return 0

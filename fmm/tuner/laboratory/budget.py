@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import fmm
 from fmm.dtypes import DTYPES
@@ -35,9 +35,11 @@ def deepest_within(budget: float, size: tuple[int, int, int], dtype: str, on_hos
     found = [
         plan
         for plan in candidates(not on_host)
-        if plan.considered_for(dtype) and limits.allow(plan, expected_growth(plan, dtype)) and _large(plan, size)
+        if plan.considered_for(dtype)
+        and limits.allow(plan, expected_growth(plan, dtype, on_host))
+        and _large(plan, size)
     ]
-    found.sort(key=lambda plan: expected_growth(plan, dtype))
+    found.sort(key=lambda plan: expected_growth(plan, dtype, on_host))
     return found[-1 - pick.randrange(min(3, len(found)))] if found else VENDOR
 
 
@@ -52,30 +54,53 @@ def _drawn(bench: Bench, data: str, shape: tuple[int, int], seed: int) -> Array:
     return rng.random(shape) if data == DATA[2] else 2 * rng.random(shape) - 1
 
 
-def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
-    """A row for each problem: what was asked, what ran, and the error over the vendor's."""
+class Asked(NamedTuple):
+    """A random problem, what fmm chooses for it, and what is run."""
+
+    number: int
+    size: tuple[int, int, int]
+    dtype: str
+    data: str
+    budget: float
+    chosen: Plan
+    plan: Plan
+
+
+def asked_problems(bench: Bench, side: int, count: int) -> list[Asked]:
+    """The same ones every time."""
     pick = random.Random(21)
+    found = []
     for number in range(count):
         m, k, n = (pick.randint(max(side // 8, 8), side) for _ in range(3))
         dtype, data, budget = pick.choice(TYPES), pick.choice(DATA), pick.choice(BUDGETS)
-        a = bench.stored(_drawn(bench, data, (m, k), 2 * number), dtype)
-        b = bench.stored(_drawn(bench, data, (k, n), 2 * number + 1), dtype)
-        asked = fmm.explain(a, b, max_error_growth=budget).plan
-        plan = asked if asked != VENDOR else deepest_within(budget, (m, k, n), dtype, bench.on_host, pick)
-        left, right = (bench.widened(x, dtype) for x in (a, b))
+        device = "cpu" if bench.on_host else 0
+        chosen = fmm.plan(m, k, n, dtype=dtype, device=device, max_error_growth=budget).plan
+        plan = chosen if chosen != VENDOR else deepest_within(budget, (m, k, n), dtype, bench.on_host, pick)
+        found.append(Asked(number, (m, k, n), dtype, data, budget, chosen, plan))
+    return found
+
+
+def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
+    """A row for each problem: what was asked, what ran, and the error over the vendor's."""
+    problems = asked_problems(bench, side, count)
+    for dtype in TYPES:
+        plans = list(dict.fromkeys(x.plan for x in problems if x.dtype == dtype and x.plan != x.chosen))
+        bench.prepare(plans, [(side, side, side)], dtype)
+    for x in problems:
+        (m, k, n), dtype = x.size, x.dtype
+        a = bench.stored(_drawn(bench, x.data, (m, k), 2 * x.number), dtype)
+        b = bench.stored(_drawn(bench, x.data, (k, n), 2 * x.number + 1), dtype)
+        left, right = (bench.widened(y, dtype) for y in (a, b))
         exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
         try:
-            own = fmm.matmul(a, b, max_error_growth=budget) if plan == asked else bench.multiply(plan, a, b)
+            by_name = x.plan != x.chosen
+            own = bench.multiply(x.plan, a, b) if by_name else fmm.matmul(a, b, max_error_growth=x.budget)
         except PlanError:
             continue
         errors = [error_of(bench, exact, c, dtype) for c in (own, bench.multiply(VENDOR, a, b))]
         growth = errors[0] / errors[1]
-        yield {
-            "key": [number, f"{m} x {k} x {n}", dtype, data, budget, str(plan)],
-            "growth": growth,
-            "share": growth / budget,
-            "chosen": plan == asked,
-        }
+        key = [x.number, f"{m} x {k} x {n}", dtype, x.data, x.budget, str(x.plan)]
+        yield {"key": key, "growth": growth, "share": growth / x.budget, "chosen": not by_name}
 
 
 def _measure(bench: Bench, scale: float) -> Iterator[Row]:

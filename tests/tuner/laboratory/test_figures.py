@@ -35,11 +35,13 @@ from fmm.tuner.laboratory.figures import EXPERIMENTS, FIGURES
 from fmm.tuner.laboratory.matrices import FAMILIES, kaporin, pair_of
 
 BENCH = HostBench()
-SHORT = ("li-fig30", "li-fig32", "li-fig43", "li-fig36", "li-fig40", "huang-fig8", "huang-fig9", "huang-fig10")
+QUICK = ("li-fig43", "li-fig40", "huang-fig9", "huang-fig10")
+LONG = ("li-fig30", "li-fig32", "li-fig36", "huang-fig8", "error-scaled", "error-variants")
+CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 
 
 @lru_cache(maxsize=16)
-def small(name: str, side: int = 256) -> Results:
+def small(name: str, side: int = 64) -> Results:
     return measured_now(EXPERIMENTS[name], BENCH, side, ["a test"])
 
 
@@ -78,7 +80,7 @@ def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- measuring, at small sizes
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", CASES)
 def test_experiments_have_rows_under_their_keys(name: str) -> None:
     experiment, results = EXPERIMENTS[name], small(name)
     if name != "huang-fig10":  # a GPU's
@@ -92,11 +94,16 @@ def test_experiments_have_rows_under_their_keys(name: str) -> None:
 
 
 def test_errors_of_kaporins_matrix_grow_with_levels_and_more_by_winograds_variant() -> None:
-    errors = small("li-fig32", 1024).numbers("maximum")
+    pair = kaporin(np, 256, "float32")
+    errors = {
+        (code, depth): li_errors.off_identity(np, BENCH.multiply(li_errors.li_plan(code, depth), *pair))["maximum"]
+        for code in li_errors.METHODS
+        for depth in (0, 1, 2)
+    }
     for code in li_errors.METHODS:
-        assert errors[code, 0] < errors[code, 2] < errors[code, 4]
-    assert errors["Winograd", 4] > 1.5 * errors["Strassen", 4]
-    assert errors["Strassen", 4] < li_errors.kaporin_bound("Strassen", 4, 1024, "float32")
+        assert 2 * errors[code, 0] < errors[code, 1] < errors[code, 2] / 1.5
+        assert errors[code, 2] < li_errors.kaporin_bound(code, 2, 256, "float32")
+    assert errors["Winograd", 2] > 1.5 * errors["Strassen", 2]
 
 
 def test_kaporins_matrices_are_each_others_inverse() -> None:
@@ -124,9 +131,10 @@ def test_the_row_by_column_product_adds_in_the_order_of_k(rng: np.random.Generat
     assert found[3, 2] == total
 
 
+@pytest.mark.slow
 def test_hasa_beside_priests_summation() -> None:
     """Section 3.2: at most ten times dgemm's error. Both references agree to a rounding."""
-    results = small("dalberto-fig2", 320)
+    results = small("dalberto-fig2", 160)
     ratios = FIGURES["dalberto-fig2-ratio"].measured["measured, all entries"](results)
     assert set(ratios) == {(data, n) for data in dalberto_errors.DATA for n in dalberto_errors.SIZES}
     assert max(ratios.values()) < 10
@@ -140,7 +148,7 @@ def test_levels_as_figure_2s_caption_has_them(n: int, depth: int) -> None:
 
 
 def test_random_matrices_against_the_classical_product() -> None:
-    results = small("li-fig44", 128)
+    results = small("li-fig44", 64)
     errors, exact = results.numbers("error"), results.numbers("exact")
     assert errors["maximum", "dStrassen"] > errors["average", "dStrassen"] > 0
     assert exact["average", "dWinograd"] > exact["average", "dStrassen"] > exact["average", "dgemm"] > 0
@@ -150,18 +158,19 @@ def test_random_matrices_against_the_classical_product() -> None:
 # ---- the contract
 
 
+FAMILIES_SHOWN = ("normal", "uniform [0,1]", "Kaporin", "graded")
 PLANS = tuple(
     map(Plan.parse, ("strassen > vendor", "winograd > winograd > vendor", "dps.sequential > vendor", "hasa > vendor"))
 )
 
 
-@pytest.mark.parametrize("dtype", growth.HOST_TYPES)
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_the_contract_holds_on_small_products(dtype: str) -> None:
-    rows = growth.contract_rows(BENCH, 96, [dtype], (1,), PLANS, ("normal", "uniform [0,1]", "low rank"))
-    found = {tuple(row["key"]): row["growth"][0] for row in rows}
-    assert len(found) == 3 * len(PLANS)
-    for (plan, kind, _), measured in found.items():
-        assert 0.3 < measured <= growth.promised(plan, kind, BENCH)
+    rows = growth.contract_rows(BENCH, 64, [dtype], (1,), PLANS, FAMILIES_SHOWN)
+    found = {tuple(row["key"]): row for row in rows}
+    assert len(found) == 4 * len(PLANS)
+    for row in found.values():
+        assert row["growth"][0] <= growth.MARGIN * row["on data"] <= 10 * row["growth"][0]
 
 
 def test_all_schemes_and_tables_are_in_the_experiment() -> None:
@@ -260,7 +269,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(tmp_path / "e.json") == kept
 
 
-@pytest.mark.parametrize("name", ["li-fig30", "li-fig32", "li-fig26"])
+@pytest.mark.parametrize("name", ["li-fig43", "li-fig40", "li-fig42"])
 def test_pictures_have_every_curve(name: str) -> None:
     pytest.importorskip("matplotlib")
     figure = FIGURES[name]
