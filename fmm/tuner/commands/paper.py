@@ -16,7 +16,8 @@ from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 from fmm.tuner.environment import typed_command
-from fmm.tuner.laboratory.bench import Bench, bench_of
+from fmm.tuner.laboratory.bench import Bench
+from fmm.tuner.laboratory.benches import bench_of
 from fmm.tuner.laboratory.figure import (
     Figure,
     Results,

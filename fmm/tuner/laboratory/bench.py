@@ -170,15 +170,3 @@ class HostBench:
 
     def free(self) -> None:
         return None
-
-
-def bench_of(name: str) -> Bench:
-    """`cpu`, or the number of a CUDA device; ValueError if it does not answer."""
-    if name == "cpu":
-        return HostBench()
-    try:
-        from fmm.tuner.laboratory.cuda_bench import CudaBench  # CuPy
-
-        return CudaBench(int(name))
-    except Exception as error:  # whatever the import or the driver raises
-        raise ValueError(f"the device {name!r} does not answer: {type(error).__name__}: {error}") from None

@@ -19,7 +19,8 @@ from fmm.perfmodel.papers.inventory import ENTRIES, inventory, named_in
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import NAMES, TABLES
 from fmm.tuner.laboratory import budget, dalberto_errors, dalberto_speed, growth, huang_speed, li_errors, li_speed
-from fmm.tuner.laboratory.bench import HostBench, bench_of, time_plans
+from fmm.tuner.laboratory.bench import HostBench, time_plans
+from fmm.tuner.laboratory.benches import bench_of
 from fmm.tuner.laboratory.figure import (
     Experiment,
     Figure,
