@@ -190,6 +190,8 @@ def expected_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False)
     with k, and shorter products gain less. (Three levels of Winograd's at 4096, float32, OpenBLAS: 14.4 measured; 18.5
     expected in pieces, 9.5 otherwise. cuBLAS adds up all of k: three levels of Strassen's have 2.8 there.)
     """
+    if DTYPES[dtype].exact:
+        return 1.0  # there is none
     if DTYPES[dtype].sums_wider:
         return sqrt(_growth(plan, _rounded_in_memory))
     if DTYPES[dtype].stored_as:
