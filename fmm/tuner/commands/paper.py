@@ -39,7 +39,7 @@ NAMES = tuple(dict.fromkeys((*TABLES, *FIGURES)))
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("paper", help="the papers' figures and tables: published, computed, measured here")
-    parser.add_argument("table", nargs="?", metavar="NAME", help="such as li-fig17; 'all': every one; none: the list")
+    parser.add_argument("tables", nargs="*", metavar="NAME", help="such as li-fig17; 'all': every one; none: the list")
     parser.add_argument("--measure", action="store_true", help="run the figure's experiment on this device")
     parser.add_argument("--device", default=argparse.SUPPRESS, help="cpu, or the number of a CUDA device (cpu)")
     parser.add_argument("--side", type=int, metavar="N", help="the largest side; all others are scaled with it")
@@ -57,8 +57,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Print the named table or figure, all of them, or the list."""
-    names = list(NAMES) if options.table == "all" else [options.table]
-    if options.table is None:
+    names = list(NAMES) if options.tables == ["all"] else options.tables
+    if not names:
         print(printed([inventory()], options))
         return 0
     if unknown := [name for name in names if name not in NAMES]:

@@ -296,6 +296,8 @@ def test_the_command_measures_writes_and_reads_back(tmp_path: Path, capsys: pyte
     assert json.loads((tmp_path / "li-fig43.json").read_text())["scale"] == 64 / 8192
     assert main(["paper", "li-fig43", "--measured", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == told
+    assert main(["paper", "li-fig43", "li-fig11", "--json"]) == 0
+    assert [table["name"] for table in json.loads(capsys.readouterr().out)] == ["li-fig43", "li-fig11"]
 
 
 @pytest.mark.parametrize(
