@@ -20,6 +20,7 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.data_growth import growth_on_data
+from fmm.perfmodel.papers.dalberto import dalberto_bounds, printed_bounds
 from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
 from tests.oracles import dalberto
 from tests.oracles.error_bounds import (
@@ -389,3 +390,13 @@ def test_measured_errors_grow_in_the_expected_order(rng: np.random.Generator) ->
     measured = [float(np.sqrt(np.mean((run(plan, a, b) - exact) ** 2))) for plan in (VENDOR, *plans)]
     assert all(x < y for x, y in pairwise(measured))
     assert all(x < y for x, y in pairwise(expected_growth(plan) for plan in (VENDOR, *plans)))
+
+
+def test_the_table_of_bounds_has_equation_1_as_it_is_written_out_elsewhere() -> None:
+    for depth, n in ((0, 900), (2, 3600), (3, 7200)):
+        first, second, brent = printed_bounds(depth, n)
+        assert first == pytest.approx(higham_exact(n, 900), rel=1e-12)
+        assert (second, brent) == (higham_bound(depth, n), brent_bound(depth, n))
+    table = dalberto_bounds()
+    printed, walked = table.column("Equation 1, first line"), table.column("li-fig2, walked")
+    assert walked == pytest.approx(printed, rel=1e-12)

@@ -69,6 +69,7 @@ ENTRIES: Final = (
     Entry(
         DALBERTO, "Figures 3 to 5", "Balanced, HASA and HASA dynamic", "measured", "dalberto-fig3 dalberto-fig3-average"
     ),
+    Entry(DALBERTO, "Equation 1", "error bounds", "computed", "dalberto-bounds"),
     Entry(DALBERTO, "Table 3", "recursion points of 17 systems", "computed", "dalberto-table3"),
     Entry(DALBERTO, "Figures 6 to 9", "S-1, S-2, S-3 and HASA on squares", "measured", "dalberto-fig6 dalberto-n1"),
     Entry(SFORZA, "Algorithm 1", "AtA", "computed", "sforza-stop"),
