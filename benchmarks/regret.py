@@ -5,10 +5,10 @@ through the public call. Shapes are drawn by a seed that comes from the tuned co
 `middle` (sides from 1024 to 4096), `thin` (one side of 128 to 1024), `large` (up to 8192 on a CPU, 20000 on a GPU);
 half of each have odd sides. `float32-ieee` is float32 with FMM_EMULATION=0.
 
-Of every *family* (so many products at each level, and the leaf) the plan is tried that the model likes best, whatever
-time it predicts; of the family of its first choice, two more. `--all` tries every candidate. Each shape's samples are a
-line of results/<device>/held-out.jsonl; what is on record there under the same config is not measured again, so a run
-that was stopped goes on where it was, and what it has measured by then are as many shapes of each type and kind.
+Of every *family* (so many products at each level, and the leaf) the plan is tried that the model likes best, unless it
+predicts far more time than for the best of all; of the first family, two more. `--all` tries every candidate. Each
+shape's samples are a line of results/<device>/held-out.jsonl; what is on record there under the same config is not
+measured again, so a run that was stopped goes on where it was, and has measured as many shapes of each type and kind.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ SMALLEST_LEAF = 256  # the shortest side of the products of plans that are tried
 SAMPLE = 3e-3  # seconds of a sample, at least
 WARM = 4  # calls before short products are timed: by then a recurring one is a graph
 CLOSE = 1.15  # a plan that takes so many times as long as the best in the first round is measured no more
-MORE = 2  # plans of the first choice's family
+MORE = 2  # plans of the first family
+FAR = 1.5  # times the least predicted time: beyond, a plan is not tried
 PATIENCE = 4.0  # seconds of first calls, which compile, after which no other plan is tried on a shape
 COMPILING = 25.0  # seconds that are waited for compilers before anything is measured
 DIGITS = 5  # of the seconds that are kept
@@ -186,13 +187,15 @@ def family(plan: Plan) -> tuple[object, ...]:
     return (*(step.products for step in plan.levels), plan.leaf)
 
 
-def shortlist(chosen: Plan, liked: Sequence[Plan], everything: Sequence[Plan]) -> list[Plan]:
-    """The chosen plan, two more of the first one's family, and the first of every other family: in the order in which
-    the model likes them, then those of which it says nothing."""
-    allowed = set(everything)
-    ordered = [p for p in dict.fromkeys([*liked, *everything]) if p in allowed and p != VENDOR]
+def shortlist(chosen: Plan, predicted: Mapping[Plan, float], everything: Sequence[Plan]) -> list[Plan]:
+    """The chosen plan, two more of the first one's family, and the first of every other family: in the order of the
+    predicted times, then those of which the model says nothing."""
+    times = {plan: predicted[plan] for plan in everything if plan in predicted}
+    least = min(times.values(), default=0.0)
+    liked = sorted((plan for plan in times if times[plan] <= FAR * least), key=lambda plan: times[plan])
+    ordered = [p for p in (*liked, *(p for p in everything if p not in times)) if p != VENDOR]
     firsts = {family(p): p for p in reversed(ordered)}
-    more = [p for p in ordered if family(p) == family(ordered[0])][: MORE + 1]
+    more = [p for p in ordered if family(p) == family(ordered[0])][: MORE + 1] if ordered else []
     wanted = {*firsts.values(), *more, chosen}
     return [p for p in dict.fromkeys([chosen, *ordered]) if p in wanted and p != VENDOR]
 
@@ -204,8 +207,8 @@ def measured(machine: Machine, size: Size, dtype: str, rounds: int, among: Seque
     """The default call, the vendor's and the plans of the shortlist, in shuffled rounds; far slower ones leave."""
     a, b, vendor = machine.operands(size, dtype)
     decision = fmm.explain(a, b)
-    liked = [c.plan for c in decision.considered]
-    plans = [p for p in among if p != VENDOR] if whole else shortlist(decision.plan, liked, among)
+    predicted = {c.plan: c.time for c in decision.considered}
+    plans = [p for p in among if p != VENDOR] if whole else shortlist(decision.plan, predicted, among)
     calls: dict[str, Callable[[], object]] = {"vendor": partial(vendor, a, b), "default": partial(fmm.matmul, a, b)}
     calls |= {str(p): partial(fmm.matmul, a, b, plan=p) for p in plans}
     samples, untried = first_samples(machine, calls)

@@ -65,7 +65,7 @@ STATED = {
     "docs/tuning.md": {"5 %": blocks.CLOSE, "1 %": doubts.MARGIN, "95 %": CONFIDENCE, "1.02": GAIN, "2 %": GAIN - 1},
 }
 FIGURE = re.compile(
-    r"\d[\d.,]*(?: %| ?(?:ms|µs|us|s|seconds|minutes|microseconds|times|points|[KMGT]i?B|[KMGT]i?B/s|[GT]flop(?:/s)?))\b"
+    r"\d[\d.,]* ?(?:ms|µs|us|s|seconds|minutes|microseconds|times|points|[KMGT]i?B|[KMGT]i?B/s|[GT]flop(?:/s)?)\b"
     r"|\d[\d.,]* %|\b\d+\.\d+\b|\b(?:two|three|four|five|six|seven|eight|nine|ten|twice) (?:times )?as fast",
     re.IGNORECASE,
 )
