@@ -13,7 +13,8 @@ import pytest
 from benchmarks.readme import MARK, SECTIONS, filled, pages
 from fmm.config.certify import CONFIDENCE, GAIN
 from fmm.kernels import Plan
-from fmm.tuner import blocks, cli, doubts
+from fmm.tuner import blocks as strategies
+from fmm.tuner import cli, doubts
 from tests.support import ROOT
 
 README = ROOT / "README.md"
@@ -62,7 +63,13 @@ STATED = {
     "docs/glossary.md": {"1.02": GAIN},
     "docs/limits.md": {"1.4 times": round(2**0.5, 1), "3 %": NEAR - 1},
     "docs/plans.md": {"1.5": 1.5},
-    "docs/tuning.md": {"5 %": blocks.CLOSE, "1 %": doubts.MARGIN, "95 %": CONFIDENCE, "1.02": GAIN, "2 %": GAIN - 1},
+    "docs/tuning.md": {
+        "5 %": strategies.CLOSE,
+        "1 %": doubts.MARGIN,
+        "95 %": CONFIDENCE,
+        "1.02": GAIN,
+        "2 %": GAIN - 1,
+    },
 }
 FIGURE = re.compile(
     r"\d[\d.,]* ?(?:ms|µs|us|s|seconds|minutes|microseconds|times|points|[KMGT]i?B|[KMGT]i?B/s|[GT]flop(?:/s)?)\b"
