@@ -72,8 +72,8 @@ STATED = {
     },
 }
 FIGURE = re.compile(
-    r"\d[\d.,]* ?(?:ms|µs|us|s|seconds|minutes|microseconds|times|points|[KMGT]i?B|[KMGT]i?B/s|[GT]flop(?:/s)?)\b"
-    r"|\d[\d.,]* %|\b\d+\.\d+\b|\b(?:two|three|four|five|six|seven|eight|nine|ten|twice) (?:times )?as fast",
+    r"(?<![\d^-])\d[\d.,]* ?(?:ms|µs|us|s|seconds|minutes|microseconds|times|points|[KMGT]i?B|[KMGT]i?B/s|[GT]flop(?:/s)?)\b"
+    r"|(?<![\d^])\d[\d.,]* %|\b\d+\.\d+\b|\b(?:two|three|four|five|six|seven|eight|nine|ten|twice) (?:times )?as fast",
     re.IGNORECASE,
 )
 

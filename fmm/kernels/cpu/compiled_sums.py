@@ -26,8 +26,8 @@ from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.elementwise import CallSchedule
 
 LINE = 64  # bytes
-LEAST = 1 << 18  # numbers in a block, below which NumPy's loops do
-STREAMED = 8 << 20  # bytes of results from which they go past the caches
+LEAST = 1 << 16  # numbers in a block, below which NumPy's loops do
+STREAMED = 4 << 20  # bytes of results from which they go past the caches
 TASK = 1 << 20  # bytes of a result that one task writes
 REAL = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
@@ -80,10 +80,15 @@ def result_slots(schedule: CallSchedule, count: int) -> list[int]:
 # ---- LLVM
 
 
+def compiler_installed() -> bool:
+    """Is llvmlite there? It is not loaded yet."""
+    return find_spec("llvmlite") is not None
+
+
 @lru_cache(maxsize=1)
 def compiler_found() -> bool:
     """Is llvmlite installed, and does it work here?"""
-    if find_spec("llvmlite") is None:
+    if not compiler_installed():
         return False
     try:
         _engine()
