@@ -72,7 +72,7 @@ STATED = {
     },
 }
 FIGURE = re.compile(
-    r"(?<![\d^-])\d[\d.,]* ?(?:ms|µs|us|s|seconds|minutes|microseconds|times|points|[KMGT]i?B|[KMGT]i?B/s|[GT]flop(?:/s)?)\b"
+    r"(?<![\d^-])\d[\d.,]* ?(?:m?s|µs|us|(?:micro)?seconds|minutes|times|points|[KMGT]i?B(?:/s)?|[GT]flop(?:/s)?)\b"
     r"|(?<![\d^])\d[\d.,]* %|\b\d+\.\d+\b|\b(?:two|three|four|five|six|seven|eight|nine|ten|twice) (?:times )?as fast",
     re.IGNORECASE,
 )
