@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
+from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.leaves import F16X3_RATE
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ class Calibration:
     parts: float = 1.0  # to and from the real or imaginary parts of complex numbers, every second number in memory
     deep: float = 1.0  # in three levels in one pass: so many values are held that few threads have registers
     host: float = 0.0  # seconds of the processor, at least, to start one product
+    # Seconds that a call by a plan takes the processor, at least: by one with levels, and by another leaf than the
+    # vendor's alone. (What the tuner times are launches; a user's call has its Python, too.)
+    call: float = 0.0
+    call_of_leaf: float = 0.0
     least: float = 0.0  # plans with leaf products that have a shorter side are not chosen: the formula is wrong there
     lanes: int = 1  # products that run at a time
     idle: float = 0.0  # seconds in which a thread has nothing to do, at a plan's beginning and end
@@ -120,6 +126,30 @@ def cpu(threads: int) -> Calibration:
     return Calibration(name, BUILT_IN, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_PARTS)
 
 
+# NumPy's own loops over integers: flops a second of one thread, whatever the type and however many threads there are.
+LOOP_FLOPS = 2e9
+NOMINAL = 2.0  # how many times as fast as such a server are the built-in rates
+# A digit product's terms beside BLAS's: to cut a number of A or B into planes, and to add one to C, take as long as so
+# many multiply-adds.
+CUTTING, ADDED = 40.0, 90.0
+
+
+@lru_cache(maxsize=64)
+def with_integers(found: Calibration) -> Calibration:
+    """A CPU's calibration with what its rates of floating point numbers say of integers: NumPy multiplies these in a
+    loop, and products of digits take as long as BLAS's."""
+    rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL if found.source == BUILT_IN else 1.0)
+    for name in INTEGERS:
+        way, _ = any_digits(8 * DTYPES[name].itemsize, 1024)
+        base = found.known_rate(way.real) or found.known_rate("float64") or found.known_rate("float32")
+        if base is None:
+            continue
+        times = way.count * (RELATIVE_TIME[way.real] if way.real not in found.rates else 1.0)
+        digits = Rate(base.flops / times, base.fill, base.pipe + ADDED, base.rows + CUTTING, base.cols + CUTTING)
+        rates |= {name: Rate(loop, 0.0, 0.0), DIGITS_RATE.format(name): digits}
+    return replace(found, rates=MappingProxyType(rates))
+
+
 # What plans in lanes cost two cores with AVX-512, in seconds: to hand a step to a thread, to begin and to end, and
 # OpenBLAS's other thread, which spins for 2^28 ticks after a product: a tenth of a second of half a core.
 HAND_OVER, IDLE, SPIN = 1e-4, 0.008, 0.025
@@ -141,9 +171,12 @@ STREAM_SHARE = 0.75
 MARGIN = 0.03  # nothing of this device was measured
 LEAST = 512.0
 LAUNCH = 4e-6
+# On the hosts of two H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after 43
+# to 60 where another leaf does, after 46 to 105 by a plan with levels.
+CALL, CALL_OF_LEAF = 90e-6, 40e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
-UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 1.5}
+UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
 ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
 # Syrk's time as a share of gemm's, on an H200 at 8192 (of float64 more at 16384: 0.63).
@@ -179,9 +212,8 @@ def datasheet(name: str) -> Calibration:
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
-    return Calibration(
-        gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
-    )
+    found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
+    return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
 
 
 def _three_products(half: Rate, stream: float) -> Rate:
@@ -203,4 +235,4 @@ def _peak(gpu: Device, dtype: str) -> float:
         "float16": gpu.fp16_tflops,
         "bfloat16": gpu.fp16_tflops if gpu.capability >= "8.0" or len(gpu.capability) > 3 else None,
     }
-    return (tflops[dtype] or 0.0) * 1e12
+    return (tflops.get(dtype) or 0.0) * 1e12
