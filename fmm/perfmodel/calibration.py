@@ -50,6 +50,9 @@ class Rate:
     # One half of a product that is its own adjoint takes this share of the whole product's time, where the vendor has a
     # function for it. (On an H200 0.50 in float32, 0.63 in float64.)
     half: float = 0.6
+    # The same by this package's own kernels, of one that is so large that tiles on the diagonal no longer count; 1: nobody
+    # measured it.
+    half_by_tiles: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,7 @@ ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
 # Syrk's time as a share of gemm's, on an H200 at 8192 (of float64 more at 16384: 0.63).
 HALF = {"float32": 0.51, "float64": 0.57}
+HALF_BY_TILES = {"float32": 0.54, "float64": 0.53, "float16": 0.52, "bfloat16": 0.52}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
@@ -168,6 +172,7 @@ def datasheet(name: str) -> Calibration:
             batch=BATCH.get(t, 1.0),
             tile=SIDE,
             half=HALF.get(t, Rate.half),
+            half_by_tiles=HALF_BY_TILES.get(t, 1.0) if gpu.capability == WARPGROUPS else 1.0,
         )
         for t, peak in peaks.items()
     }

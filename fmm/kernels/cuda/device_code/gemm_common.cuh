@@ -65,6 +65,29 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     return {layer, first + within % size % height, within % size / height};
 }
 
+// Of a C that is its own adjoint, the tiles of HIGH x WIDE numbers that reach the diagonal or lie below it, numbered as by
+// tile_of. A group of rows is as many whole tiles wide as high: to the left of the diagonal's columns all its rows have
+// tiles, and of these columns the c-th lacks the first c WIDE / HIGH.
+template <int HIGH, int WIDE, class Params>
+__device__ __forceinline__ Tile lower_tile_of(const Params& p, int number) {
+    const int wide = p.group * HIGH / WIDE, last = (p.down - 1) / p.group;
+    const auto on_diagonal = [&](int group, int height) {  // tiles of these columns
+        int found = 0;
+        for (int c = 0; c < wide && group * wide + c < p.across; ++c) found += max(height - c * WIDE / HIGH, 0);
+        return found;
+    };
+    const int whole = on_diagonal(0, p.group), rest = p.down - last * p.group;
+    const auto before = [&](int group) { return p.group * wide * (group * (group - 1) / 2) + group * whole; };
+    const int tiles = before(last) + rest * last * wide + on_diagonal(last, rest), layer = number / tiles;
+    int within = number % tiles, group = 0, c = 0;
+    while (group < last && before(group + 1) <= within) ++group;
+    within -= before(group);
+    const int first = group * p.group, height = min(p.down - first, p.group), left = group * wide;
+    if (within < left * height) return {layer, first + within % height, within / height};
+    for (within -= left * height; within >= height - c * WIDE / HIGH; ++c) within -= height - c * WIDE / HIGH;
+    return {layer, first + c * WIDE / HIGH + within, left + c};
+}
+
 // ---- from shared memory to registers
 
 // What a thread has of one operand at a step of the inner dimension: REGS numbers, LANES threads side by side. Along the
