@@ -202,9 +202,9 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
 
 
 def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
-    """That, where C has few tiles."""
-    tile = calibration.rate(problem.dtype).tile
-    return DOUBT * tile**2 / (problem.m * problem.n) if tile > 1 and problem.m * problem.n else 0.0
+    """That, where C has few tiles. (A complex number takes the room of two real ones, so C has twice as many.)"""
+    tile, entries = calibration.rate(problem.dtype).tile, problem.m * problem.n * (1 + problem.type.is_complex)
+    return DOUBT * tile**2 / entries if tile > 1 and entries else 0.0
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

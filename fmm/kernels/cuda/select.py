@@ -164,7 +164,7 @@ def _by_warpgroups(op: GemmOp, dtype: str, target: Target) -> Launch | str:
         return f"an operand does not begin at a multiple of {WIDE} bytes"
     found = wgmma_op(op, dtype, target.chip.multiprocessors)
     if found is None:
-        wants = f"lines of whole {WIDE} bytes, alpha real, beta 0 or 1"
+        wants = f"lines of whole {WIDE} bytes, alpha and beta real"
         inner = ", both along the inner dimension" if dtype == "tf32" else ""
         return f"its kernel cannot do this product: it wants {wants}{inner}"
     return wgmma_launch(found)

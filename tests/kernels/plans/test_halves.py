@@ -41,6 +41,8 @@ Matrix = np.ndarray[Any, Any]
         ("sforza > vendor", "sforza(1) > vendor"),
         ("sforza(3, 1536) > vendor", "sforza(3,1536) > vendor"),
         ("gram > sforza(2) > winograd > vendor", ""),
+        ("gram^2.tile > strassen > vendor", ""),
+        ("gram.tile.solo > gram.vendor > vendor", ""),
     ],
 )
 def test_plans_are_read_and_written(text: str, short: str) -> None:
@@ -55,6 +57,7 @@ def test_plans_are_read_and_written(text: str, short: str) -> None:
         ("strassen > gram > vendor", "gram cuts only products that are their own adjoints"),
         ("gram^0 > vendor", "1 to 9 times"),
         ("gram^10 > vendor", "1 to 9 times"),
+        ("gram.cublas > vendor", "unknown leaf 'cublas'"),
         ("sforza(7) > vendor", "1 to 6"),
     ],
 )
@@ -294,3 +297,16 @@ def test_a_symmetric_product_reads_both_factors() -> None:
         needed = workspace(plan, 12, 12, 12, 8, 1, 0, "symmetric")
         execute_plan(plan, a, b, c, BACKEND, Arena(aligned_block(needed), c.dtype), 1, 0, "symmetric", "full")
         np.testing.assert_array_equal(c, a @ b)
+
+
+def test_blocks_on_the_diagonal_by_a_leaf_of_their_own() -> None:
+    """And the types that it is for are the plan's."""
+    plan = Plan.parse("gram^2.tile > strassen > vendor")
+    steps = lower_level(plan, 64, 32, 64, *LOOSE)
+    assert steps is not None
+    found = {p.plan for p in steps.products if p.asked.op == "gram"}
+    assert found == {Plan(leaf="tile")}
+    assert {str(p.plan) for p in steps.products if p.asked.op == "product"} == {"strassen > vendor", "vendor"}
+    assert plan.takes_type("bfloat16") and not plan.takes_type("complex64")
+    inner = lower_level(Plan.parse("gram.tile > gram > vendor"), 64, 32, 64, *LOOSE)
+    assert inner is not None and {str(p.plan) for p in inner.products if p.asked.op == "gram"} == {"gram > vendor"}

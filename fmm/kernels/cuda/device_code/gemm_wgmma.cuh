@@ -50,6 +50,10 @@ __device__ __forceinline__ void put_pair(tf32* to, float x, float y) { *reinterp
 
 struct Product {
     Map left, right, dest;
+    const void* old;           // C, where a multiple of it is kept
+    long long leading, layer;  // numbers from one row of it to the next, and from one product of a batch to the next
+    int m, n;                  // its sides
+    float keep;                // so many times what stands in C is added to the product, before the factor
     int steps;         // tiles of the inner dimension
     int down, across;  // clusters' tiles below each other and side by side
     int group;         // so many rows of them are done together
@@ -279,6 +283,47 @@ __device__ __forceinline__ void stage_transposed(Element* staging, const float (
     }
 }
 
+__device__ __forceinline__ float2 widened_pair(const half* q) {
+    float2 both;
+    asm("{.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.f32.f16 %0, x;\ncvt.f32.f16 %1, y;}"
+        : "=f"(both.x), "=f"(both.y)
+        : "r"(*reinterpret_cast<const unsigned*>(q)));
+    return both;
+}
+__device__ __forceinline__ float2 widened_pair(const bfloat16* q) {
+    const unsigned both = *reinterpret_cast<const unsigned*>(q);
+    return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u)};
+}
+__device__ __forceinline__ float2 widened_pair(const tf32* q) { return *reinterpret_cast<const float2*>(q); }
+
+// x += keep times what stands in C, of the pairs from this row and column on. (n is even.)
+template <class Element, int COUNT>
+__device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
+    constexpr int AT_ONCE = 8;  // pairs that are on their way: more would not leave registers enough
+    const Element* const old = static_cast<const Element*>(p.old) + layer * p.layer + col;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int line = row + r * 8, there = line < p.m ? p.n - col : 0;
+        const Element* const first = old + line * p.leading;
+#pragma unroll
+        for (int begin = 0; begin < COUNT / 4; begin += AT_ONCE) {
+            float2 kept[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j) {
+                kept[j] = {0, 0};
+                if ((begin + j) * 8 < there) kept[j] = widened_pair(first + (begin + j) * 8);
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j) {
+                float* const pair = x + (begin + j) * 4 + r * 2;
+                pair[0] += p.keep * kept[j].x;
+                pair[1] += p.keep * kept[j].y;
+            }
+            asm volatile("" ::: "memory");  // no later reads are begun here
+        }
+    }
+}
+
 template <class Step, class S, class Left, class Right, class Element>
 __device__ __forceinline__ void multiply_all(const Product& p, Element* memory, const Gates& gates, int group) {
     constexpr int WORDS = S::STAGE * static_cast<int>(sizeof(Element)) / 16, WIDE = 16 / static_cast<int>(sizeof(Element));
@@ -307,6 +352,8 @@ __device__ __forceinline__ void multiply_all(const Product& p, Element* memory, 
 #pragma unroll
         for (float& x : sum) asm volatile("" : "+f"(x)::"memory");  // and is not read before
         if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
+        if (p.keep != 0)
+            add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
 #pragma unroll
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
             pass(gates.sent + group, staged.parity ^ 1);

@@ -21,6 +21,7 @@ from fmm.kernels.cuda.views import Factor, Lines, Piece
 SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
 # Of a lower half: where tiles of 256 columns would leave most of a last round idle, as at 4096 rows on an H200.
 HALF_SIZES = (*SIZES, WgmmaSizes(128, 192, stages=4))
+MOST_KEPT = 2.0**60  # of beta over alpha
 EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
 
 
@@ -35,6 +36,8 @@ class WgmmaOp:
     count: int
     adds: bool
     factor: float
+    keep: float  # so many times what stands in C is added to the product, before the factor
+    sides: tuple[int, int]  # of C
     clusters: int  # that the device has room for
 
     def __hash__(self) -> int:
@@ -51,8 +54,10 @@ class WgmmaOp:
     @cached_property
     def parameters(self) -> bytes:
         """struct Product of gemm_wgmma.cuh, its tensor maps still zero."""
+        dest = self.maps[2]
+        old = 0, dest.leading, dest.layer, *self.sides, self.keep
         told = self.steps, *self.tiles, group_of(self.kernel.sizes), self.units, self.adds, self.factor
-        numbers = struct.pack("<6if", *told)
+        numbers = struct.pack("<3q2if6if", *old, *told)
         whole = bytes(MAP_BYTES * len(self.maps)) + numbers
         return whole + bytes(-len(whole) % 64)
 
@@ -68,11 +73,12 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
     aligned = all(_is_aligned(x, element.itemsize) for x in op.pieces)
     # The copy engine writes 16 bytes at a time: a row of C that ends in the middle of them would be followed by zeros.
     cut = n * element.itemsize % WIDE != 0
-    if turned or cut or not aligned or alpha.imag or beta not in (0, 1):
+    if turned or cut or not aligned or alpha.imag or beta.imag or abs(beta) > MOST_KEPT * abs(alpha):
         return None
-    # Transposed tiles are made by an instruction for 16-bit numbers, and only sent, not added.
-    if op.half == "lower" or (op.half == "full" and (element.itemsize > 2 or beta)):
+    # Transposed tiles are made by an instruction for 16-bit numbers.
+    if op.half == "lower" or (op.half == "full" and element.itemsize > 2):
         return None
+    adds = beta == 1 and not op.half  # by the copy engine; what is also sent elsewhere must be known before
     s = sizes_for(m, n, op.count, multiprocessors, bool(op.half))
     line = LINE // element.itemsize
 
@@ -91,7 +97,8 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
     )
     tiles, clusters = tiles_of(m, n, s), max(multiprocessors // s.cluster, 1)
     kernel = WgmmaKernel(dtype, s, along, op.half)
-    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, beta == 1, alpha.real, clusters)
+    keep = 0.0 if adds else beta.real / alpha.real
+    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters)
 
 
 def _is_aligned(x: Factor, itemsize: int) -> bool:
@@ -130,6 +137,8 @@ def wgmma_launch(op: WgmmaOp) -> Launch:
     """All three operands' bases must be multiples of 16 bytes."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
+    dest = op.maps[2].piece
+    slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
     kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     batch = f", a batch of {op.count}" if op.count > 1 else ""
