@@ -1,8 +1,8 @@
 """Never slower, of structured products on a GPU: `python -m benchmarks.structured_random [--quick]`.
 
 Random shapes of each kind, half of them with odd sides: one half of x times x transposed against cuBLAS's syrk (of
-bfloat16, which has none, all of it against the library's own product), x @ x.T as a user writes it against that product,
-and complex products against CuPy's. Whole calls, on whatever stands in the configs; raw samples go to
+bfloat16, which has none, all of it against the library's own product), x @ x.T as a user writes it against that
+product, and complex products against CuPy's. Whole calls, on whatever stands in the configs; raw samples go to
 results/<device>/structured.json.
 """
 
@@ -35,7 +35,8 @@ Calls = tuple[Callable[[], object], Callable[[], object], Any]  # the vendor's, 
 
 def sides(count: int, number: int, largest: int, seed: int) -> list[tuple[int, ...]]:
     """Random sides, spread evenly by logarithm, none more than ASPECT times another; every second shape is odd."""
-    rng, found = random.Random(seed), []
+    rng = random.Random(seed)
+    found: list[tuple[int, ...]] = []
     while len(found) < count:
         size = [int(largest ** rng.random()) for _ in range(number)]
         if max(size) <= ASPECT * min(size):
@@ -62,7 +63,9 @@ def recognised_calls(dtype: str, rows: int, cols: int) -> Calls:
 def complex_calls(dtype: str, m: int, k: int, n: int) -> Calls:
     real = COMPLEX[dtype]
     a, b = (
-        (cupy.random.standard_normal(shape, dtype=real) + 1j * cupy.random.standard_normal(shape, dtype=real)).astype(dtype)
+        (cupy.random.standard_normal(shape, dtype=real) + 1j * cupy.random.standard_normal(shape, dtype=real)).astype(
+            dtype
+        )
         for shape in ((m, k), (k, n))
     )
     return partial(cupy.matmul, a, b), partial(fmm.matmul, a, b), fmm.explain(a, b)
@@ -70,8 +73,8 @@ def complex_calls(dtype: str, m: int, k: int, n: int) -> Calls:
 
 def calls_of(kind: str, size: tuple[int, ...]) -> Calls:
     what, _, dtype = kind.rpartition(" ")
-    make = {"half": half_calls, "x @ x.T": recognised_calls, "": complex_calls}[what]
-    return make(dtype, *size)
+    make: dict[str, Callable[..., Calls]] = {"half": half_calls, "x @ x.T": recognised_calls, "": complex_calls}
+    return make[what](dtype, *size)
 
 
 def measured(kind: str, size: tuple[int, ...]) -> dict[str, Any]:

@@ -50,8 +50,8 @@ class Rate:
     # One half of a product that is its own adjoint takes this share of the whole product's time, where the vendor has a
     # function for it. (On an H200 0.50 in float32, 0.63 in float64.)
     half: float = 0.6
-    # The same by this package's own kernels, of one that is so large that tiles on the diagonal no longer count; 1: nobody
-    # measured it.
+    # The same by this package's own kernels, of one that is so large that tiles on the diagonal no longer count; 1:
+    # nobody measured it.
     half_by_tiles: float = 1.0
 
 

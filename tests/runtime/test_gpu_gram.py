@@ -92,9 +92,7 @@ def test_fill_alpha_and_beta(library: Any, dtype: str, plan: str | None) -> None
         check_update(library, dtype, n, fill, alpha, beta, plan)
 
 
-def check_update(
-    library: Any, dtype: str, n: int, fill: Any, alpha: float, beta: float, plan: str | None
-) -> None:
+def check_update(library: Any, dtype: str, n: int, fill: Any, alpha: float, beta: float, plan: str | None) -> None:
     """alpha a a^H + beta out in the wanted half, and nothing else written."""
     a = library.array(draw((n, 40), dtype), dtype)
     square = draw((n, n), dtype, 1)

@@ -95,7 +95,7 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
         found = alpha * (left @ right) + (beta * dest if beta else 0)
         # Column by column it is the upper half that is wanted of what lies row by row; the other one may get anything.
-        wanted = np.tri(*found.shape, dtype=bool).T if op.half else np.ones_like(found, dtype=bool)
+        wanted: Any = np.tri(op.n, dtype=bool).T if op.half else np.ones(found.shape, bool)
         np.copyto(dest, found, where=wanted)
         if op.half == "loose":
             np.copyto(dest, np.nan, where=~wanted)

@@ -41,8 +41,8 @@ class Leaf:
     types: tuple[str, ...]  # that it multiplies
     types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
     considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
-    # Of a product that is its own adjoint it computes one half alone: of these types by BLAS's syrk and herk, of a matrix
-    # and its adjoint; of those by a kernel of its own, of any two factors, if the result lies row by row.
+    # Of a product that is its own adjoint it computes one half alone: of these types by BLAS's syrk and herk, of a
+    # matrix and its adjoint; of those by a kernel of its own, of any two factors, if the result lies row by row.
     rank_updates: tuple[str, ...] = ()
     halves: tuple[str, ...] = ()
     loose_halves: tuple[str, ...] = ()  # of these it leaves anything in the other half

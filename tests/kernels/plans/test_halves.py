@@ -22,6 +22,7 @@ from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_growth
 from fmm.problem import Fill, Problem
+from fmm.runtime.decide import check_runnable
 from fmm.runtime.overflow import growth_bound
 
 LOOSE, FULL = Asked(op="gram", fill="loose"), Asked(op="gram")
@@ -310,3 +311,8 @@ def test_blocks_on_the_diagonal_by_a_leaf_of_their_own() -> None:
     assert plan.takes_type("bfloat16") and not plan.takes_type("complex64")
     inner = lower_level(Plan.parse("gram.tile > gram > vendor"), 64, 32, 64, *LOOSE)
     assert inner is not None and {str(p.plan) for p in inner.products if p.asked.op == "gram"} == {"gram > vendor"}
+
+
+def test_a_cpu_runs_no_leaf_of_a_gpu() -> None:
+    with pytest.raises(PlanError, match="tile is a product on a GPU"):
+        check_runnable(Plan.parse("gram.tile > vendor"), Problem(64, 32, 64, op="gram"), on_cpu=True)

@@ -24,8 +24,8 @@ Path = Literal["async", "plain", "texture"]  # how tiles come to shared memory: 
 # number by number, whoever else adds at the same time.
 Update = Literal["keep", "atomic"]
 Flag = Literal["", "raises", "obeys"]
-# Of a C that is its own adjoint, which tiles are made: all; those on and below the diagonal, and nothing else is written;
-# the same, and their mirror is written too.
+# Of a C that is its own adjoint, which tiles are made: all; those on and below the diagonal, and nothing else is
+# written; the same, and their mirror is written too.
 Half = Literal["", "lower", "full"]
 ASYNC: tuple[Path, Path] = ("async", "async")
 ENTRY = "fmm_tile"

@@ -50,6 +50,10 @@ class Gram(PlanLevel):
         return f"{power}.{self.halves}" if self.halves else power
 
     @property
+    def own_leaves(self) -> tuple[str, ...]:
+        return (self.halves,) if self.halves else ()
+
+    @property
     def types(self) -> tuple[str, ...] | None:
         return leaf_use(self.halves).types() if self.halves else None
 

@@ -207,7 +207,7 @@ def test_the_entry_point() -> None:
 
 
 def test_one_half_of_a_product() -> None:
-    """Of a result that lies row by row, with its mirror in the same launch; what lies in columns is multiplied whole."""
+    """Of a result that lies row by row, with its mirror in the same launch; of one in columns all is multiplied."""
     rows = Problem(2048, 512, 2048, "bfloat16", op="symmetric")
     columns = Layout("C", 512), Layout("C", 2048), Layout("F", 2048)
     (label,) = launch_labels(rows)
