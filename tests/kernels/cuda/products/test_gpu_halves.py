@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.runtime.gram import Half
 
 cupy = pytest.importorskip("cupy")
 
@@ -28,7 +29,7 @@ def arrays(n: int, k: int, dtype: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("dtype", ROUNDOFF)
 def test_few_launches_of_halves(dtype: str, plan: str) -> None:
     """More tiles than one, edges of tiles, the mirror, updates; rows that are aligned and others."""
-    asked = ("full", 0), ("lower", 2), ("full", -1)
+    asked: tuple[tuple[Half, float], ...] = ("full", 0), ("lower", 2), ("full", -1)
     for (n, k), rows, (fill, beta) in product(((264, 72), (137, 19)), (True, False), asked):
         with cupy.cuda.using_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)):
             a, out = arrays(n, k, dtype)
