@@ -245,7 +245,7 @@ def halves(results: Path) -> Iterator[str]:
         found = (
             (
                 HALVES[r["kind"]],
-                r["dtype"],
+                r["dtype"] + ", without emulation" * r.get("ieee", False),
                 times(r["size"]),
                 digits(median(r["candidate"])),
                 f"**{paired(r['vendor'], r['candidate']):.2f}**",

@@ -7,7 +7,7 @@ from math import ceil
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
-from fmm.kernels.plans.leaf import Leaf, leaf_use
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import Work, counted_work, estimated_work
@@ -16,9 +16,6 @@ from fmm.problem import Problem
 LEAVES_OUT = (
     "caches between steps, clocks that fall under load, waves that do not fill the device, page faults of a first call"
 )
-
-
-HALF_TILE = 128  # rows of the tiles that our kernels make of one half
 
 
 @dataclass(frozen=True)
@@ -132,24 +129,21 @@ def _halves(
 ) -> tuple[float, float]:
     """The same of products that are their own adjoints: where the leaf does one half alone a share of the whole's."""
     seconds = starts = 0.0
-    for m, k, count, batch, name in work.halves:
+    for m, k, count, batch, name, loose in work.halves:
         if m and k:
             leaf = leaf_use(name).leaf
-            share = _half_share(leaf, dtype, rate, m, batch if calibration.batches else 1)
+            by_tiles = dtype.name in (*leaf.halves, *(leaf.loose_halves if loose else ()))
+            if by_tiles:  # those on the diagonal are whole
+                share = min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
+            elif dtype.name in leaf.rank_updates:
+                share = 1.0 if calibration.batches and batch > 1 and m <= leaf.whole_halves else rate.half
+            else:
+                share = 1.0
             compute = dtype.flops * m * k * m / rate.flops * _vendors(rate, m, k, m, max(batch, lanes))
             moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(share * leaf.relative_time * compute, moved)
             starts += count / batch
     return seconds, starts
-
-
-def _half_share(leaf: Leaf, dtype: DType, rate: Rate, side: float, batch: float) -> float:
-    """The time of one half as a share of the whole product's: of a small half by tiles more, for those on the
-    diagonal are whole."""
-    if dtype.name in leaf.rank_updates:
-        return 1.0 if batch > 1 and side <= leaf.whole_halves else rate.half
-    by_tiles = dtype.name in (*leaf.halves, *leaf.loose_halves)
-    return min(rate.half_by_tiles * (1 + HALF_TILE / side), 1.0) if by_tiles else 1.0
 
 
 def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:

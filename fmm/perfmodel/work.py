@@ -29,7 +29,9 @@ ACCESS, WORD = 16, 4
 DEEP = 7**3  # products of three levels in one pass
 DEEP_ACCESS = 8  # bytes that their sums move at a time at most, where all others move ACCESS
 Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many of them start together
-Half = tuple[float, float, float, float, str]  # rows, k, how many, how many of them start together, by which leaf
+
+# Rows, k, how many, how many of them start together; by which leaf, and may it leave anything in the other half?
+Half = tuple[float, float, float, float, str, bool]
 
 
 class Tiles(NamedTuple):
@@ -193,18 +195,19 @@ class _Parts:
     def __init__(self) -> None:
         self.traffic = self.passes = self.held = 0.0  # held: elements of temporaries, levels below each other
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()  # the last: how many start together
-        self.halves: Counter[tuple[Shape, int, str]] = Counter()  # and by which leaf
+        self.halves: Counter[tuple[Shape, int, str, bool]] = Counter()  # by which leaf, and is it loose
 
     def walk(self, plan: Plan, size: Shape, asked: Asked, together: int = 1) -> None:
         steps = lower_level(plan, *size, *asked) if asked.op != "product" else None
         if asked.op == "product":
             self.products[plan, size, 1 if plan.levels else together] += 1
         elif steps is None:
-            self.halves[size, together, plan.leaf] += 1
+            self.halves[size, together, plan.leaf, asked.fill == "loose"] += 1
         else:
             held = self.held
             self.held = most = held + sum(rows * cols for _, rows, cols in steps.temporaries)
-            for step in steps.steps:
+            mirrored = not plan.levels and plan.leaf_use.leaf.mirrors  # by the kernel itself
+            for step in steps.steps[: 1 if mirrored else None]:
                 before, self.held = self.held, most
                 self._step(step)
                 self.held = max(before, self.held)
@@ -244,7 +247,9 @@ def half_work(plan: Plan, problem: Problem) -> Work:
         for (inner, size, together), count in found.products.items()
     ]
     leaves = [(m, k, n, c * times, max(b, t)) for c, t, w in parts for m, k, n, times, b in w.leaves]
-    halves = [(float(m), float(k), float(c), float(t), by) for ((m, k, _), t, by), c in found.halves.items()]
+    halves = [
+        (float(m), float(k), float(c), float(t), by, loose) for ((m, k, _), t, by, loose), c in found.halves.items()
+    ]
     traffic = found.traffic + sum(c * w.traffic for c, _, w in parts)
     passes = found.passes + sum(c * w.passes for c, _, w in parts)
     return Work(

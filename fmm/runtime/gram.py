@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fmm.arrays.library import Library
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
@@ -120,7 +120,9 @@ def _writes_there(library: Library, call: Call, found: Operands) -> bool:
     begin anew: the old numbers would be gone."""
     if call.plan is None or not call.direct:
         return False
-    again = library.processor == "cpu" or may_differ(call.plan)
+    problem = call.decision.problem
+    updates = problem is None or not can_compute_again(problem)
+    again = library.processor == "cpu" or (may_differ(call.plan) and updates)
     if found.asked != _whole(found.asked) and again:
         return False
     return not call.overlap(*(library.pointer(x) for x in (found.left, found.right, found.out)))

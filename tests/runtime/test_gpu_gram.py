@@ -140,6 +140,11 @@ def test_inf_and_nan_as_the_library_has_them(library: Any, dtype: str, plan: str
         below = np.tri(200, k=-1, dtype=bool)
         np.testing.assert_array_equal(np.isfinite(found[below]), np.isfinite(whole[below]))
         np.testing.assert_array_equal(np.isfinite(found), np.isfinite(found.T))
+        old = library.array(draw((200, 200), dtype, 1), dtype)
+        before = library.host(old)
+        lower = library.host(fmm.gram(a, out=old, rows=True, fill="lower", plan=plan))
+        np.testing.assert_array_equal(np.isfinite(lower[below]), np.isfinite(whole[below]))
+        np.testing.assert_array_equal(lower[below.T], before[below.T])
 
 
 def test_out_overlaps_the_operand(library: Any) -> None:

@@ -20,7 +20,7 @@ from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
 from fmm.kernels.cuda.rank import rank_op
-from fmm.kernels.cuda.recompute.recompute import recompute_launches
+from fmm.kernels.cuda.recompute.recompute import can_compute_again, recompute_launches
 from fmm.kernels.cuda.select import Target, select_launches
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
@@ -56,7 +56,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     wanted = record_operations(plan, problem)
     steps: list[Step] = []
     lanes: list[int] = []
-    unseen, again = False, target.flagged and problem.fill == "full" and not (problem.halved and problem.updates)
+    unseen, again = False, target.flagged and can_compute_again(problem)
     kept, room = _kept_result(problem, wanted.workspace) if again and problem.beta else (None, wanted.workspace)
     if kept is not None:
         steps += _keeping(problem, kept, target)
@@ -73,10 +73,11 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         more = recompute_launches(problem, scanned, target.chip, target.divides, kept)
         steps += more
         lanes += [0] * len(more)
-        # What is computed again is complex, and rounded otherwise in the other half.
-        mirrors = [op for op in wanted.ops if problem.type.is_complex and isinstance(op, MirrorOp)]
-        steps += [step for op in mirrors[-1:] for step in select_launches(op, replace(target, flagged=False))]
-        lanes += [0] * len(mirrors[-1:])
+        if problem.halved and problem.type.is_complex:
+            # What is computed again is rounded otherwise in the other half, and not quite real on the diagonal.
+            c = operand_views(problem)["C"]
+            steps += select_launches(MirrorOp(c, c, full=problem.fill == "full"), replace(target, flagged=False))
+            lanes.append(0)
     return LaunchList(plan, problem, tuple(steps), tuple(lanes), room, target.alignment)
 
 

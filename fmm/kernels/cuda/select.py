@@ -182,8 +182,6 @@ def _by_tiles(op: TileOp | TileGroup, target: Target) -> tuple[Launch, ...]:
 
 def _by_engine(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
     chip = target.chip
-    if op.kernel.half:
-        return None
     bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
     aligned = rows_are_aligned(op) and all(target.divides[base] % WIDE == 0 for base in bases)
     if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):

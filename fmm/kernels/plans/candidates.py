@@ -187,6 +187,7 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     found = [VENDOR]
     of_halves = [leaf.name for leaf in leaves_on(device) if leaf.halves]
+    found += [Plan(leaf=name) for name in of_halves]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = [f".{name}" for name in of_halves] if plan.leaf == VENDOR.leaf else []

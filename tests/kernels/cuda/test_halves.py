@@ -149,8 +149,18 @@ def test_what_is_computed_again_is_mirrored_again_if_it_is_complex() -> None:
     assert "computes again" in labels[-2] and labels[-1].startswith("mirror_half")
 
 
+@pytest.mark.parametrize(("dtype", "how"), [("float32", "tiled"), ("float64", "simple"), ("complex64", "simple")])
+def test_a_half_alone_is_computed_again_alone(dtype: str, how: str) -> None:
+    """What nothing of ours has seen is looked through; of complex numbers the diagonal is made real again."""
+    labels = [s.label for s in steps("gram > strassen > vendor", problem(4096, 1024, dtype, "C", "C", fill="lower"))]
+    again = [i for i, label in enumerate(labels) if "computes again" in label]
+    assert len(again) == 1 and labels[again[0]].startswith(f"recompute_{how}")
+    assert "looks for inf" in labels[again[0] - 1]
+    assert [label.startswith("mirror_half") for label in labels[again[0] + 1 :]] == [True] * (dtype == "complex64")
+
+
 def test_an_update_is_not_computed_again() -> None:
     """The old C would be gone: whoever wants that computes the product elsewhere."""
-    for more in ({"beta": 1}, {"alpha": 2}, {"fill": "lower"}):
+    for more in ({"beta": 1}, {"alpha": 2}, {"alpha": 2, "fill": "lower"}):
         found = steps("gram > strassen > vendor", problem(4096, 1024, "float32", "C", "C", **more))
         assert not any("computes again" in step.label for step in found)

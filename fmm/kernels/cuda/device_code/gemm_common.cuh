@@ -57,6 +57,13 @@ struct Tile {  // which one a thread block makes
     int layer, row, col;
 };
 
+// How much is made of a C that is its own adjoint.
+enum class Half {
+    NONE,   // all of C
+    LOWER,  // what is on and below the diagonal; nothing else is touched
+    FULL,   // that, and as its mirror what is above
+};
+
 // Numbered down the rows of a group, then across; group by group, layer by layer.
 template <class Params>
 __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
@@ -68,25 +75,34 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
 // Of a C that is its own adjoint, the tiles of HIGH x WIDE numbers that reach the diagonal or lie below it, numbered as by
 // tile_of. A group of rows is as many whole tiles wide as high: to the left of the diagonal's columns all its rows have
 // tiles, and of these columns the c-th lacks the first c WIDE / HIGH.
-template <int HIGH, int WIDE, class Params>
-__device__ __forceinline__ Tile lower_tile_of(const Params& p, int number) {
-    const int wide = p.group * HIGH / WIDE, last = (p.down - 1) / p.group;
-    const auto on_diagonal = [&](int group, int height) {  // tiles of these columns
+template <int HIGH, int WIDE>
+struct LowerTiles {
+    const int group, down, across, wide, last, whole, tiles;  // the last group; tiles of a whole one on the diagonal; of all
+
+    template <class Params>
+    __device__ __forceinline__ explicit LowerTiles(const Params& p)
+        : group(p.group), down(p.down), across(p.across), wide(p.group * HIGH / WIDE), last((p.down - 1) / p.group),
+          whole(on_diagonal(0, group)), tiles(before(last) + height(last) * last * wide + on_diagonal(last, height(last))) {}
+
+    __device__ __forceinline__ Tile at(int number) const {
+        int within = number % tiles, g = 0, c = 0;
+        while (g < last && before(g + 1) <= within) ++g;
+        within -= before(g);
+        const int first = g * group, left = g * wide, rows = height(g);
+        if (within < left * rows) return {number / tiles, first + within % rows, within / rows};
+        for (within -= left * rows; within >= rows - c * WIDE / HIGH; ++c) within -= rows - c * WIDE / HIGH;
+        return {number / tiles, first + c * WIDE / HIGH + within, left + c};
+    }
+
+private:
+    __device__ __forceinline__ int height(int g) const { return min(down - g * group, group); }
+    __device__ __forceinline__ int before(int g) const { return group * wide * (g * (g - 1) / 2) + g * whole; }
+    __device__ __forceinline__ int on_diagonal(int g, int rows) const {  // tiles of these columns
         int found = 0;
-        for (int c = 0; c < wide && group * wide + c < p.across; ++c) found += max(height - c * WIDE / HIGH, 0);
+        for (int c = 0; c < wide && g * wide + c < across; ++c) found += max(rows - c * WIDE / HIGH, 0);
         return found;
-    };
-    const int whole = on_diagonal(0, p.group), rest = p.down - last * p.group;
-    const auto before = [&](int group) { return p.group * wide * (group * (group - 1) / 2) + group * whole; };
-    const int tiles = before(last) + rest * last * wide + on_diagonal(last, rest), layer = number / tiles;
-    int within = number % tiles, group = 0, c = 0;
-    while (group < last && before(group + 1) <= within) ++group;
-    within -= before(group);
-    const int first = group * p.group, height = min(p.down - first, p.group), left = group * wide;
-    if (within < left * height) return {layer, first + within % height, within / height};
-    for (within -= left * height; within >= height - c * WIDE / HIGH; ++c) within -= height - c * WIDE / HIGH;
-    return {layer, first + c * WIDE / HIGH + within, left + c};
-}
+    }
+};
 
 // ---- from shared memory to registers
 

@@ -429,19 +429,13 @@ __device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&
 
 // ---- half of a C that is its own adjoint
 
-enum class Half {
-    NONE,   // all of C
-    LOWER,  // what is on and below the diagonal; nothing else is touched
-    FULL,   // that, and as its mirror what is above
-};
-
 // The tile of this number.
 template <class Product, class S, class Params>
 __device__ __forceinline__ Tile wanted_tile(const Params& p, int number) {
     if constexpr (Product::HALF == Half::NONE)
         return tile_of(p, number);
     else
-        return lower_tile_of<S::HEIGHT, S::WIDTH>(p, number);
+        return LowerTiles<S::HEIGHT, S::WIDTH>(p).at(number);
 }
 
 // This thread's part of the product to what is on and below the diagonal, and, if all of C is wanted, to its mirror. Every

@@ -214,7 +214,7 @@ __device__ __forceinline__ void every_tile(const Params& p, const Work& work) {
     for (int unit = blockIdx.x / S::CLUSTER; unit < p.units; unit += gridDim.x / S::CLUSTER) {
         Tile tile;
         if constexpr (LOWER_ONLY<S>)
-            tile = lower_tile_of<S::CLUSTER * S::HEIGHT, S::WIDTH>(p, unit);
+            tile = LowerTiles<S::CLUSTER * S::HEIGHT, S::WIDTH>(p).at(unit);
         else
             tile = tile_of(p, unit);
         work(Place{tile.layer, (tile.row * S::CLUSTER + rank) * S::HEIGHT, tile.col * S::WIDTH});

@@ -28,7 +28,7 @@ TILES += [(s.m_s * s.cluster, s.n_s, group_of(s)) for s in HALF_SIZES]
 DRIVER = """
 struct Params {{ int down, across, group; }};
 extern "C" void tile(int down, int across, int group, int number, int* found) {{
-    const fmm::Tile x = fmm::lower_tile_of<{high}, {wide}>(Params{{down, across, group}}, number);
+    const fmm::Tile x = fmm::LowerTiles<{high}, {wide}>(Params{{down, across, group}}).at(number);
     found[0] = x.layer, found[1] = x.row, found[2] = x.col;
 }}
 """
