@@ -90,7 +90,7 @@ SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
     "shortlist": shortlist,
     **{make.__name__: make for make in (
         measured.cpu, measured.gpu, measured.no_workspace, measured.own_kernel, measured.host, measured.tuned,
-        measured.regret, measured.emulation, measured.halves, measured.complex_products,
+        measured.regret, measured.emulation, measured.halves, measured.complex_products, measured.structured,
     )},
 }  # fmt: skip
 

@@ -79,7 +79,8 @@ class BlockModel:
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
         time, s = best_by_engine(op, chip)
         tiled = launch_seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), chip, op.count, op.kernel.along)
-        return s if time < tiled else None
+        made = op.grid[0] / (prod(op.tiles) * op.count)  # of one half, fewer tiles
+        return s if time < made * tiled else None
 
 
 BLOCK_MODEL = BlockModel()
