@@ -2,9 +2,9 @@
 
 Over (min, +), where a number of D is the length of an edge, D* holds the lengths of all shortest paths. A table cuts D
 into two by two blocks and calls `close` (on blocks of the diagonal, which are smaller problems of the same kind) and
-those kernels of step_tables/kernels.txt that subtract nothing. A table is proved when it is read: its blocks are letters
-that do not commute, its results sets of words, and these must be the words that are walks between the blocks' sides. So
-it holds in every closed semiring, and for blocks of any sizes.
+those kernels of step_tables/kernels.txt that subtract nothing. A table is proved when it is read: its blocks are
+letters that do not commute, its results sets of words, and these must be the words that are walks between the blocks'
+sides. So it holds in every closed semiring, and for blocks of any sizes.
 """
 
 from __future__ import annotations
