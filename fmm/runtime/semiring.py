@@ -11,8 +11,9 @@ import numpy as np
 
 from fmm.arrays.kinds import kind_of, on_device
 from fmm.arrays.pick import cupy_library
+from fmm.kernels.cpu import semiring_compiled
 from fmm.kernels.cpu.closure import LEAF, Semiring, close_matrix
-from fmm.kernels.cpu.semiring_compiled import CompiledSemiring, can_compile
+from fmm.kernels.cpu.semiring_compiled import CompiledSemiring
 from fmm.kernels.cpu.semiring_numpy import Noted, NumpySemiring
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.runtime.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
@@ -85,7 +86,7 @@ def _product(place: _Place, x: Any, y: Any, greatest: bool, argbest: bool) -> tu
 
 
 def _host_semiring(domain: Domain, greatest: bool, work: int) -> Semiring:
-    compiled = work >= COMPILED and can_compile()
+    compiled = work >= COMPILED and semiring_compiled.can_compile()
     made: type[CompiledSemiring] | type[NumpySemiring] = CompiledSemiring if compiled else NumpySemiring
     return made(greatest and domain.sign > 0, domain.none, blas_threads())
 

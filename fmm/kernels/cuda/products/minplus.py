@@ -58,13 +58,17 @@ WORD_SIZES = (
     TileSizes("Small", 32, 32, 16, m_r=2, n_r=4, warp_m=8, warp_n=4, stages=3, blocks=6),
 )
 # With arguments, or with numbers of two registers, a thread has half as many.
-LARGE_SIZES = (replace(WORD_SIZES[0], name="Half", m_s=64, n_r=8, warp_m=8, n_s=128), *WORD_SIZES[1:])
-LARGEST_SIZES = WORD_SIZES[1:]
+HALF = replace(WORD_SIZES[0], name="Half", m_s=64, n_r=8)
+NOTED_SIZES = (HALF, *WORD_SIZES[1:])
+DOUBLE_SIZES = (replace(HALF, stages=2), *WORD_SIZES[1:])
+NOTED_DOUBLE_SIZES = (replace(WORD_SIZES[1], blocks=2), WORD_SIZES[2])
 
 
 def sizes_for(ring: Ring, args: bool) -> tuple[TileSizes, ...]:
     """What a product's kernel may be compiled with."""
-    return (WORD_SIZES, LARGE_SIZES, LARGEST_SIZES)[(ring.word_bytes > 4) + args]
+    if ring.word_bytes > 4:
+        return NOTED_DOUBLE_SIZES if args else DOUBLE_SIZES
+    return NOTED_SIZES if args else WORD_SIZES
 
 
 def tile_side(ring: Ring, args: bool) -> int:
