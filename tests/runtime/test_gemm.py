@@ -3,6 +3,7 @@ launches keep what C held for a device."""
 
 from __future__ import annotations
 
+from decimal import Decimal
 from itertools import product
 from typing import Any
 
@@ -219,6 +220,11 @@ WRONG: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"alpha": "2"}, ValueError, "alpha must be a number, not '2'"),
     ({"alpha": True}, ValueError, "alpha must be a number, not True"),
     ({"alpha": 1j}, TypeError, "alpha and beta must be real numbers for real matrices"),
+    ({"alpha": 10**400}, ValueError, "alpha must be a number, not a number of 1329 bits"),
+    ({"beta": Decimal(2)}, ValueError, "beta must be a number, not Decimal"),
+    ({"out": [[0.0] * 4] * 4}, TypeError, "out must be an array, not a list"),
+    ({"out": (ONES, ONES)}, TypeError, "out must be an array, not a tuple"),
+    ({"transpose_a": ([],)}, ValueError, "transpose_a must be False"),
     ({"transpose_a": 3}, ValueError, "transpose_a must be False, True or 'C', or 0, 1 or 2, not 3"),
     ({"transpose_b": []}, ValueError, "transpose_b must be False"),
     ({"out": np.ones((4, 5))}, ValueError, r"out is \(4, 5\), the product \(4, 4\)"),
@@ -233,11 +239,25 @@ def test_what_is_refused(options: dict[str, Any], error: type[Exception], messag
         fmm.gemm(ONES, ONES, **options)
 
 
+def test_a_call_that_is_refused_leaves_out_as_it_is() -> None:
+    """Also where c is to be copied there first."""
+    a, c = np.ones((64, 64)), np.ones((64, 64))
+    for plan in ("tile", "strassen^9 > vendor", "3m > vendor"):
+        out = np.full((64, 64), 7.25)
+        with pytest.raises(PlanError):
+            fmm.gemm(a, a, c, beta=2, out=out, plan=plan)
+        assert (out == 7.25).all()
+    np.testing.assert_array_equal(fmm.gemm(a, a, c, beta=2, out=out, plan="winograd > vendor"), a @ a + 2 * c)
+
+
 def test_shapes_that_do_not_match() -> None:
     with pytest.raises(ValueError, match=r"wants matrices that match, not \(4, 4\) and \(3, 4\)"):
         fmm.gemm(ONES, ONES[:3])
     with pytest.raises(ValueError, match="wants matrices that match"):
         fmm.gemm(ONES, ONES[0])
+    for ask in (fmm.gemm, fmm.explain_gemm):
+        with pytest.raises(ValueError, match="wants matrices that match"):
+            ask(ONES[0], ONES[0], transpose_a=True)
     with pytest.raises(ValueError, match=r"c is \(3, 4\), the product \(4, 4\)"):
         fmm.gemm(ONES, ONES, ONES[:3], beta=1)
 
@@ -311,3 +331,17 @@ def test_what_computes_again_compiles(architecture: str) -> None:
     size = len(recompute_launches(Problem(8, 8, 8, "float64"), True, H200, dict.fromkeys("ABCW", 256))[0].parameters)
     check = f'static_assert(sizeof(fmm::classical::Rescue) == {size}, "size");\n'
     compile_cuda(simple_source("float64") + check, architecture, *CPP17)
+
+
+@pytest.mark.parametrize("plan", [None, "vendor", "winograd > vendor"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_operands_that_begin_between_numbers(plan: str | None, in_place: bool) -> None:
+    """Of such arrays it is not known where they end; C is then computed in a copy, once."""
+    a = np.frombuffer(bytearray(np.random.default_rng(1).bytes(96 * 80 * 4 + 2)), "u1")[2:].view("f4").reshape(96, 80)
+    a[:] = np.random.default_rng(2).standard_normal(a.shape)
+    assert not a.flags.aligned
+    b, c = (np.random.default_rng(seed).standard_normal(s).astype("f4") for seed, s in ((3, (80, 70)), (4, (96, 70))))
+    wanted = 2 * (a.astype("f8") @ b) - c
+    found = fmm.gemm(a, b, c, alpha=2, beta=-1, out=c if in_place else None, plan=plan)
+    assert (found is c) == in_place
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
