@@ -249,12 +249,13 @@ def tune_halves(
         known = ranked_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
-            found = race_plans(journal, problem, [*plans[:FEW_HALVES], *own_halves(journal.device, problem)], effort)
+            raced = dict.fromkeys([*plans[:FEW_HALVES], *own_halves(journal.device, problem)])
+            found = race_plans(journal, problem, list(raced), effort)
             confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share), noise)
 
 
 def own_halves(device: Device, problem: Problem) -> list[Plan]:
-    """One half by our own kernel alone, of types whose time the model does not tell."""
+    """One half by our own kernel alone, of types whose time the model may not tell."""
     leaves = leaves_on("cuda" if device.untuned().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_inside]
     plans = [Plan(leaf=leaf.name) for leaf in silent]

@@ -87,6 +87,11 @@ class PlanLevel(ABC):
         """Of the products that it may be asked for; None: of any type."""
         return None
 
+    @property
+    def own_leaves(self) -> tuple[str, ...]:
+        """The leaves that do some of its products, whatever is below it."""
+        return ()
+
     def dtype_below(self, dtype: str) -> str:
         """The type of its products, where it is asked for one of this type: a level may change the numbers."""
         return dtype

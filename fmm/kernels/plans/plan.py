@@ -52,6 +52,11 @@ class Plan:
         return _rest(self)
 
     @property
+    def leaf_uses(self) -> tuple[LeafUse, ...]:
+        """All leaves that it multiplies with."""
+        return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.own_leaves)
+
+    @property
     def halving(self) -> bool:
         """Is it a plan of products that are their own adjoints, and of no others?"""
         return bool(self.levels) and self.levels[0].halving
