@@ -55,3 +55,5 @@ _ROWS = (
 
 DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in _ROWS})
 STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # what arrays can hold
+# Of planes of residues, which nobody but kernels sees: a row of no table.
+BYTE = DType("byte", 1, 0.0, "fmm::byte", 3, 72, "int32", 10, tensor_map=0, mma="s8")

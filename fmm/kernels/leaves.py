@@ -14,11 +14,14 @@ lie in memory, for all leaves.)
 
 from __future__ import annotations
 
+from functools import partial
 from math import sqrt
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
+from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import PRODUCTS, residue_scratch
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
@@ -94,5 +97,26 @@ F16X3 = Leaf(
     rate=F16X3_RATE,
 )
 
-for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M):
+
+def _residue_leaf(name: str, moduli: int, levels: int) -> Leaf:
+    below = f", with {PRODUCTS**levels} in the place of {8**levels} by Strassen's algorithm" if levels else ""
+    return Leaf(
+        name,
+        f"float64 by products of 8-bit integers modulo {moduli} numbers{below}",
+        ("cuda",),
+        ("float64",),
+        call="four launches",
+        starts=4,
+        scratch=partial(residue_scratch, moduli, levels),
+        orders=(),
+        forms=("alone",),
+        unprobed=("alone",),
+        emulates=True,
+        rate=name,
+    )
+
+
+RESIDUES = tuple(_residue_leaf(name, *counts) for name, counts in RESIDUE_LEAVES.items())
+
+for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M, *RESIDUES):
     register_leaf(_row)
