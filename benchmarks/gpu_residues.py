@@ -1,4 +1,4 @@
-"""float64 by residues on a GPU: `python -m benchmarks.gpu_residues [--quick] [--sides 4096,8192] [--leaves oz14,oz14x7]`.
+"""float64 by residues on a GPU: `python -m benchmarks.gpu_residues [--quick] [--sides 4096,8192] [--leaves oz14]`.
 
 Whole calls of fmm.matmul with each leaf of residues, everything inside, against cupy.matmul, in shuffled rounds; the
 error of each on normal and uniform data against extended precision; and the time of each launch alone, with the rate
@@ -74,7 +74,7 @@ def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     """TOPS of the products of planes, as if none were saved."""
     moduli, levels = LEAVES[leaf]
     (spent,) = (ms for label, ms in times.items() if label.startswith("gemm_residues"))
-    return moduli * PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9
+    return float(moduli * PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9)
 
 
 def measured(side: int, leaves: tuple[str, ...], rounds: int) -> dict[str, Any]:

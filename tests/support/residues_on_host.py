@@ -43,7 +43,9 @@ static int dot_bytes(unsigned a, int b, int c) {
     return c;
 }
 static unsigned low_bytes(unsigned a, unsigned b) { return (a & 255) | (b & 255) << 8; }
-static unsigned low_bytes(unsigned a, unsigned b, unsigned c, unsigned d) { return low_bytes(a, b) | low_bytes(c, d) << 16; }
+static unsigned low_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
+    return low_bytes(a, b) | low_bytes(c, d) << 16;
+}
 }
 """
 DRIVER = """
@@ -102,7 +104,7 @@ extern "C" double root(const double* x, long long length) {
 extern "C" void reduce(const fmm::Modulus* modulus, const int* x, long long count, signed char* to) {
     for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>((*modulus)(x[i]));
 }
-extern "C" void reduce_raised(const fmm::Modulus* modulus, const unsigned long long* x, long long count, signed char* to) {
+extern "C" void raised(const fmm::Modulus* modulus, const unsigned long long* x, long long count, signed char* to) {
     for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>(modulus->of_raised(x[i]));
 }
 """
@@ -125,7 +127,7 @@ def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
     room = np.empty(64, np.uint8)
     begin = -room.ctypes.data % 16
     room[begin : begin + 32] = np.frombuffer(modulus_bytes(p), np.uint8)
-    function = parts().reduce if x.dtype == np.int32 else parts().reduce_raised
+    function = parts().reduce if x.dtype == np.int32 else parts().raised
     function(ctypes.c_void_p(room.ctypes.data + begin), _pointer(x), ctypes.c_longlong(x.size), _pointer(to))
     return to
 

@@ -40,7 +40,7 @@ class Residues:
     @property
     def products(self) -> int:
         """Of planes, modulo one number."""
-        return self.count * PRODUCTS**self.levels
+        return int(self.count * PRODUCTS**self.levels)
 
     @property
     def planes(self) -> tuple[int, int, int]:

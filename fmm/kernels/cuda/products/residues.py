@@ -102,8 +102,8 @@ class Pieces:
 
 
 def largest_norm(moduli: int, k: int) -> float:
-    """Up to which rows and columns may be scaled: whole numbers of norms x and y have products of at most x y, which must
-    be below half of the product of the moduli; rounding adds half to each of k numbers."""
+    """Up to which rows and columns may be scaled: whole numbers of norms x and y have products of at most x y, which
+    must be below half of the product of the moduli; rounding adds half to each of k numbers."""
     half = float(isqrt(remainder_weights(moduli).product // 2))
     return min(half * (1 - 2.0**-20) - sqrt(k), LARGEST)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fmm.dtypes import BYTE
+from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.algorithms.scheme import Matrix
 from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 from fmm.kernels.cuda.products.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
@@ -35,7 +35,7 @@ class ResidueKernel:
 
 @dataclass(frozen=True)
 class MeasureKernel:
-    """How one operand is measured: its lines by `group` threads each, or turned; whether 16 bytes are read at a time."""
+    """How one operand is measured: its lines by `group` threads each, or turned; are 16 bytes read at a time?"""
 
     along: Along
     group: int
@@ -108,7 +108,9 @@ def join_source(levels: int, pieces: int) -> str:
         "",
         fast_sums(),
         f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ {SPACE}Join p) {{ {SPACE}join<Sums, {levels}, {join_width(levels)}, {pieces}>(p); }}",
+        f"{ENTRY}(const __grid_constant__ {SPACE}Join p) {{",
+        f"    {SPACE}join<Sums, {levels}, {join_width(levels)}, {pieces}>(p);",
+        "}",
     ]
     return with_headers("\n".join(lines) + "\n")
 

@@ -22,8 +22,8 @@ from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 
-# |error| of an entry beside the norms of its row of A and its column of B: either loses half a unit of each of k numbers,
-# where the norm has at least 2^52.5 units (14 moduli); what DGEMM loses grows as fast with k.
+# |error| of an entry beside the norms of its row of A and its column of B: either loses half a unit of each of k
+# numbers, where the norm has at least 2^52.5 units (14 moduli); what DGEMM loses grows as fast with k.
 PROMISED = {13: 2.0**-49, 14: 2.0**-52.5, 15: 2.0**-53, 16: 2.0**-53}
 
 
@@ -34,7 +34,7 @@ def _warpgroups() -> None:
 
 
 def promised(leaf: str, k: int) -> float:
-    return PROMISED[LEAVES[leaf][0]] * max(np.sqrt(k), 1) + 2.0**-52
+    return float(PROMISED[LEAVES[leaf][0]] * np.sqrt(k) + 2.0**-52)
 
 
 def worst(a: Any, b: Any, c: Any) -> float:

@@ -149,7 +149,7 @@ def run(
     a: Matrix, b: Matrix, leaf: str, layouts: str = "CCC", alpha: float = 1, beta: float = 0
 ) -> tuple[Matrix, ResidueOp]:
     """C by the kernels on the host: where those of a GPU meet, the host does the same in its own way."""
-    m, k, n = *a.shape, b.shape[1]
+    (m, k), n = a.shape, b.shape[1]
     leading = [
         (cols if o == "C" else rows) + 3 for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)
     ]
