@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
+from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.leaves import F16X3_RATE
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Calibration:
     sequential: float = 1.0  # in sequential levels
     ragged: float = 1.0  # on rows that do not begin on cache lines
     scalar: float = 1.0  # on rows that a kernel must move one number at a time, so badly are they aligned
+    parts: float = 1.0  # to and from the real or imaginary parts of complex numbers, every second number in memory
     deep: float = 1.0  # in three levels in one pass: so many values are held that few threads have registers
     host: float = 0.0  # seconds of the processor, at least, to start one product
     least: float = 0.0  # plans with leaf products that have a shorter side are not chosen: the formula is wrong there
@@ -106,6 +109,8 @@ class Calibration:
 FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
 # Nominal: only ratios matter to a choice. Bytes/s that the sums of one thread move.
 CPU_STREAM = 10e9
+# NumPy's loops over every second number do not use vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
+CPU_PARTS = 0.5
 BUILT_IN = "built-in recursion point, device not tuned"
 
 
@@ -113,7 +118,32 @@ def cpu(threads: int) -> Calibration:
     """The built-in calibration of a CPU: conservative ratios, nominal seconds."""
     rates = {t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0) for t, r in FLOPS_PER_BYTE.items()}
     stream = CPU_STREAM * min(threads, SUM_THREADS)
-    return Calibration(f"cpu, {threads} threads", BUILT_IN, MappingProxyType(rates), stream, 1e6, 20e-6)
+    name = f"cpu, {threads} threads"
+    return Calibration(name, BUILT_IN, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_PARTS)
+
+
+# NumPy's own loops over integers: flops a second of one thread, whatever the type and however many threads there are.
+LOOP_FLOPS = 2e9
+NOMINAL = 2.0  # how many times as fast as such a server are the built-in rates
+# A digit product's terms beside BLAS's: to cut a number of A or B into planes, and to add one to C, take as long as so
+# many multiply-adds.
+CUTTING, ADDED = 40.0, 90.0
+
+
+@lru_cache(maxsize=64)
+def with_integers(found: Calibration) -> Calibration:
+    """A CPU's calibration with what its rates of floating point numbers say of integers: NumPy multiplies these in a
+    loop, and products of digits take as long as BLAS's."""
+    rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL if found.source == BUILT_IN else 1.0)
+    for name in INTEGERS:
+        way, _ = any_digits(8 * DTYPES[name].itemsize, 1024)
+        base = found.known_rate(way.real) or found.known_rate("float64") or found.known_rate("float32")
+        if base is None:
+            continue
+        times = way.count * (RELATIVE_TIME[way.real] if way.real not in found.rates else 1.0)
+        digits = Rate(base.flops / times, base.fill, base.pipe + ADDED, base.rows + CUTTING, base.cols + CUTTING)
+        rates |= {name: Rate(loop, 0.0, 0.0), DIGITS_RATE.format(name): digits}
+    return replace(found, rates=MappingProxyType(rates))
 
 
 # What plans in lanes cost two cores with AVX-512, in seconds: to hand a step to a thread, to begin and to end, and
@@ -199,4 +229,4 @@ def _peak(gpu: Device, dtype: str) -> float:
         "float16": gpu.fp16_tflops,
         "bfloat16": gpu.fp16_tflops if gpu.capability >= "8.0" or len(gpu.capability) > 3 else None,
     }
-    return (tflops[dtype] or 0.0) * 1e12
+    return (tflops.get(dtype) or 0.0) * 1e12

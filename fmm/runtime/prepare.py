@@ -189,7 +189,8 @@ def _as_gram(asked: Question) -> Call | None:
     setting = asked.setting
     if not setting.adjoint or asked.plan is not None or asked.asked != PLAIN:
         return None
-    if setting.dtype not in DTYPES or DTYPES[str(setting.dtype)].is_complex:  # their adjoint is conjugated, too
+    row = DTYPES.get(str(setting.dtype))
+    if row is None or row.is_complex or row.exact:  # the adjoint of complex ones is conjugated, too
         return None
     call = _answered(replace(asked, asked=Asked(op="gram")))
     problem = call.decision.problem
@@ -269,6 +270,8 @@ def _checked(asked: Question) -> Operand:
         raise NotOursError(f"shapes {tuple(asked.a.shape)} and {tuple(asked.b.shape)} do not match")
     if setting.dtype is None or setting.dtype not in DTYPES:
         raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} are its own")
+    if DTYPES[setting.dtype].exact and asked.asked != PLAIN:
+        raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} besides matmul are its own")
     if asked.out is not None and asked.out.shape != shape:
         raise (LibraryAnswersError if setting.casts_result else NotOursError)(OTHER_OUT)
     if asked.out is not None and asked.out.dtype != setting.dtype and not setting.casts_result:

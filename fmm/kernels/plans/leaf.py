@@ -20,6 +20,7 @@ ORDERS = ("inner", "outer")  # in which a leaf may want the sums that it multipl
 Order = Literal["", "inner", "outer"]
 Multiply = Callable[[Any, Any, Any], object]  # left, right, and where their product goes
 Scratch = Callable[[int, int, int, int], int]  # bytes for a batch of products m x k x n, so many
+MultiplyInside = Callable[[Any, Any, Any, Any, Any], object]  # the same within its scratch, on so many threads
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Leaf:
     devices: tuple[str, ...]
     types: tuple[str, ...]  # that it multiplies
     types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
+    types_alone: tuple[str, ...] = ()  # that it multiplies besides, where no level stands above it
     considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
     halves: tuple[str, ...] = ()  # types of which it computes one half alone, of a product that is its own adjoint
     whole_halves: int = 0  # on a GPU up to so many rows a batch of such is a batch of whole products, which is faster
@@ -51,6 +53,7 @@ class Leaf:
     numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
     options: tuple[tuple[LeafOption, ...], ...] = ()  # groups in their order, of each of which at most one may be named
     multiply: Multiply | None = None  # on the host
+    multiply_inside: MultiplyInside | None = None  # on the host, where it needs scratch and shares out its own work
     # In which forms it may end a plan (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but only
     # to see whether a plan beats it too.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
@@ -61,7 +64,8 @@ class Leaf:
     # Does it multiply in another type than it is asked for? Its error is then small beside the largest numbers of a row
     # and a column, as a fast algorithm's is, and not beside each entry of the product. FMM_EMULATION=0 forbids it.
     emulates: bool = False
-    rate: str = ""  # under which name a calibration has its rate, if not under that of the type
+    # Under which name a calibration has its rate, if not under that of the type; `{}` stands for the type's name.
+    rate: str = ""
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.
     time_formula: Literal["vendor", "tiles"] = "vendor"

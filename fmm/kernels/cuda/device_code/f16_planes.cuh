@@ -10,6 +10,7 @@
 #pragma once
 
 #include "gemm_common.cuh"
+#include "ptx_tma.cuh"
 
 namespace fmm {
 namespace planes {
@@ -161,14 +162,6 @@ __device__ __forceinline__ void by_line(const Operand& p, int block) {
 
 // ---- lines along the outer dimension
 
-__device__ __forceinline__ int rank_in_cluster() {
-    int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void all_of_cluster_meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 // What stands in the same place of another thread block's shared memory.
 __device__ __forceinline__ float there(const float* here, int rank) {
     float x;
@@ -179,7 +172,7 @@ __device__ __forceinline__ float there(const float* here, int rank) {
         "ld.shared::cluster.f32 %0, [at];\n"
         "}"
         : "=f"(x)
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(here))), "r"(rank)
+        : "r"(shared_address(here)), "r"(rank)
         : "memory");
     return x;
 }
@@ -191,7 +184,7 @@ __device__ __forceinline__ void by_position(const Operand& p, int block) {
     constexpr int ACROSS = CHUNK / 4, DOWN = THREADS / ACROSS;
     __shared__ float shared[DOWN][CHUNK];
     __shared__ float largest[CHUNK];
-    const int strip = block / CLUSTER, strips = p.room / CHUNK, rank = rank_in_cluster();
+    const int strip = block / CLUSTER, strips = p.room / CHUNK, rank = cluster_rank();
     const int layer = strip / strips, first = strip % strips * CHUNK;
     const int part = (p.lines + CLUSTER - 1) / CLUSTER, begin = min(rank * part, p.lines), end = min(begin + part, p.lines);
     const int down = threadIdx.x / ACROSS, at = first + threadIdx.x % ACROSS * 4;
@@ -211,7 +204,7 @@ __device__ __forceinline__ void by_position(const Operand& p, int block) {
         for (int i = 0; i < DOWN; ++i) x = larger(x, shared[i][threadIdx.x]);
         largest[threadIdx.x] = x;
     }
-    all_of_cluster_meet();
+    cluster_meets();
     if (threadIdx.x < CHUNK) {
         float x = 0;
         for (int i = 0; i < CLUSTER; ++i) x = larger(x, there(largest + threadIdx.x, i));
@@ -219,7 +212,7 @@ __device__ __forceinline__ void by_position(const Operand& p, int block) {
         reinterpret_cast<int*>(shared[0])[threadIdx.x] = e;
         if (rank == 0 && first + static_cast<int>(threadIdx.x) < p.length) p.exponents[layer * p.length + first + threadIdx.x] = e;
     }
-    all_of_cluster_meet();  // and nobody leaves while others read what it has
+    cluster_meets();  // and nobody leaves while others read what it has
     const int* const e = reinterpret_cast<const int*>(shared[0]) + (at - first);
     const Scale a(e[0]), b(e[1]), c(e[2]), d(e[3]);
     unsigned short* const to = p.planes + 2 * layer * static_cast<long long>(p.lines) * p.room;
