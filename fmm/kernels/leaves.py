@@ -22,11 +22,11 @@ from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.residue_planes import PRODUCTS, residue_scratch
+from fmm.kernels.cuda.products.residue_planes import PRODUCTS, WHOLE_LEAF, residue_scratch, whole_scratch
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE, DIGITS_RATE = "f16x3", "digits-{}"  # in a calibration
+F16X3_RATE, DIGITS_RATE, WHOLE_RATE = "f16x3", "digits-{}", "residues-{}"  # in a calibration
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
@@ -135,5 +135,20 @@ def _residue_leaf(name: str, moduli: int, levels: int) -> Leaf:
 
 RESIDUES = tuple(_residue_leaf(name, *counts) for name, counts in RESIDUE_LEAVES.items())
 
-for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M, DIGITS, *RESIDUES):
+WHOLE = Leaf(
+    WHOLE_LEAF,
+    "integers exactly, by products of 8-bit integers modulo as many numbers as their type and the inner dimension need",
+    ("cuda",),
+    (),
+    types_alone=INTEGERS,
+    call="three or four launches",
+    starts=4,
+    scratch=whole_scratch,
+    orders=(),
+    forms=("alone",),
+    unprobed=("alone",),
+    rate=WHOLE_RATE,
+)
+
+for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M, DIGITS, WHOLE, *RESIDUES):
     register_leaf(_row)

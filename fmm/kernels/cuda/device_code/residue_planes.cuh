@@ -1,14 +1,16 @@
-// float64 numbers as residues: x 2^e, rounded to a whole number of up to 2^62, modulo up to 20 small numbers, a byte each.
+// Numbers as residues modulo up to 20 small numbers, a byte each: integers, and float64 as x 2^e, rounded to a whole number
+// of up to 2^62.
 //
-//   measure  of each line along the inner dimension the 2-norm, rounded up, and by it an exponent e, so that no entry of
+//   measure  of float64: of each line along the inner dimension the 2-norm, rounded up, and by it an exponent e, so that no entry of
 //            the product of whole numbers reaches half of the product of all moduli: |sum a b| <= |a| |b| by Cauchy and
-//            Schwarz. Operands that lie along the outer dimension are turned on the way.
+//            Schwarz. Operands of any type that lie along the outer dimension are turned on the way.
 //   split    scaled, rounded; sums of blocks, where levels of a fast algorithm are below; all residues of these
 //
 // A plane has lines along the inner dimension, whose lengths are multiples of 16; behind a line's end stand zeros.
 #pragma once
 
 #include "fast_sums.cuh"
+#include "gemm_common.cuh"
 #include "modulus.cuh"
 
 namespace fmm {
@@ -17,9 +19,15 @@ namespace residues {
 constexpr int THREADS = 256, CLUSTER = 8, SIDE = 64;
 constexpr int NOT_FINITE = 1 << 20;  // the exponent of a line with inf, NaN or numbers whose norm is none
 
+template <class Element>
+constexpr bool SCALED = false;  // by powers of two, and rounded
+template <>
+constexpr bool SCALED<double> = true;
+
+template <class Element>
 struct Operand {
-    const double* source;
-    double* turned;       // its lines along the inner dimension, if it lies along the outer one
+    const Element* source;
+    Element* turned;      // its lines along the inner dimension, if it lies along the outer one
     int* exponents;       // of the lines of all layers
     signed char* planes;
     long long leading;    // numbers from one line of the source to the next
@@ -87,20 +95,26 @@ struct Scale {
 
 // ---- reading
 
+template <class Element>
 struct Four {
-    double x[4];
+    Element x[4];
 };
 
-// Four neighbours of a line, zeros behind its end.
-template <bool WIDE>
-__device__ __forceinline__ Four four_of(const double* line, int at, int length) {
-    Four v;
+// Four neighbours of a line, zeros behind its end; read together if lines begin at multiples of four numbers or 16 bytes.
+template <bool WIDE, class Element>
+__device__ __forceinline__ Four<Element> four_of(const Element* line, int at, int length) {
+    constexpr int TOGETHER = sizeof(Element) == 8 ? 2 : 4;
+    Four<Element> v;
     if (WIDE && at + 4 <= length) {
-        const double2 x = *reinterpret_cast<const double2*>(line + at), y = *reinterpret_cast<const double2*>(line + at + 2);
-        v = {x.x, x.y, y.x, y.y};
+#pragma unroll
+        for (int i = 0; i < 4; i += TOGETHER) {
+            const auto some = pack<Element, TOGETHER>(line + at + i);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; ++j) v.x[i + j] = some.lane[j];
+        }
     } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v.x[i] = at + i < length ? line[at + i] : 0.0;
+        for (int i = 0; i < 4; ++i) v.x[i] = at + i < length ? line[at + i] : Element();
     }
     return v;
 }
@@ -114,7 +128,7 @@ __device__ __forceinline__ double sum_of_warp(double x) {
 }
 
 template <int GROUP, bool WIDE>
-__device__ __forceinline__ void measure_lines(const Operand& p, int block) {
+__device__ __forceinline__ void measure_lines(const Operand<double>& p, int block) {
     __shared__ Squares shared[THREADS / 32];
     const int number = block * (THREADS / GROUP) + threadIdx.x / GROUP, mine = threadIdx.x % GROUP;
     const int layer = number / p.lines;
@@ -123,7 +137,7 @@ __device__ __forceinline__ void measure_lines(const Operand& p, int block) {
     Squares sum{};
 #pragma unroll 4
     for (int at = 4 * mine; at < p.length; at += 4 * GROUP) {
-        const Four v = four_of<WIDE>(from, at, p.length);
+        const auto v = four_of<WIDE>(from, at, p.length);
 #pragma unroll
         for (double x : v.x) sum.add(x);
     }
@@ -165,25 +179,26 @@ __device__ __forceinline__ double there(const double* here, int rank) {
 }
 
 // A cluster for SIDE lines, each of its thread blocks for a part of these.
-__device__ __forceinline__ void measure_and_turn(const Operand& p, int block) {
+template <class Element>
+__device__ __forceinline__ void measure_and_turn(const Operand<Element>& p, int block) {
     constexpr int DOWN = THREADS / SIDE;
-    __shared__ double tile[SIDE][SIDE + 1];
+    __shared__ Element tile[SIDE][SIDE + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];  // an odd number of words
     __shared__ Squares shared[DOWN][SIDE];
     const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER, rank = rank_in_cluster();
     const int layer = strip / strips, first = strip % strips * SIDE;
     const int part = ((p.length + CLUSTER - 1) / CLUSTER + SIDE - 1) / SIDE * SIDE;
     const int begin = min(rank * part, p.length), end = min(begin + part, p.length);
     const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE;
-    const double* const from = p.source + layer * p.layer;
-    double* const to = p.turned + static_cast<long long>(layer) * p.lines * p.room;
+    const Element* const from = p.source + layer * p.layer;
+    Element* const to = p.turned + static_cast<long long>(layer) * p.lines * p.room;
     Squares sum{};
     for (int k = begin; k < end; k += SIDE) {
 #pragma unroll
         for (int i = down; i < SIDE; i += DOWN) {
             const bool inside = k + i < end && first + across < p.lines;
-            const double x = inside ? from[(k + i) * p.leading + first + across] : 0.0;
+            const Element x = inside ? from[(k + i) * p.leading + first + across] : Element();
             tile[i][across] = x;
-            sum.add(x);
+            if constexpr (SCALED<Element>) sum.add(x);
         }
         __syncthreads();
 #pragma unroll
@@ -191,6 +206,7 @@ __device__ __forceinline__ void measure_and_turn(const Operand& p, int block) {
             if (first + i < p.lines && k + across < end) to[(first + i) * p.room + k + across] = tile[across][i];
         __syncthreads();
     }
+    if (!SCALED<Element>) return;
     shared[down][across] = sum;
     __syncthreads();
     if (down == 0) {
@@ -207,48 +223,55 @@ __device__ __forceinline__ void measure_and_turn(const Operand& p, int block) {
     all_of_cluster_meet();  // nobody leaves while others read what it has
 }
 
+template <class Element>
 struct Both {
-    Operand left, right;
+    Operand<Element> left, right;
 };
 
 // ---- split
 
+template <class Element>
 struct Split {
-    Operand left, right;
+    Operand<Element> left, right;
     Modulus moduli[20];
     int count;
 };
 
 // Four whole numbers of each block of an operand, as they stand in the same place of each.
-template <int SIDES, bool WIDE>
+template <class Element, bool WIDE>
 struct Blocks {
-    const Operand& p;
+    const Operand<Element>& p;
     int layer, line, at;
 
     __device__ __forceinline__ void add(int down, int across, int sign, unsigned long long (&to)[4]) const {
         const int there = line + down * p.block_lines, from = at + across * p.block_length;
         if (there >= p.lines || from >= p.length) return;
-        const double* const source = p.turned ? p.turned + (static_cast<long long>(layer) * p.lines + there) * p.room
+        const Element* const source = p.turned ? p.turned + (static_cast<long long>(layer) * p.lines + there) * p.room
                                               : p.source + layer * p.layer + there * p.leading;
-        const Four v = four_of<WIDE>(source, from, p.length);
-        const Scale scaled(p.exponents[layer * p.lines + there]);
+        const auto v = four_of<WIDE>(source, from, p.length);
+        long long x[4];
+        if constexpr (SCALED<Element>) {
+            const Scale scaled(p.exponents[layer * p.lines + there]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const unsigned long long x = __double2ll_rn(scaled(v.x[i]));
-            to[i] += sign > 0 ? x : 0 - x;
+            for (int i = 0; i < 4; ++i) x[i] = __double2ll_rn(scaled(v.x[i]));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = v.x[i];
         }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[i] += sign > 0 ? x[i] : 0ull - x[i];
     }
 };
 
 // The sums of one product of the outermost level, if there are two: all of those below.
-template <class Sums, int LEVELS, bool TURNED, bool WIDE>
-__device__ __forceinline__ void split_one(const Operand& p, const Modulus* moduli, int count, unsigned number) {
+template <class Sums, int LEVELS, bool TURNED, bool WIDE, class Element>
+__device__ __forceinline__ void split_one(const Operand<Element>& p, const Modulus* moduli, int count, unsigned number) {
     constexpr int OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1, INNER = LEVELS ? Sums::PRODUCTS : 1, PARTS = LEVELS ? 4 : 1;
     const unsigned words = p.block_length / 4, lines = number / words;
     const int line = lines % p.block_lines, layer = lines / p.block_lines;
     if (layer >= p.layers) return;
     const int at = number % words * 4;
-    const Blocks<1 << LEVELS, WIDE> blocks{p, layer, line, at};
+    const Blocks<Element, WIDE> blocks{p, layer, line, at};
     const long long plane = static_cast<long long>(p.block_lines) * p.block_length;
 #pragma unroll 1
     for (int outer = 0; outer < OUTER; ++outer) {
@@ -294,8 +317,8 @@ __device__ __forceinline__ void split_one(const Operand& p, const Modulus* modul
     }
 }
 
-template <class Sums, int LEVELS, bool LEFT_WIDE, bool RIGHT_WIDE>
-__device__ __forceinline__ void split_both(const Split& p) {
+template <class Sums, int LEVELS, bool LEFT_WIDE, bool RIGHT_WIDE, class Element>
+__device__ __forceinline__ void split_both(const Split<Element>& p) {
     const int block = blockIdx.x;
     if (block < p.left.blocks)
         split_one<Sums, LEVELS, false, LEFT_WIDE>(p.left, p.moduli, p.count, static_cast<unsigned>(block) * THREADS + threadIdx.x);

@@ -1,9 +1,11 @@
-"""Room for planes of residues: how a product of float64 is cut, and where in a workspace its parts stand."""
+"""Room for planes of residues: how a product of float64 or of integers is cut, and where in a workspace its parts stand."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fmm.dtypes import DTYPES
+from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.cuda.products.f16_planes import whole
 
 ITEM = 8  # bytes of a float64
@@ -17,6 +19,7 @@ LEAVES = {
     for moduli in (13, 14, 15, 16)
     for levels, suffix in enumerate(("", "x7", "x49"))
 }
+WHOLE_LEAF = "residues"  # of integers
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Residues:
     count: int
     moduli: int
     levels: int
+    item: int = ITEM  # bytes of a number
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -61,7 +65,7 @@ class Residues:
     @property
     def turned(self) -> tuple[int, int]:
         """Bytes of A and of B along the inner dimension."""
-        each = ITEM * self.count * self.turned_room
+        each = self.item * self.count * self.turned_room
         return whole(each * self.m, ROOM), whole(each * self.n, ROOM)
 
     @property
@@ -79,6 +83,21 @@ class Residues:
     def scratch(self) -> int:
         """Bytes of workspace."""
         return self.offsets[-1]
+
+
+def whole_moduli(dtype: str, k: int) -> int:
+    """How many moduli a product of integers needs with k terms to a sum: of the smallest ones 2^8 is enough, which is
+    what they keep; of bool, whether the number of true terms is zero must be known."""
+    kind = DTYPES[dtype]
+    if dtype == "bool":
+        return moduli_needed(0, 0, k)
+    bits = 8 * kind.itemsize - 1
+    return 1 if kind.itemsize == 1 else moduli_needed(bits, bits, k)
+
+
+def whole_scratch(m: int, k: int, n: int, count: int) -> int:
+    """Bytes of workspace for a batch of products of the longest integers."""
+    return residue_scratch(whole_moduli("int64", k), 0, m, k, n, count)
 
 
 def residue_scratch(moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:

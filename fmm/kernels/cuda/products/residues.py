@@ -1,4 +1,5 @@
-"""A float64 product by residues: where its planes lie, and the launches: measuring, splitting, multiplying, joining."""
+"""A product by residues, of float64 or of integers: where its planes lie, and the launches: measuring, splitting,
+multiplying, joining."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isqrt, sqrt
 
-from fmm.dtypes import BYTE
+from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.f16_planes import whole
-from fmm.kernels.cuda.products.residue_planes import ITEM, Residues
+from fmm.kernels.cuda.products.residue_planes import Residues
 from fmm.kernels.cuda.products.residues_source import (
     CLUSTER,
     SIDE,
@@ -21,6 +22,7 @@ from fmm.kernels.cuda.products.residues_source import (
     MeasureKernel,
     ResidueKernel,
     join_source,
+    join_whole_source,
     join_width,
     measure_source,
     product_source,
@@ -124,19 +126,25 @@ class Side:
     planes: int
     turned: int
 
-    def measure_kernel(self, aligned: bool) -> MeasureKernel:
+    def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
+        """None where there is nothing to be done: for integers along the inner dimension."""
+        if self.along == "inner" and not scaled:
+            return None
         group = WARP if self.geometry.k <= SHORT else THREADS
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.reads_wide(aligned))
 
     def reads_wide(self, aligned: bool) -> bool:
-        """Do all lines begin at multiples of 16 bytes?"""
-        x = self.source
-        return aligned and all(step * ITEM % WIDE == 0 for step in (x.leading, x.stride)) and x.offset % WIDE == 0
+        """Do all lines begin at multiples of four numbers, or of 16 bytes?"""
+        x, item = self.source, self.geometry.item
+        unit = min(4 * item, WIDE)
+        return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
 
     def splits_wide(self, aligned: bool) -> bool:
         return self.along == "outer" or self.reads_wide(aligned)
 
-    def measure_blocks(self, kernel: MeasureKernel) -> int:
+    def measure_blocks(self, kernel: MeasureKernel | None) -> int:
+        if kernel is None:
+            return 0
         if self.along == "outer":
             return self.geometry.count * -(-self.lines // SIDE) * CLUSTER
         return whole(-(-self.geometry.count * self.lines // (THREADS // kernel.group)), CLUSTER)
@@ -148,7 +156,7 @@ class Side:
     def parameters(self, blocks: int) -> bytes:
         """struct Operand of residue_planes.cuh, addresses zero."""
         x, g = self.source, self.geometry
-        top = largest_norm(g.moduli, g.k)
+        top = max(largest_norm(g.moduli, g.k), 0.0)
         lying = x.leading, x.stride, g.turned_room, top
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *lying, self.lines, g.k, g.count, blocks, *self.block)
 
@@ -178,6 +186,7 @@ def byte_map(offset: int, lines: int, length: int, geometry: Residues, most: int
 class ResidueOp:
     """C = factor A B + keep C, layer by layer."""
 
+    dtype: str
     geometry: Residues
     left: Side
     right: Side
@@ -191,14 +200,14 @@ class ResidueOp:
         return id(self)
 
 
-def residue_op(op: GemmOp, moduli: int, levels: int, multiprocessors: int) -> ResidueOp | None:
+def residue_op(op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int) -> ResidueOp | None:
     """The product by planes in the leaf's scratch; None where alpha or beta is complex."""
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
         return None
     left, right, along = kernel_operands(op)
     m, n, k = op.n, op.m, op.k
-    g = Residues(m, k, n, op.count, moduli, levels)
+    g = Residues(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
     rows, inner, columns = g.block
     e, f, a, b, c, _ = (op.scratch + x for x in g.offsets)
     x = Side(left, along[0], m, g, (rows, inner), e, a, c)
@@ -209,7 +218,7 @@ def residue_op(op: GemmOp, moduli: int, levels: int, multiprocessors: int) -> Re
     layers = g.moduli * g.products
     steps = -(-inner // LINE)
     product = WgmmaOp(ResidueKernel(s), maps, steps, tiles_of(rows, columns, s), layers, False, 0.0, clusters)
-    return ResidueOp(g, x, y, op.dest, c, product, alpha.real, beta.real)
+    return ResidueOp(dtype, g, x, y, op.dest, c, product, alpha.real, beta.real)
 
 
 @lru_cache(maxsize=4096)
@@ -229,17 +238,21 @@ def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> WgmmaSizes:
 def residue_launches(op: ResidueOp, divides: dict[str, int], flagged: bool) -> tuple[Launch, ...]:
     """Exponents; planes of both operands; their products; C."""
     aligned = tuple(divides[x.source.base] % WIDE == 0 for x in (op.left, op.right))
-    return measure_launch(op, aligned), split_launch(op, aligned), planes_launch(op), join_launch(op, flagged)
+    exact = DTYPES[op.dtype].exact
+    measures = () if exact and {x.along for x in (op.left, op.right)} == {"inner"} else (measure_launch(op, aligned),)
+    join = join_whole_launch(op) if exact else join_launch(op, flagged)
+    return *measures, split_launch(op, aligned), planes_launch(op), join
 
 
 def measure_launch(op: ResidueOp, aligned: tuple[bool, ...]) -> Launch:
     sides = op.left, op.right
-    kernels = [x.measure_kernel(wide) for x, wide in zip(sides, aligned, strict=True)]
+    scaled = not DTYPES[op.dtype].exact
+    kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
     blocks = [x.measure_blocks(kernel) for x, kernel in zip(sides, kernels, strict=True)]
     told = b"".join(x.parameters(count) for x, count in zip(sides, blocks, strict=True))
-    kernel = Kernel(measure_source, tuple(kernels), ENTRY, THREADS, architecture="sm_90a")
+    kernel = Kernel(measure_source, (*kernels, op.dtype), ENTRY, THREADS, architecture="sm_90a")
     slots = (*op.left.slots(0), *op.right.slots(OPERAND_WORDS))
-    label = "residue_planes: how large A's rows and B's columns are"
+    label = "residue_planes: " + ("how large A's rows and B's columns are" if scaled else "turns what is to be turned")
     return Launch("sums", label, kernel, (sum(blocks), 1, 1), told, slots)
 
 
@@ -247,7 +260,7 @@ def split_launch(op: ResidueOp, aligned: tuple[bool, ...]) -> Launch:
     sides, g = (op.left, op.right), op.geometry
     wide = tuple(x.splits_wide(each) for x, each in zip(sides, aligned, strict=True))
     told = b"".join(x.parameters(x.split_blocks) for x in sides) + _moduli(op) + struct.pack("<i", g.moduli)
-    kernel = Kernel(split_source, (g.levels, *wide), ENTRY, THREADS)
+    kernel = Kernel(split_source, (g.levels, *wide, op.dtype), ENTRY, THREADS)
     slots = (*op.left.slots(0), *op.right.slots(OPERAND_WORDS))
     sums = f", sums of {'two levels' if g.levels == 2 else 'a level'} of Strassen's algorithm" if g.levels else ""
     label = f"residue_planes: residues of A and B modulo {g.moduli} numbers{sums}"
@@ -269,16 +282,40 @@ def planes_launch(op: ResidueOp) -> Launch:
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     g, pieces = op.geometry, Pieces(op.geometry.moduli, op.geometry.levels)
-    rows, _, columns = g.block
-    scalars = struct.pack("<2q2d", op.dest.leading, op.dest.stride, op.factor, op.keep)
-    counts = struct.pack("<7i", g.m, g.n, g.count, rows, columns, g.moduli, 0)
-    told = bytes(5 * 8) + scalars + pieces.told + counts
-    slots = [Slot(0, op.dest.base, op.dest.offset), Slot(1, "W", op.planes), Slot(2, "W", op.left.exponents)]
-    slots += [Slot(3, "W", op.right.exponents), *([Slot(4, FLAG)] if flagged else [])]
+    told = _result(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.told
+    slots = [*_result_slots(op), Slot(7, "W", op.left.exponents), Slot(8, "W", op.right.exponents)]
+    slots += [Slot(9, FLAG)] if flagged else []
     kernel = Kernel(join_source, (g.levels, pieces.count), ENTRY, THREADS)
-    threads = g.count * rows * (columns // join_width(g.levels))
     label = f"residue_join: float64 by {g.moduli} products of 8-bit integers"
-    return Launch("product", label, kernel, (-(-threads // THREADS), 1, 1), told + bytes(-len(told) % 8), tuple(slots))
+    return Launch("product", label, kernel, _join_grid(op), told, tuple(slots))
+
+
+def join_whole_launch(op: ResidueOp) -> Launch:
+    g, numbers = op.geometry, remainder_weights(op.geometry.moduli)
+    spare = [0] * (MOST_MODULI - g.moduli)
+    weights = [w % 2**64 for w in numbers.weights] + spare
+    shares = [w / numbers.product for w in numbers.weights] + spare
+    scalars = struct.pack("<2q", int(op.factor), int(op.keep))
+    told = _result(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
+    kernel = Kernel(join_whole_source, (g.levels, op.dtype), ENTRY, THREADS)
+    label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
+    return Launch("product", label, kernel, _join_grid(op), told, _result_slots(op))
+
+
+def _result(op: ResidueOp) -> bytes:
+    """struct Result of residue_join.cuh, addresses zero."""
+    g, (rows, _, columns) = op.geometry, op.geometry.block
+    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, g.moduli)
+
+
+def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
+    return Slot(0, op.dest.base, op.dest.offset), Slot(1, "W", op.planes)
+
+
+def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
+    g, (rows, _, columns) = op.geometry, op.geometry.block
+    threads = g.count * rows * (columns // join_width(g.levels))
+    return -(-threads // THREADS), 1, 1
 
 
 def _moduli(op: ResidueOp) -> bytes:

@@ -1,11 +1,11 @@
-"""CUDA source of float64 products by residues: stubs for residue_planes.cuh, gemm_residues.cuh and residue_join.cuh."""
+"""CUDA source of products by residues: stubs for residue_planes.cuh, gemm_residues.cuh and residue_join.cuh."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.dtypes import BYTE
+from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.cuda.device_code.read import with_headers
@@ -17,6 +17,7 @@ CLUSTER = 8  # thread blocks that share the lines of 64 positions
 SIDE = 64  # positions of lines that are turned together
 BELOW = "strassen"  # the algorithm of levels below the residues
 SPACE = "fmm::residues::"
+SIGNED = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,12 @@ class MeasureKernel:
     group: int
     wide: bool
 
-    @property
-    def call(self) -> str:
-        """The function of residue_planes.cuh."""
-        wide = str(self.wide).lower()
-        return f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else "measure_and_turn"
+    def call(self, operand: str, block: str) -> str:
+        """Of a function of residue_planes.cuh."""
+        named = (
+            f"measure_lines<{self.group}, {str(self.wide).lower()}>" if self.along == "inner" else "measure_and_turn"
+        )
+        return f"{SPACE}{named}({operand}, {block});"
 
 
 @lru_cache(maxsize=64)
@@ -69,25 +71,26 @@ def product_source(kernel: ResidueKernel) -> str:
 
 
 @lru_cache(maxsize=64)
-def measure_source(left: MeasureKernel, right: MeasureKernel) -> str:
-    """The whole CUDA source of what measures both operands, entry point `ENTRY`."""
+def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
+    """The whole CUDA source of what measures and turns both operands, entry point `ENTRY`; None: nothing to be done."""
     lines = [
         '#include "residue_planes.cuh"',
         "",
-        f'extern "C" __global__ void __cluster_dims__({CLUSTER}, 1, 1) __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ {SPACE}Both p) {{",
+        f'extern "C" __global__ void __cluster_dims__({CLUSTER}, 1, 1) __launch_bounds__({THREADS}, 4)',
+        f"{ENTRY}(const __grid_constant__ {SPACE}Both<{read_as(dtype)}> p) {{",
         "    const int block = blockIdx.x;",
-        "    if (block < p.left.blocks)",
-        f"        {SPACE}{left.call}(p.left, block);",
-        "    else",
-        f"        {SPACE}{right.call}(p.right, block - p.left.blocks);",
+        "    if (block < p.left.blocks) {",
+        *([f"        {left.call('p.left', 'block')}"] if left else []),
+        "    } else {",
+        *([f"        {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
+        "    }",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
 
 
 @lru_cache(maxsize=64)
-def split_source(levels: int, left_wide: bool, right_wide: bool) -> str:
+def split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
     """The whole CUDA source of what splits both operands, entry point `ENTRY`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
     lines = [
@@ -95,14 +98,16 @@ def split_source(levels: int, left_wide: bool, right_wide: bool) -> str:
         "",
         fast_sums(),
         f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ {SPACE}Split p) {{ {SPACE}split_both<Sums, {levels}, {wide}>(p); }}",
+        f"{ENTRY}(const __grid_constant__ {SPACE}Split<{read_as(dtype)}> p) {{",
+        f"    {SPACE}split_both<Sums, {levels}, {wide}>(p);",
+        "}",
     ]
     return with_headers("\n".join(lines) + "\n")
 
 
 @lru_cache(maxsize=64)
 def join_source(levels: int, pieces: int) -> str:
-    """The whole CUDA source of what puts C together, entry point `ENTRY`."""
+    """The whole CUDA source of what puts C together, of float64, entry point `ENTRY`."""
     lines = [
         '#include "residue_join.cuh"',
         "",
@@ -113,6 +118,27 @@ def join_source(levels: int, pieces: int) -> str:
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
+
+
+@lru_cache(maxsize=64)
+def join_whole_source(levels: int, dtype: str) -> str:
+    """The whole CUDA source of what puts C together, of integers, entry point `ENTRY`."""
+    lines = [
+        '#include "residue_join.cuh"',
+        "",
+        fast_sums(),
+        f'extern "C" __global__ void __launch_bounds__({THREADS})',
+        f"{ENTRY}(const __grid_constant__ {SPACE}JoinWhole<{DTYPES[dtype].cpp}> p) {{",
+        f"    {SPACE}join_whole<Sums, {levels}, {join_width(levels)}>(p);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+def read_as(dtype: str) -> str:
+    """Integers are read with a sign: what they keep of a product is the same."""
+    found = DTYPES[dtype]
+    return SIGNED[found.itemsize] if found.exact else found.cpp
 
 
 def join_width(levels: int) -> int:

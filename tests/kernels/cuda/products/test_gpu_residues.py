@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.dtypes import INTEGERS
 from fmm.kernels.cuda.products.residue_planes import LEAVES
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
@@ -189,3 +190,62 @@ def test_stacks_and_updates() -> None:
         assert worst(a[i], b[i], c[i]) <= promised("oz14", 300)
     x, y, z = (cupy.rint(100 * v) for v in (a[0], b[0], c[0]))
     assert bool((fmm.gemm(x, y, z, alpha=-2, beta=0.5, plan="oz14") == -2 * (x @ y) + 0.5 * z).all())
+
+
+# ---- integers
+
+
+def wrapped_product(a: Any, b: Any) -> Any:
+    """As NumPy has it: of bool, whether any term is true; of all others, the lowest bits of the sum."""
+    x, y = a.get(), b.get()
+    if x.dtype == bool:
+        return cupy.asarray((x.astype(np.float64) @ y.astype(np.float64)) != 0)
+    wide = f"uint{8 * x.itemsize}"
+    with np.errstate(over="ignore"):
+        return cupy.asarray(
+            (x.view(wide).astype(np.uint64) @ y.view(wide).astype(np.uint64)).astype(wide).view(x.dtype)
+        )
+
+
+def integer_product(a: Any, b: Any, order: str = "C") -> Any:
+    (m, k), n = a.shape, b.shape[1]
+    orders = ["C" if x.flags.c_contiguous else "F" for x in (a, b)] + [order]
+    lengths = ((m, k), (k, n), (m, n))
+    layouts = tuple(Layout(o, s[1] if o == "C" else s[0]) for o, s in zip(orders, lengths, strict=True))  # type: ignore[arg-type]
+    found = recorded_for_device(Plan.parse("residues"), Problem(m, k, n, a.dtype.name, layouts))
+    work, c = cupy.full(found.workspace, 0x7F, cupy.uint8), cupy.full((m, n), 77, a.dtype, order=order)
+    DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
+    return c
+
+
+def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> Any:
+    if dtype == "bool":
+        return cupy.asarray(rng.random(shape) < 0.1)
+    info = np.iinfo(dtype)
+    kind = rng.integers(4)
+    if kind == 0:
+        return cupy.full(shape, info.min, dtype)
+    if kind == 1:
+        return cupy.asarray(np.where(np.indices(shape).sum(axis=0) % 2, info.min, info.max).astype(dtype))
+    return cupy.asarray(
+        rng.integers(info.min, info.max, shape, dtype, endpoint=True) >> rng.integers(0, 8 * info.dtype.itemsize)
+    )
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_equal_numpys(dtype: str) -> None:
+    rng = np.random.default_rng(20)
+    for trial in range(40):
+        m, k, n = (int(x) for x in rng.integers(1, (130, 700, 130)))
+        orders = rng.choice(["C", "F"], 3)
+        a, b = (cupy.asarray(integers(dtype, s, rng), order=o) for s, o in zip(((m, k), (k, n)), orders, strict=False))
+        c = integer_product(a, b, orders[2])
+        assert bool((c == wrapped_product(a, b)).all()), (trial, m, k, n, orders)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint64"])
+def test_integers_of_long_sums(dtype: str) -> None:
+    rng = np.random.default_rng(21)
+    for k in (131071, 140000):
+        a, b = integers(dtype, (9, k), rng), integers(dtype, (k, 11), rng)
+        assert bool((integer_product(a, b) == wrapped_product(a, b)).all())

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.residue_planes import LEAVES, Residues
+from fmm.kernels.cuda.products.residue_planes import LEAVES, Residues, whole_moduli
 from fmm.kernels.cuda.products.residues import (
     SIZES,
     Pieces,
     ResidueOp,
     join_launch,
+    join_whole_launch,
     largest_norm,
     measure_launch,
     planes_launch,
@@ -30,13 +32,15 @@ from fmm.kernels.cuda.products.residues_source import (
     MeasureKernel,
     ResidueKernel,
     join_source,
+    join_whole_source,
     measure_source,
     product_source,
+    read_as,
     split_source,
 )
 from fmm.kernels.cuda.products.tma import SHARED
 from fmm.kernels.cuda.record import record_launches, record_operations
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
@@ -50,7 +54,8 @@ Matrix = np.ndarray[Any, Any]
 
 def op_of(problem: Problem, plan: str) -> ResidueOp:
     op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
-    made = residue_op(op, *LEAVES[op.leaf], SMS)
+    exact = problem.type.exact
+    made = residue_op(op, op.dtype, *((whole_moduli(op.dtype, op.k), 0) if exact else LEAVES[op.leaf]), SMS)
     assert made is not None
     return made
 
@@ -153,24 +158,28 @@ def run(
     leading = [
         (cols if o == "C" else rows) + 3 for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)
     ]
-    problem = Problem(m, k, n, "float64", tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
+    problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
     op = op_of(problem, leaf)
     whole = []
-    for x, o, step in zip((a, b, np.full((m, n), 7.0)), layouts, leading, strict=True):
-        memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), np.nan)
+    for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
+        memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
         inside = memory[:, : x.shape[1]] if o == "C" else memory[:, : x.shape[0]].T
         inside[...] = x
         whole.append((memory, inside))
-    work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, 8), 0x81)
+    work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
     bases = {name: x.ctypes.data for name, (x, _) in zip("ABC", whole, strict=True)} | {"W": work.ctypes.data}
     bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
     for side in (op.left, op.right):
         measured(side, {name: x for name, (x, _) in zip("ABC", whole, strict=True)}, work)
-    play(split_launch(op, (False, False)), "fmm::residues::Split", bases)
+    play(split_launch(op, (False, False)), f"fmm::residues::Split<{read_as(a.dtype.name)}>", bases)
     multiplied(op.left, op.right, op.planes, work)
-    play(join_launch(op, True), "fmm::residues::Join", bases)
+    if problem.type.exact:
+        play(join_whole_launch(op), f"fmm::residues::JoinWhole<{problem.type.cpp}>", bases)
+    else:
+        play(join_launch(op, True), "fmm::residues::Join", bases)
     memory, c = whole[2]
-    assert np.isnan(memory).sum() == memory.size - c.size or flag[0]
+    gaps = memory[:, c.shape[1 if layouts[2] == "C" else 0] :]
+    assert (gaps == gaps.dtype.type(77)).all()
     assert flag[0] == (not np.isfinite(c).all())
     return c, op
 
@@ -180,11 +189,12 @@ def measured(side: Any, arrays: dict[str, Matrix], work: Matrix) -> None:
     g, x = side.geometry, arrays[side.source.base]
     lines = x[: side.lines, : g.k] if side.along == "inner" else x[: g.k, : side.lines].T
     top = largest_norm(g.moduli, g.k)
-    work[side.exponents : side.exponents + 4 * side.lines].view(np.int32)[:] = exponents(lines, top)
+    if x.dtype == np.float64:
+        work[side.exponents : side.exponents + 4 * side.lines].view(np.int32)[:] = exponents(lines, top)
     if side.along == "outer":
         room = g.turned_room
-        end = side.turned + 8 * side.lines * room
-        work[side.turned : end].view(np.float64).reshape(side.lines, room)[:, : g.k] = lines
+        end = side.turned + x.itemsize * side.lines * room
+        work[side.turned : end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
 
 
 def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
@@ -273,6 +283,55 @@ def test_zero_rows() -> None:
     np.testing.assert_array_equal(c, a @ b)
 
 
+# ---- integers on the host
+
+
+def wrapped_product(a: Matrix, b: Matrix) -> Matrix:
+    """As NumPy has it, by Python's integers; of bool, whether any term is true."""
+    exact = a.astype(object) @ b.astype(object)
+    if a.dtype == bool:
+        return exact.astype(bool)
+    bits = 8 * a.itemsize
+    return np.array([[x % 2**bits for x in row] for row in exact], np.uint64).astype(f"uint{bits}").view(a.dtype)
+
+
+def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> Matrix:
+    if dtype == "bool":
+        return rng.random(shape) < 0.1
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_numpys(dtype: str) -> None:
+    rng = np.random.default_rng(10)
+    for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC"), ((4, 33, 6), "CFC")):
+        a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
+        c, _ = run(a, b, "residues", layouts)
+        np.testing.assert_array_equal(c, wrapped_product(a, b))
+
+
+@pytest.mark.parametrize("dtype", RINGS)
+def test_extreme_integers(dtype: str) -> None:
+    """The least and the largest, alike and with signs in turns."""
+    info = np.iinfo(dtype)
+    for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max), (0, info.min)):
+        a, b = np.full((3, 64), x, dtype), np.full((64, 4), y, dtype)
+        np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
+        a[:, ::2] = y
+        np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
+
+
+def test_how_many_numbers_integers_need() -> None:
+    assert [whole_moduli(x, 8192) for x in ("int8", "int16", "int32", "int64")] == [1, 6, 10, 18]
+    assert whole_moduli("uint32", 131072) == 11 and whole_moduli("int64", 131072) == 19
+    for dtype, k in product(INTEGERS, (1, 1000, 131072, 10**6)):
+        bits = 0 if dtype == "bool" else 8 * np.dtype(dtype).itemsize - 1
+        count = whole_moduli(dtype, k)
+        assert prod(moduli(count)) > 2 * k * 4**bits or (np.dtype(dtype).itemsize == 1 and count == 1)
+    assert prod(moduli(whole_moduli("bool", 131072))) > 2 * 131072
+
+
 # ---- NVRTC
 
 
@@ -291,12 +350,14 @@ def test_no_number_leaves_the_registers() -> None:
 def test_measuring_and_turning_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), "oz14")
-    size = f"static_assert(sizeof(fmm::residues::Both) == {len(measure_launch(made, (True, True)).parameters)});"
+    size = (
+        f"static_assert(sizeof(fmm::residues::Both<double>) == {len(measure_launch(made, (True, True)).parameters)});"
+    )
     given = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
     )
-    jobs = [(str(x), f"{measure_source(*x)}{size}\n", "sm_90a", ("--std=c++17",)) for x in given]
+    jobs = [(str(x), f"{measure_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in given]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= 64, r
 
@@ -306,11 +367,24 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     """For the one architecture that they are launched on."""
     nvrtc()
     jobs = [
-        ("split", split_source(levels, True, True), "sm_90", ("--std=c++17",)),
+        ("split", split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
         ("join", join_source(levels, 3), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= registers, r
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", pytest.param("bool", marks=pytest.mark.slow)])
+def test_kernels_of_integers_compile(dtype: str) -> None:
+    nvrtc()
+    turns = MeasureKernel("outer", 0, False)
+    jobs = [
+        ("turn", measure_source(turns, None, dtype), "sm_90a", ("--std=c++17",)),
+        ("split", split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
+        ("join", join_whole_source(0, dtype), "sm_90", ("--std=c++17",)),
+    ]
+    for r in in_parallel(report, jobs):
+        assert r.local == 0 and r.registers <= 64, r
 
 
 # ---- what runs
@@ -336,6 +410,18 @@ def test_other_chips_leave_it_to_the_vendor() -> None:
     ada = replace(H200, version=89)
     (call,) = record_launches(Plan.parse("oz14"), Problem(512, 512, 512), target_on(ada)).steps
     assert "only compute capability 9.0" in call.label  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_launches_of_integers(dtype: str) -> None:
+    """What lies along the inner dimension is not touched before it is split."""
+    for order, turns in (("C", True), ("F", False)):
+        layouts = Layout("C", 512), Layout(order, 512), Layout("C", 512)  # type: ignore[arg-type]
+        found = record_launches(Plan.parse("residues"), Problem(512, 512, 512, dtype, layouts), target_on(H200))
+        assert len(found.launches) == 3 + turns
+        assert f"{dtype} by {whole_moduli(dtype, 512)} products" in found.launches[-1].label
+    with pytest.raises(PlanError, match=f"cannot multiply {dtype}"):
+        record_launches(Plan.parse("residues"), Problem(64, 64, 64, dtype), target_on(replace(H200, version=89)))
 
 
 def test_below_other_levels() -> None:
