@@ -201,17 +201,18 @@ def wrapped_product(a: Any, b: Any) -> Any:
     if x.dtype == bool:
         return cupy.asarray((x.astype(np.float64) @ y.astype(np.float64)) != 0)
     wide = f"uint{8 * x.itemsize}"
-    with np.errstate(over="ignore"):
-        return cupy.asarray(
-            (x.view(wide).astype(np.uint64) @ y.view(wide).astype(np.uint64)).astype(wide).view(x.dtype)
-        )
+    found = x.view(wide).astype(np.uint64) @ y.view(wide).astype(np.uint64)
+    return cupy.asarray(found.astype(wide).view(x.dtype))
 
 
 def integer_product(a: Any, b: Any, order: str = "C") -> Any:
     (m, k), n = a.shape, b.shape[1]
-    orders = ["C" if x.flags.c_contiguous else "F" for x in (a, b)] + [order]
-    lengths = ((m, k), (k, n), (m, n))
-    layouts = tuple(Layout(o, s[1] if o == "C" else s[0]) for o, s in zip(orders, lengths, strict=True))  # type: ignore[arg-type]
+    x, y = ("C" if v.flags.c_contiguous else "F" for v in (a, b))
+    layouts = (
+        Layout("C", k) if x == "C" else Layout("F", m),
+        Layout("C", n) if y == "C" else Layout("F", k),
+        Layout("C", n) if order == "C" else Layout("F", m),
+    )
     found = recorded_for_device(Plan.parse("residues"), Problem(m, k, n, a.dtype.name, layouts))
     work, c = cupy.full(found.workspace, 0x7F, cupy.uint8), cupy.full((m, n), 77, a.dtype, order=order)
     DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
@@ -227,9 +228,8 @@ def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> An
         return cupy.full(shape, info.min, dtype)
     if kind == 1:
         return cupy.asarray(np.where(np.indices(shape).sum(axis=0) % 2, info.min, info.max).astype(dtype))
-    return cupy.asarray(
-        rng.integers(info.min, info.max, shape, dtype, endpoint=True) >> rng.integers(0, 8 * info.dtype.itemsize)
-    )
+    some = rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+    return cupy.asarray(some >> int(rng.integers(0, 8 * some.itemsize)))
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
