@@ -1,4 +1,4 @@
-"""Room for planes of residues: how a product of float64 or of integers is cut, and where in a workspace its parts stand."""
+"""Room for planes of residues: how a product of float64 or of integers is cut, and where its parts stand."""
 
 from __future__ import annotations
 

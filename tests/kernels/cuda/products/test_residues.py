@@ -290,9 +290,9 @@ def wrapped_product(a: Matrix, b: Matrix) -> Matrix:
     """As NumPy has it, by Python's integers; of bool, whether any term is true."""
     exact = a.astype(object) @ b.astype(object)
     if a.dtype == bool:
-        return exact.astype(bool)
+        return np.asarray(exact.astype(bool))
     bits = 8 * a.itemsize
-    return np.array([[x % 2**bits for x in row] for row in exact], np.uint64).astype(f"uint{bits}").view(a.dtype)
+    return np.asarray((exact % 2**bits).astype(f"uint{bits}").view(a.dtype))
 
 
 def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> Matrix:
