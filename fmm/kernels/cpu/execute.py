@@ -100,7 +100,7 @@ class ArrayMachine:
         """A product by a leaf that wants scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used
-        needed = leaf_use(leaf).leaf.scratch(m, k, n, 1)
+        needed = leaf_use(leaf).leaf.room(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
         self.release(mark)

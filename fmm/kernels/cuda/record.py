@@ -191,7 +191,7 @@ class Recorder:
         alike = all(constant_distance(x) is not None for x in zip(*products, strict=True))
         scratch = self.used
         for batch in [products] if alike else [[p] for p in products]:
-            self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.scratch(m, k, n, len(batch)))
+            self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, len(batch)))
             self._note(gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch))
 
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:

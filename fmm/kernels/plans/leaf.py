@@ -20,6 +20,7 @@ ORDERS = ("inner", "outer")  # in which a leaf may want the sums that it multipl
 Order = Literal["", "inner", "outer"]
 Multiply = Callable[[Any, Any, Any], object]  # left, right, and where their product goes
 Scratch = Callable[[int, int, int, int], int]  # bytes for a batch of products m x k x n, so many
+TypedScratch = Callable[[int, int, int, int, int], int]  # the same of numbers of so many bytes, which come first
 MultiplyInside = Callable[[Any, Any, Any, Any, Any], object]  # the same within its scratch, on so many threads
 
 
@@ -48,6 +49,7 @@ class Leaf:
     call: str = "one launch"  # what one product is, in a table of explain
     starts: int = 1  # launches or calls of a product
     scratch: Scratch = lambda m, k, n, count: 0
+    scratch_of: TypedScratch | None = None  # asked in its place, where it depends on the type
     alignment: int = 1  # it is compared unasked only where every row begins at a multiple of so many bytes
     orders: tuple[str, ...] = ORDERS  # that may stand behind its name
     numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
@@ -69,6 +71,10 @@ class Leaf:
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.
     time_formula: Literal["vendor", "tiles"] = "vendor"
+
+    def room(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
+        """Bytes of scratch for a batch of products of numbers of so many bytes."""
+        return self.scratch_of(itemsize, m, k, n, count) if self.scratch_of else self.scratch(m, k, n, count)
 
     @property
     def sums_inside(self) -> bool:
