@@ -11,6 +11,8 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import PRODUCTS
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
 
@@ -182,6 +184,8 @@ PIPE = 32.0
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
+# Beside the residues themselves, for every number of A and B, and of C.
+SPLIT_BYTES, JOIN_BYTES = 24, 16
 
 
 def datasheet(name: str) -> Calibration:
@@ -204,6 +208,8 @@ def datasheet(name: str) -> Calibration:
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
+        for name, (moduli, levels) in RESIDUE_LEAVES.items():
+            rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     return Calibration(
         gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
@@ -216,6 +222,17 @@ def _three_products(half: Rate, stream: float) -> Rate:
     flops, split = half.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
     return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
+
+
+def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Rate:
+    """float64 by products of bytes, which are twice as fast as those of float16, one for each modulus (and fewer with
+    levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues; those of C are
+    read as such, and written: time that grows as the operands, and as C."""
+    flops = 2 * half.flops / moduli * (8 / PRODUCTS) ** levels
+    planes = moduli * (PRODUCTS / 4) ** levels
+    lost = flops / DTYPES["float64"].flops / stream
+    split, join = (SPLIT_BYTES + planes) * lost, (JOIN_BYTES + planes) * lost
+    return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

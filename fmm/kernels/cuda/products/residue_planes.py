@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.cuda.products.f16_planes import whole
 
@@ -116,9 +116,10 @@ def whole_moduli(dtype: str, k: int) -> int:
     return 1 if kind.itemsize == 1 else moduli_needed(bits, bits, k)
 
 
-def whole_scratch(m: int, k: int, n: int, count: int) -> int:
-    """Bytes of workspace for a batch of products of the longest integers."""
-    return residue_scratch(whole_moduli("int64", k), 0, m, k, n, count)
+def whole_scratch(itemsize: int, m: int, k: int, n: int, count: int) -> int:
+    """Bytes of workspace for a batch of products of integers of so many bytes."""
+    needed = max(whole_moduli(name, k) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
+    return max(Residues(*size, count, needed, 0, itemsize).scratch for size in ((m, k, n), (n, k, m)))
 
 
 def residue_scratch(moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:

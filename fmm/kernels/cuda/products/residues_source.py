@@ -17,7 +17,7 @@ CLUSTER = 8  # thread blocks that share the lines of 64 positions
 SIDE = 64  # positions of lines that are turned together
 BELOW = "strassen"  # the algorithm of levels below the residues
 NEIGHBOURS = 2  # in a row of each block of C that a thread has
-SPLITTING = 4, 1, 2  # thread blocks on a multiprocessor, at least, by levels: with more, numbers leave the registers
+SPLITTING = "4", "", "2"  # thread blocks on a multiprocessor, at least, by levels
 SPACE = "fmm::residues::"
 SIGNED = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
 
@@ -95,11 +95,12 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
 def split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
     """The whole CUDA source of what splits both operands, entry point `ENTRY`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
+    bounds = ", ".join(filter(None, (str(THREADS), SPLITTING[levels])))
     lines = [
         '#include "residue_planes.cuh"',
         "",
         fast_sums(),
-        f'extern "C" __global__ void __launch_bounds__({THREADS}, {SPLITTING[levels]})',
+        f'extern "C" __global__ void __launch_bounds__({bounds})',
         f"{ENTRY}(const __grid_constant__ {SPACE}Split<{read_as(dtype)}> p) {{",
         f"    {SPACE}split_both<Sums, {levels}, {wide}>(p);",
         "}",
