@@ -155,5 +155,5 @@ WHOLE = Leaf(
     rate=WHOLE_RATE,
 )
 
-for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M, DIGITS, WHOLE, *RESIDUES):
+for _row in (VENDOR, LT, TILE, F16X3, WHOLE, VENDOR3M, DIGITS, *RESIDUES):
     register_leaf(_row)
