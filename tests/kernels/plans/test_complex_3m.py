@@ -214,8 +214,8 @@ def test_it_is_compared_above_every_real_plan(device: str, below: tuple[str, ...
 
 
 CHOSEN = [
-    # (type, side, workspace, error, may numbers be multiplied in another type, the beginning of what is chosen on an H200
-    # that nobody has measured)
+    # (type, side, workspace, error, may numbers be multiplied in another type, the beginning of what is chosen on an
+    # H200 that nobody has measured)
     ("complex64", 8192, 1 << 36, 16.0, True, "3m"),
     ("complex64", 4096, 1 << 36, 16.0, True, "3m"),
     ("complex128", 2048, 1 << 36, 16.0, False, "3m.batched > vendor"),
