@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -12,8 +12,8 @@ from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.residue_planes import PRODUCTS
-from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
+from fmm.kernels.cuda.products.residue_planes import PRODUCTS, whole_moduli
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
 FILLED = 8  # so many tiles an SM has where the device is busy for all but half of one's time
 PIPE = 32.0
+OWN_LOOPS = 0.04  # of the vendor's rate in float32: that of cupy.matmul's kernel for integers
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
@@ -210,6 +211,7 @@ def datasheet(name: str) -> Calibration:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
         for name, (moduli, levels) in RESIDUE_LEAVES.items():
             rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
+        rates |= dict(_integers(rates, stream))
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     return Calibration(
         gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
@@ -233,6 +235,20 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Ra
     lost = flops / DTYPES["float64"].flops / stream
     split, join = (SPLIT_BYTES + planes) * lost, (JOIN_BYTES + planes) * lost
     return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
+
+
+def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:
+    """Integers by the library's own kernels, and by residues: products of bytes, twice as fast as those of float16, one
+    for each modulus. A byte for each is written and read of every number of A, B and C besides."""
+    half = rates["float16"]
+    for name in INTEGERS:
+        item = DTYPES[name].itemsize
+        count = whole_moduli(name, 8192)
+        flops = 2 * half.flops / count
+        numbers = flops / stream / 2  # multiply-adds in the time of one byte
+        cut, joined = numbers * (item + count), numbers * (item + 2 * count)
+        yield name, Rate(rates["float32"].flops * OWN_LOOPS, half.fill, PIPE, tile=SIDE)
+        yield WHOLE_RATE.format(name), Rate(flops, half.fill / count, PIPE + joined, cut, cut, tile=SIDE)
 
 
 def _peak(gpu: Device, dtype: str) -> float:
