@@ -81,7 +81,8 @@ def _gain(
 ) -> Gain:
     problem = Problem(side, side, side, case.dtype, op=op)
     needed = workspace(plan, *problem.size, problem.itemsize, op=op)
-    return Gain(case.dtype, side, kind, *speedup, str(plan), expected_growth(plan, case.dtype), needed, op)
+    growth = expected_growth(plan, case.dtype, not case.calibration.batches)
+    return Gain(case.dtype, side, kind, *speedup, str(plan), growth, needed, op)
 
 
 def largest_side(case: Case) -> float:
