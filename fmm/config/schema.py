@@ -46,7 +46,7 @@ from fmm.config.checks import (
     wrong_value,
 )
 from fmm.config.environment import log_once
-from fmm.config.identity import Identity
+from fmm.config.identity import COMPILED, SUMS, Identity
 from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Fitted
@@ -272,6 +272,8 @@ def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> T
     entries_by_key = MappingProxyType({e.key: e for e in entries})
     unchecked = _inner(_inner(found["error"], "speedup"), "count") == 0
     doubts = tuple(found.get("doubts", ["the model was not checked on other shapes"] if unchecked else ()))
+    if found["versions"].get(SUMS) == COMPILED != now.get(SUMS, COMPILED):
+        doubts += ("it was tuned with compiled sums, and llvmlite is installed no more",)
     terms = read_terms(_inner(found.get("blocks"), "fitted"))
     return Tuned(identity, dtype, known, entries_by_key, changed, read_thresholds(found["thresholds"]), terms, doubts)
 

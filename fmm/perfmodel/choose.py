@@ -133,7 +133,8 @@ def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequenc
 
 
 def _by_time(*found: Candidate) -> tuple[Candidate, ...]:
-    return tuple(sorted(found, key=lambda c: c.time))
+    """Of those whose calls take the processor as long, the first is the one that the device ends first."""
+    return tuple(sorted(found, key=lambda c: (c.time, c.prediction.seconds)))
 
 
 def composed_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
@@ -151,12 +152,19 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
     work = estimated_work(plan, problem)
     if not splits(plan) or work.smallest >= calibration.least:
         prediction = predicted_seconds(plan, problem, work, calibration)
-        time, growth = (
-            prediction.seconds / base if base else 1.0,
-            expected_growth(plan, problem.dtype, not calibration.batches),
-        )
+        seconds = max(prediction.seconds, call_seconds(plan, calibration))
+        growth = expected_growth(plan, problem.dtype, not calibration.batches)
+        time = seconds / base if base else 1.0
         margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
+        margin = 0.0 if plan.timed_by_tiles and not plan.levels and calibration.rate(problem.dtype).tiled else margin
         yield Candidate(plan, prediction, time, growth, margin + _doubt(plan, problem, calibration))
+
+
+def call_seconds(plan: Plan, calibration: Calibration) -> float:
+    """What a call by the plan takes the processor, at least; the vendor's own is not counted."""
+    if plan == VENDOR:
+        return 0.0
+    return calibration.call if plan.levels else calibration.call_of_leaf
 
 
 def _cut_too_small(plan: Plan, problem: Problem, least: float) -> bool:

@@ -19,7 +19,7 @@ from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
 from fmm.tuner import blocks, shapes
 from fmm.tuner.conclude import concluded_section, fit_journal, starting_calibration
-from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
+from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import Device
 from fmm.tuner.doubts import UNDISTURBED, noise_floor
 from fmm.tuner.effort import Effort
@@ -133,7 +133,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares = squares[1:] if device.untuned().lanes > 1 else squares
     scattered = list(probe_scattered(device, dtype, side, effort))
-    for turn in (SOON, OWN_KERNELS, LAST):
+    for turn in TURNS:
         probe_squares(journal, squares, [p for p in plans if turn_of(p, gpu) == turn], turn, side, effort)
         if turn == OWN_KERNELS:
             probe_own_kernel(journal, squares[::2], effort)
@@ -144,15 +144,9 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
                 _raced(journal, stage, problem, [Run(), *runs], effort)
 
 
-# When a plan is probed: where its kernels are soon compiled, or it has none; where it has product kernels of our own,
-# which are compiled when they are needed; and those with sums that take longest to compile.
-SOON, OWN_KERNELS, LAST = range(3)
-
-
 def turn_of(plan: Plan, gpu: bool) -> int:
-    if gpu and compile_weight(plan) >= HEAVY:
-        return LAST
-    return OWN_KERNELS if gpu and (plan.timed_by_tiles or plan.leaf_use.leaf.rate) else SOON
+    """In which turn a plan is probed."""
+    return compile_turn(plan) if gpu else SOON
 
 
 def probe_squares(

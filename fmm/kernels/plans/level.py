@@ -105,6 +105,11 @@ class PlanLevel(ABC):
         """A multiplication of its products' numbers, as a share of one of the numbers that it is asked for."""
         return 1.0
 
+    @property
+    def conjugates(self) -> tuple[bool, bool]:
+        """Does it multiply the conjugates of A, of B?"""
+        return False, False
+
     def conjugating(self, a: bool, b: bool) -> PlanLevel | None:
         """The level for operands of which these are to be conjugated; None where they must be conjugated before."""
         return None

@@ -114,6 +114,12 @@ class Plan:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
+    @property
+    def conjugates(self) -> tuple[bool, bool]:
+        """Does it multiply the conjugates of A, of B?"""
+        a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
+        return a, b
+
     def conjugating(self, a: bool, b: bool) -> Plan | None:
         """The plan for operands of which these are to be conjugated; None where they must be conjugated before."""
         first = self.levels[0].conjugating(a, b) if self.levels else None

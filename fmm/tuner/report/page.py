@@ -100,7 +100,7 @@ def _cell(gain: Any, side: int) -> str:
 def _case_html(case: Case, pictures: Mapping[str, str]) -> str:
     header = case.tuning.header
     how = f"Effort {header.settings.get('effort')}, {header.started[:10]}, {len(case.tuning.trials)} samples."
-    text = escape("\n".join(line.strip() for line in described(case.section)))
+    text = escape("\n".join(line.strip() for line in described(case.section, case.dtype)))
     drawn = "\n".join(
         f"<figure>{svg}<figcaption>{escape((PICTURES[name].__doc__ or '').strip())}</figcaption></figure>"
         for name, svg in pictures.items()

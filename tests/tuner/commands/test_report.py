@@ -135,6 +135,22 @@ def test_the_page_tells_nothing_of_the_machine_s_files(folder: Path, report: Pat
     assert page.index("<table") < page.index("<svg") < page.index("<details>")
 
 
+def test_nothing_is_wider_than_a_phone(report: Path) -> None:
+    """As far as the page's text tells: the browser's width is the page's, pictures shrink, long lines wrap, and nothing
+    has a width of its own in pixels."""
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert '<meta name="viewport" content="width=device-width' in page
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert re.search(r"svg \{[^}]*width: 100%[^}]*height: auto", style) and "pre-wrap" in style
+    assert "overflow-wrap: anywhere" in style and "nowrap" not in page
+    assert not re.search(r"(?<![-\w])(?:min-)?width: *\d+(?:px|rem|em|pt)", style)
+    pictures = re.findall(r"<svg\b[^>]*>", page)
+    assert pictures and all("viewBox" in x for x in pictures), "without one a picture is cut, not made smaller"
+    cells = max(row.count("<td") + row.count("<th") for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL))
+    folded = ".gains tr {" in style and "@media (max-width: 40rem)" in style
+    assert cells <= 5 or folded, "many columns: on a phone the table's rows are folded"
+
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # A frame as wide as a screen, and how wide the page in it wants to be, with all details open.
 FRAME = """<!doctype html><iframe id=f width={width} height=900 src="report.html"></iframe><script>
