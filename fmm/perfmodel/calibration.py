@@ -54,7 +54,7 @@ class Rate:
     # function for it. (On an H200 0.50 in float32, 0.63 in float64.)
     half: float = 0.6
     # The same by this package's own kernels, if it is very large; 1: nobody measured it. With so many rows, whole tiles
-    # on the diagonal and a last round that is not full take as long again; of a batch of b by sqrt(b) less.
+    # on the diagonal and a last round that is not full take as long again.
     half_by_tiles: float = 1.0
     half_edge: float = 0.0
 
@@ -189,7 +189,7 @@ BATCH = {"tf32": 1.12}
 HALF = {"float32": 0.51, "float64": 0.57}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
-HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.49, 1200.0), "bfloat16": (0.49, 1200.0)}
+HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time

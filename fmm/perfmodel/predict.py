@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
@@ -134,7 +134,7 @@ def _halves(
             leaf = leaf_use(name).leaf
             by_tiles = dtype.name in (*leaf.halves, *(leaf.loose_halves if loose else ()))
             if by_tiles:  # those on the diagonal are whole
-                share = min(rate.half_by_tiles * (1 + rate.half_edge / (m * sqrt(batch))), 1.0)
+                share = min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
             elif dtype.name in leaf.rank_updates:
                 share = 1.0 if calibration.batches and batch > 1 and m <= leaf.whole_halves else rate.half
             else:
