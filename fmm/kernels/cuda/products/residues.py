@@ -40,7 +40,7 @@ SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
 WARP, SHORT = 32, 1024  # threads that measure a line of up to so many numbers
 MOST_MODULI, MOST_PIECES = 20, 4  # as in the device code
-BIAS = 0x4B400000  # as in modulus.cuh
+SUMS, WHOLE_BITS = 2**18 + 2**9, 0x4B000000  # of bytes, in modulus.cuh; the bits of 2^23 in float32
 EXACT_BITS = 52  # up to which sums and multiples of pieces are exact in float64
 LARGEST = 2.0**60  # up to which norms are scaled at most: sums of four such numbers have 62 bits
 OPERAND_WORDS = 11  # of struct Operand
@@ -56,7 +56,8 @@ def modulus_bytes(p: int) -> bytes:
     def packed(powers: range) -> int:
         return int.from_bytes(bytes(_centred(256**i, p) % 256 for i in powers), "little", signed=True)
 
-    begins = BIAS - 2**31 % p, BIAS - 2**63 % p
+    multiple = WHOLE_BITS + p * -(-(2**23 + SUMS) // p) - 2**23
+    begins = multiple - 2**31 % p, multiple - 2**63 % p
     return struct.pack("<if6i", p, 1 / p, packed(range(4)), packed(range(4, 8)), *begins, 0, 0)
 
 
