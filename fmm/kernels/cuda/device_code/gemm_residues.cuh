@@ -26,6 +26,7 @@ __device__ __forceinline__ void put_pair(byte* to, int x, int y) {
 // Residues lie between -128 and 127: the products of 2^16 steps add up to 2^30 at most.
 struct ByModulus {
     static constexpr int MOST_STEPS = 512;  // tiles of 128 steps
+    static constexpr bool ADDS = false;
     const Modulus* moduli;
     int each;
     __device__ __forceinline__ Modulus of(int layer) const { return moduli[layer / each]; }

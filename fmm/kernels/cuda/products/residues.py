@@ -17,7 +17,6 @@ from fmm.kernels.cuda.products.f16_planes import whole
 from fmm.kernels.cuda.products.residue_planes import Residues
 from fmm.kernels.cuda.products.residues_source import (
     CLUSTER,
-    NEIGHBOURS,
     SIDE,
     THREADS,
     MeasureKernel,
@@ -25,6 +24,7 @@ from fmm.kernels.cuda.products.residues_source import (
     join_source,
     join_whole_source,
     measure_source,
+    neighbours,
     product_source,
     split_source,
 )
@@ -214,7 +214,8 @@ class ResidueOp:
         maps = self.left.tensor_map(count, s.m_s), self.right.tensor_map(count, s.n_s // s.cluster), dest
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = tiles_of(rows, columns, s)
-        return WgmmaOp(ResidueKernel(s), maps, -(-inner // LINE), tiles, layers, False, 0.0, clusters)
+        steps, sides = -(-inner // LINE), (rows, columns)
+        return WgmmaOp(ResidueKernel(s), maps, steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
 def residue_op(op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int) -> ResidueOp | None:
@@ -330,6 +331,6 @@ def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     g, (rows, _, columns) = op.geometry, op.geometry.block
-    threads = g.count * rows * (columns // NEIGHBOURS)
+    threads = g.count * rows * (columns // neighbours(op.dtype))
     threads = 4 * whole(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
     return -(-threads // THREADS), 1, 1
