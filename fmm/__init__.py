@@ -1,11 +1,12 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
-from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, plan
+from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, plan, prepare
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
 from fmm.integrations.places import install_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
+from fmm.runtime.prepared_operand import PreparedOperand
 
 __version__ = "0.1.0"
 
@@ -13,6 +14,7 @@ __all__ = [
     "Decision",
     "Plan",
     "PlanError",
+    "PreparedOperand",
     "explain",
     "explain_gemm",
     "explain_gram",
@@ -22,6 +24,7 @@ __all__ = [
     "installed",
     "matmul",
     "plan",
+    "prepare",
     "release_workspace",
     "uninstall",
 ]

@@ -14,7 +14,7 @@ from fmm.arrays.kinds import type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
-from fmm.config.environment import emulation_allowed
+from fmm.config.environment import componentwise_wanted, emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -27,6 +27,7 @@ from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
 from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand, unwrapped
 
 NO_OPTIONS: Mapping[str, Any] = {}
 ndarray = np.ndarray  # asked for at each call
@@ -44,6 +45,7 @@ def matmul(
     plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
+    componentwise: bool = False,
     **more: Any,
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
@@ -60,8 +62,10 @@ def matmul(
         CUDA devices).
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
+    componentwise
+        Every entry is to be right beside its own size, as the vendor's are, not only beside the largest ones.
     """
-    if plan is None and max_error_growth is None and workspace is None and not more:
+    if plan is None and max_error_growth is None and workspace is None and not componentwise and not more:
         # The shortest ways: products of small matrices take ten microseconds or less.
         kind, usual = type(a), dtype is None and order == "K" and casting == "same_kind"
         if kind is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
@@ -83,12 +87,14 @@ def matmul(
             if known.differentiable:
                 return _torch_gradients().product(a, b, None, NO_WISHES)
             return call.product(known, a, b, None, NO_WISHES)
-    return _product(a, b, out, _options(casting, order, dtype, more), _wishes(plan, max_error_growth, workspace))
+    wishes = _wishes(plan, max_error_growth, workspace, componentwise)
+    return _product(a, b, out, _options(casting, order, dtype, more), wishes)
 
 
 def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
     """The product of any arrays with any options."""
     out = _single(out)
+    a, b, wishes = unwrapped(a, b, wishes)
     library = library_of(a, b, out).with_options(options)
     if library.watched():
         return _recorded_product(a, b, out, wishes)
@@ -97,6 +103,17 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     if library.differentiable:
         return _torch_gradients().product(a, b, out, wishes)
     return call.product_of_any(library, a, b, out, wishes)
+
+
+def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
+    """A matrix made ready for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
+
+    It holds a copy of x, which nobody can change, and on a device that has use for it what plans make of the matrix
+    before they multiply (of float32 on Hopper, its two float16 planes), so that products need not make it again.
+    `p.nbytes` is what all that takes. Prepare a matrix anew when it has changed; weights, for example, seldom do.
+    Arrays of NumPy and CuPy, and torch's tensors, which get no gradients then (those of the other operand do).
+    """
+    return prepare_operand(x, side)
 
 
 def gram(
@@ -240,10 +257,12 @@ def explain(
     plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
+    componentwise: bool = False,
     **more: Any,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
-    wishes, out = _wishes(plan, max_error_growth, workspace), _single(out)
+    wishes, out = _wishes(plan, max_error_growth, workspace, componentwise), _single(out)
+    a, b, wishes = unwrapped(a, b, wishes)
     library = library_of(a, b, out).with_options(_options(casting, order, dtype, more))
     found: Decision
     if library.differentiable:
@@ -284,7 +303,7 @@ def plan(
     if room is None:
         room = memory_share(NUMPY if on_cpu else cupy_library(), number)
     growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
-    limits = Limits(room, growth, emulation_allowed())
+    limits = Limits(room, growth, emulation_allowed(), componentwise_wanted())
     return call.planned(Problem(*sides, kind, op=op), limits, found, wishes.plan)
 
 
@@ -335,16 +354,18 @@ def _options(casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]) -> M
     return {name: value for name, (value, usual) in given.items() if value is not usual} | dict(more)
 
 
-def _wishes(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wishes:
+def _wishes(
+    plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any, componentwise: bool = False
+) -> Wishes:
     """What the caller asks of a plan, checked."""
-    if plan is None and max_error_growth is None and workspace is None:
+    if plan is None and max_error_growth is None and workspace is None and not componentwise:
         return NO_WISHES
     growth = None if max_error_growth is None else _error_growth(max_error_growth)
     if workspace is not None:
         if isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0:
             raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {_in_words(workspace)}")
         workspace = min(int(workspace), LONGEST)
-    return Wishes(_given(plan), growth, workspace)
+    return Wishes(_given(plan), growth, workspace, componentwise=bool(componentwise))
 
 
 def _error_growth(growth: Any) -> float:

@@ -18,7 +18,7 @@ from math import sqrt
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.numpy_backend import numpy_product
-from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
+from fmm.kernels.cuda.products.f16_planes import f16x3_scratch, kept_room
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
@@ -91,6 +91,8 @@ F16X3 = Leaf(
     scratch=f16x3_scratch,
     forms=("alone", "one pass", "outer", "in place"),
     emulates=True,
+    checks_entries=True,
+    keeps=kept_room,
     rate=F16X3_RATE,
 )
 

@@ -28,6 +28,8 @@ class GemmOp:
     scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
     # Is the upper half of dest enough (the lower one of what lies there row by row)? The other half may get anything.
     upper_half: bool = False
+    checked: bool = False  # is every entry to be right beside its own size, or the flag to be raised?
+    kept: str = ""  # the base, A or B, behind whose matrix stands what the leaf makes of it
 
     @property
     def pieces(self) -> tuple[Factor, Factor, Factor]:
@@ -56,7 +58,7 @@ class GemmOp:
     @property
     def by_vendor(self) -> GemmOp:
         """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor", upper_half=False)
+        return replace(self, leaf="vendor", upper_half=False, checked=False, kept="")
 
 
 def gemm_op(

@@ -68,7 +68,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
     cut = n * element.itemsize % WIDE != 0
     if turned or cut or not aligned or alpha.imag or beta not in (0, 1):
         return None
-    s = sizes_for(m, n, op.count, multiprocessors, op.upper_half)
+    s = sizes_for(m, n, op.count, multiprocessors, lower=op.upper_half)
     line = LINE // element.itemsize
 
     def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> TensorMap:
@@ -94,6 +94,7 @@ def _is_aligned(x: Factor, itemsize: int) -> bool:
 
 
 def tiles_of(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
+    """Clusters' tiles below each other and side by side."""
     return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
 
 
@@ -104,7 +105,9 @@ def lower_units(down: int, across: int, s: WgmmaSizes) -> int:
 
 
 @lru_cache(maxsize=4096)
-def sizes_for(m: int, n: int, count: int, multiprocessors: int, lower: bool = False) -> WgmmaSizes:
+def sizes_for(
+    m: int, n: int, count: int, multiprocessors: int, among: tuple[WgmmaSizes, ...] = SIZES, lower: bool = False
+) -> WgmmaSizes:
     """The sizes with which the last cluster is done earliest."""
 
     def end(s: WgmmaSizes) -> int:
@@ -112,7 +115,7 @@ def sizes_for(m: int, n: int, count: int, multiprocessors: int, lower: bool = Fa
         one = lower_units(down, across, s) if lower else down * across
         return -(-one * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
 
-    return min(SIZES, key=end)
+    return min(among, key=end)
 
 
 # ---- the launch on a chip

@@ -12,16 +12,13 @@ from fmm.config.schema import calibration_fields, checked_calibration
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.f16_planes import CHUNK, PLANES, f16x3_scratch
-from fmm.kernels.cuda.products.f16x3 import SIZES, F16x3Op, Planes, f16x3_op, sizes_for, tiles_of
-from fmm.kernels.cuda.products.f16x3_source import (
-    PLANE_THREADS,
-    F16x3Kernel,
-    SplitKernel,
-    f16x3_source,
-    split_source,
-)
+from fmm.kernels.cuda.products.f16_split import RULES, THREADS, Planes, SplitKernel, split_source
+from fmm.kernels.cuda.products.f16_spread import balance_source
+from fmm.kernels.cuda.products.f16x3 import SIZES, F16x3Op, f16x3_op
+from fmm.kernels.cuda.products.f16x3_source import F16x3Kernel, f16x3_source
 from fmm.kernels.cuda.products.tiled_source import Along
 from fmm.kernels.cuda.products.tma import SHARED
+from fmm.kernels.cuda.products.wgmma import sizes_for, tiles_of
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -36,8 +33,10 @@ from tests.support.nvrtc import in_parallel, nvrtc, report
 SMS = 132
 ALONGS: tuple[Along, ...] = ("inner", "outer")
 PRODUCTS = [F16x3Kernel(SIZES[0], along) for along in product(ALONGS, ALONGS)] + [
-    F16x3Kernel(SIZES[1], ("inner", "outer"))
+    F16x3Kernel(SIZES[1], ("inner", "outer")),
+    F16x3Kernel(SIZES[0], ("inner", "outer"), checked=True),
 ]
+NOTHING = dict.fromkeys("ABCW", 256)  # that is known of addresses but their alignment
 SPLITS = [
     (SplitKernel("inner", 256, 16, True), SplitKernel("outer", 0, 0, True)),
     (SplitKernel("outer", 0, 0, False), SplitKernel("inner", 32, 8, False)),
@@ -68,11 +67,19 @@ def test_no_number_of_a_product_leaves_the_registers() -> None:
 
 def test_splitting_leaves_room_for_many_threads() -> None:
     nvrtc()
-    op = operation(Problem(512, 512, 512, "float32"))
-    told = sum(len(x.parameters(x.split_kernel(True))) for x in (op.left, op.right))
-    size = f"static_assert(sizeof(fmm::planes::Both) == {told});"
-    jobs = [(str(k), f"{split_source(*k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in SPLITS]
-    for r in in_parallel(report, jobs):
+    usual, checked = (
+        operation(Problem(512, 512, 512, "float32", componentwise=componentwise)) for componentwise in (False, True)
+    )
+    kernels = usual.left.split_kernel(NOTHING), usual.right.split_kernel(NOTHING)
+    assert checked.spread is not None
+    both = sum(len(x.parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
+    noted = len(checked.spread.told(kernels)[0])
+    sizes = {rule: f"static_assert(sizeof(Told) == {both if rule == 'usual' else noted});" for rule in RULES}
+    jobs = [(f"{k}{r}", f"{split_source(k, r)}{sizes[r]}\n") for k in SPLITS for r in RULES]
+    jobs += [(str(k), f"{split_source((k[0],), 'usual')}\n") for k in SPLITS]
+    told = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
+    jobs += [(f"{x}{y}", f"{balance_source(x, y)}{told}\n") for x, y in product(ALONGS, ALONGS)]
+    for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
         assert r.local == 0 and r.registers <= 96, r
 
 
@@ -155,22 +162,22 @@ def gemm(problem: Problem) -> GemmOp:
 def test_every_line_has_its_threads(lines: int, length: int) -> None:
     """And what a thread keeps in registers is never more than it reads."""
     x = Planes(Factor("A", 0, length, False, 0), "inner", lines, length, 3, 0)
-    kernel = x.split_kernel(True)
-    assert x.blocks(kernel) * (PLANE_THREADS // kernel.group) >= 3 * lines
+    kernel = x.split_kernel(NOTHING)
+    assert x.blocks(kernel) * (THREADS // kernel.group) >= 3 * lines
     assert (kernel.kept - 1) * 4 * kernel.group < x.room
     strips = Planes(Factor("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.blocks(strips.split_kernel(True)) == 3 * strips.room // CHUNK * 8
+    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.room // CHUNK * 8
 
 
 def test_sizes() -> None:
     """The last round of clusters is to end early."""
-    assert sizes_for(8192, 8192, 1, SMS) == SIZES[0]
+    assert sizes_for(8192, 8192, 1, SMS, SIZES) == SIZES[0]
     for n in (1024, 1536, 3000, 4096):
         ends = {}
         for s in SIZES:
             down, across = tiles_of(n, n, s)
             ends[s] = -(-down * across // 66) * s.n_s
-        assert ends[sizes_for(n, n, 1, SMS)] <= 1.2 * min(ends.values())
+        assert ends[sizes_for(n, n, 1, SMS, SIZES)] <= 1.2 * min(ends.values())
 
 
 # ---- its place
