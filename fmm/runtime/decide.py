@@ -197,8 +197,10 @@ def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibra
 @lru_cache(maxsize=4096)
 def without_layouts(problem: Problem) -> Problem:
     """The same product of matrices that lie row by row: what choices and trials are made and kept for."""
-    more = problem.op, 1, problem.fill, problem.componentwise, problem.kept
-    return Problem(*problem.size, problem.dtype, (), 1, 0, *more)
+    own = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
+    if problem.componentwise or problem.kept:
+        own = replace(own, componentwise=problem.componentwise, kept=problem.kept)
+    return own
 
 
 def _asked(problem: Problem) -> Asked:

@@ -113,7 +113,8 @@ def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
             copy = library.with_room_behind(x, order, room + more)
             _run(library, launches, library.pointer(copy), setting.device)
             layout = launches.problem.layouts["AB".index(launches.problem.kept)]
-            kept = Kept(_base(side), *described.shape, layout)
+            rows, cols = described.shape
+            kept = Kept(_base(side), rows, cols, layout)
             return PreparedOperand(side, tuple(x.shape), described.dtype, room + more, leaf.name, copy, kept)
     return None
 

@@ -152,10 +152,7 @@ def test_a_product_uses_what_is_kept() -> None:
 def test_what_is_kept_counts_in_the_choice() -> None:
     """A plan whose leaf keeps its operand is predicted to take less time, and begins to pay for fewer rows."""
     known = datasheet("h200")
-    times = [
-        choose(Problem(128, 8192, 8192, "float32", kept=kept), known, PLENTY).best.time  # type: ignore[arg-type]
-        for kept in ("", "B")
-    ]
+    times = [choose(Problem(128, 8192, 8192, "float32", kept=kept), known, PLENTY).best.time for kept in ("", "B")]
     assert times[1] < 0.7 * times[0]
 
 

@@ -30,11 +30,12 @@ def hard_matrices(m: int, k: int, n: int, seed: int = 5) -> dict[str, Pair]:
 
 
 def _usual(rng: np.random.Generator, a: Array, b: Array) -> dict[str, Pair]:
-    found = {
+    left, right = tuple(a.shape), tuple(b.shape)
+    found: dict[str, Pair] = {
         "normal": (a, b),
-        "uniform [0, 1]": (rng.random(a.shape), rng.random(b.shape)),
-        "uniform [-1, 1]": (rng.uniform(-1, 1, a.shape), rng.uniform(-1, 1, b.shape)),
-        "whole numbers to 2^24": (rng.integers(-(2**24), 2**24, a.shape), rng.integers(-(2**24), 2**24, b.shape)),
+        "uniform [0, 1]": (rng.random(left), rng.random(right)),
+        "uniform [-1, 1]": (rng.uniform(-1, 1, left), rng.uniform(-1, 1, right)),
+        "whole numbers to 2^24": (rng.integers(-(2**24), 2**24, left), rng.integers(-(2**24), 2**24, right)),
         "rectified": (np.maximum(a, 0), b),
     }
     for sigma in (2, 4, 8):

@@ -56,10 +56,10 @@ def test_random_spreads(seed: int) -> None:
     spreads = [np.exp2(rng.integers(0, 40) * rng.standard_normal(s)) for s in ((m, 1), (1, k), (k, 1), (1, n), (m, k))]
     a = rng.standard_normal((m, k)) * spreads[0] * spreads[1] * (rng.random((m, k)) < rng.choice([0.2, 1]))
     b = rng.standard_normal((k, n)) * spreads[2] * spreads[3]
-    a, b = (np.clip(x, -1e18, 1e18).astype(np.float32) for x in (a, b))
-    c, certain, _ = host.product_on_host(a, b)
-    assert beside(a, b, host.product_on_host(a, b, checked=False)[0])[0] <= BESIDE_NORMS
-    assert beside(a, b, np.where(certain, c, a.astype(np.float64) @ b))[1] <= beside_entries(k)
+    x, y = (np.clip(v, -1e18, 1e18).astype(np.float32) for v in (a, b))
+    c, certain, _ = host.product_on_host(x, y)
+    assert beside(x, y, host.product_on_host(x, y, checked=False)[0])[0] <= BESIDE_NORMS
+    assert beside(x, y, np.where(certain, c, x.astype(np.float64) @ y))[1] <= beside_entries(k)
 
 
 def test_the_copy_has_the_kernels_numbers() -> None:

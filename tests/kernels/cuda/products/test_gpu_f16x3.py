@@ -111,7 +111,7 @@ def test_every_kind_of_data(size: tuple[int, int, int]) -> None:
         x, y = cupy.asarray(a), cupy.asarray(b)
         norms, _ = beside(a, b, fmm.matmul(x, y, plan="f16x3").get())
         assert norms <= BESIDE_NORMS, name
-        for orders in product("CF", repeat=2):
+        for orders in product("CF", repeat=2) if size == SIZES[0] else ("CC",):
             x, y = (cupy.asarray(v, order=o) for v, o in zip((a, b), orders, strict=True))
             c = fmm.matmul(x, y, plan="f16x3", componentwise=True).get()
             assert beside(a, b, c)[1] <= beside_entries(size[1]), (name, orders)
