@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ import cupy
 
 MODULI = {"float32": 8, "float64": 14}  # with which its own table compares it to the vendor
 VARIABLE = "FMM_GEMMUL8"
+OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90", "-shared")
+OPTIONS += ("-Xcompiler", "-fPIC")
+LIBRARIES = ("-l:libcublas.so.13", "-l:libcublasLt.so.13")
 HEADERS = [
     "self_hipify",
     "template_type",
@@ -38,6 +42,12 @@ HEADERS = [
     "gemmul8_real",
 ]
 STANDARD = [
+    "cuda_runtime.h",
+    "cublas_v2.h",
+    "cublasLt.h",
+    "cuComplex.h",
+    "cuda_fp8.h",
+    "random",
     "algorithm",
     "bit",
     "chrono",
@@ -97,21 +107,17 @@ def build(source: Path) -> Path:
     text = [f"#include <{name}>" for name in STANDARD]
     text += ['#include "../include/gemmul8.hpp"', *(f'#include "{name}.hpp"' for name in HEADERS), EXPORTED]
     (folder / "src" / "products.cu").write_text("\n".join(text), encoding="utf-8")
-    options = [
-        "-std=c++20",
-        "-O3",
-        "-diag-suppress",
-        "177",
-        "-gencode",
-        "arch=compute_90,code=sm_90",
-        "-shared",
-        "-Xcompiler",
-        "-fPIC",
-    ]
-    libraries = ["-lcublas", "-lcublasLt", "-lcudart", "-lcuda"]
-    command = ["nvcc", *options, "products.cu", "-o", str(library), *libraries]
+    found = [part for root in _packages() for part in (f"-I{root}/include", f"-L{root}/lib")]
+    command = ["nvcc", *OPTIONS, "products.cu", "-o", str(library), *found, *LIBRARIES]
     subprocess.run(command, cwd=folder / "src", check=True)
     return library
+
+
+def _packages() -> list[Path]:
+    """Where packages of Python's bring CUDA's headers and libraries, besides what the compiler has."""
+    spec = find_spec("nvidia")
+    roots = spec.submodule_search_locations or [] if spec else []
+    return [folder for root in roots for folder in Path(root).glob("cu1?") if (folder / "include").exists()]
 
 
 def _wanted(line: str) -> bool:
