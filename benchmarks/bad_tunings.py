@@ -6,6 +6,8 @@ decided by the config that came out, if any did; where a plan is chosen, fmm.mat
 shuffled rounds. No plan may reach less than 0.98 of the vendor's speed.
 
 A tuning is a line of results/FOLDER/bad_tunings.jsonl, appended when it is done: what was interrupted is gone on with.
+With `--keep FOLDER` the configs stay there, and `--only-tune` makes no more than them: on a machine that others use
+they are all the worse, and their shapes are timed later, by the same command without it, when it is quiet.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from fmm.tuner.paired import Rounds, paired_rounds
 
 ROOT = Path(__file__).parents[1]
 LEAST = 0.98
+NOTE = "tuning.json"  # beside a config that is kept: what its tuning said
 TYPES = ("float64", "float32", "complex128", "complex64")
 LOOPS = {
     "spin": "while True: pass",
@@ -120,11 +123,24 @@ def judged_shapes(dtype: str, sizes: Iterator[tuple[int, int, int]], rounds: Rou
         yield row
 
 
+def tuned_case(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """One tuning into a folder; if it was made before, what is noted there of it."""
+    note = folder / NOTE
+    if not note.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        found = {**case, **tune_badly(case, folder), "seconds": round(time.monotonic() - start, 1)}
+        note.write_text(json.dumps(found))
+    return dict(json.loads(note.read_text()))
+
+
 def measured_case(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """One tuning, and its choices."""
     with tempfile.TemporaryDirectory() as name:
-        folder, start = Path(name), time.monotonic()
-        found = {**case, **tune_badly(case, folder), "seconds": round(time.monotonic() - start, 1)}
+        folder = Path(options.keep or name) / str(case["tuning"])
+        found = tuned_case(case, folder)
+        if options.only_tune:
+            return found
         time.sleep(options.pause)
         sizes = random_sizes(case["tuning"], options.shapes, options.largest)
         with config_in_force(folder / "config.json"):
@@ -168,7 +184,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4, help="of rounds a shape")
     parser.add_argument("--pause", type=float, default=2, help="seconds of rest before the shapes")
     parser.add_argument("--output", type=Path, default=ROOT / "results")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of the configs")
+    parser.add_argument("--only-tune", action="store_true", help="the shapes are timed by a later run")
     options = parser.parse_args(arguments)
+    if options.only_tune:
+        if options.keep is None:
+            parser.error("--only-tune makes nothing but configs: --keep FOLDER says where")
+        for index in range(options.tunings):
+            print(measured_case(random_case(index, options.limit), options), flush=True)
+        return 0
     path = options.output / device_folder() / "bad_tunings.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

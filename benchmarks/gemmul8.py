@@ -22,8 +22,8 @@ import cupy
 
 MODULI = {"float32": 8, "float64": 14}  # with which its own table compares it to the vendor
 VARIABLE = "FMM_GEMMUL8"
-OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90", "-shared")
-OPTIONS += ("-Xcompiler", "-fPIC")
+OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90")
+SHARED = ("-shared", "-Xcompiler", "-fPIC")
 LIBRARIES = ("-l:libcublas.so.13", "-l:libcublasLt.so.13")
 HEADERS = [
     "self_hipify",
@@ -108,7 +108,7 @@ def build(source: Path) -> Path:
     text += ['#include "../include/gemmul8.hpp"', *(f'#include "{name}.hpp"' for name in HEADERS), EXPORTED]
     (folder / "src" / "products.cu").write_text("\n".join(text), encoding="utf-8")
     found = [part for root in _packages() for part in (f"-I{root}/include", f"-L{root}/lib")]
-    command = ["nvcc", *OPTIONS, "products.cu", "-o", str(library), *found, *LIBRARIES]
+    command = ["nvcc", *OPTIONS, *SHARED, "products.cu", "-o", str(library), *found, *LIBRARIES]
     subprocess.run(command, cwd=folder / "src", check=True)
     return library
 

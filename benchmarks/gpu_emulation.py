@@ -197,7 +197,7 @@ def measured(case: Case, rounds: int, peers: bool) -> Row:
     a = b = c = None
     try:
         m, k, n = case.size
-        work = np.prod(case.size)
+        work = float(np.prod(case.size))
         for kind in ("uniform", "normal") if work < 10 * HUGE else ("normal",):
             a = b = None
             a = drawn((m, k), kind, 1, case.dtype)

@@ -201,7 +201,7 @@ SECTION: Mapping[str, Check] = {
 _LATER = frozenset({"doubts", "blocks"})  # fields that older configs do not have
 # Of a calibration's numbers: those that are divided by, and shares; the others by their type.
 _BY_NAME: Mapping[str, Check] = {
-    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "deep", "apart"), POSITIVE),
+    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), POSITIVE),
     **dict.fromkeys(("overlap", "margin", "tiled_margin"), bounded_number(0, 1)),
 }
 # Terms that the model once had: configs that tell of them stay valid too.

@@ -76,7 +76,7 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
               times `tiled_odd` where it reads rows that are not aligned.
               Reading and writing the operands takes bytes / memory.
     sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
-              scalar, deep) are divided by that share
+              scalar, parts, deep) are divided by that share
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes); or, if the processor cannot start products as fast as the device does them,
               the time by which `host` * starts is longer than all the device's work
@@ -149,6 +149,7 @@ def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, la
         (calibration.sequential, work.sequential),
         (calibration.ragged, work.ragged),
         (calibration.scalar, work.scalar),
+        (calibration.parts, work.parts),
         (calibration.deep, work.deep),
     ):
         traffic *= 1 - rest + rest / share

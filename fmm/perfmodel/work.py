@@ -70,6 +70,7 @@ class Work:
     overlapped: float = 0.0  # below an overlapped level
     scalar: float = 0.0  # by the first level, to or from rows that it must read and write one number at a time
     deep: float = 0.0  # by three levels in one pass
+    parts: float = 0.0  # by levels that have complex products done in real ones
     # Which share of the leaf products reads or writes, in A, B or C themselves, rows that begin ...
     unaligned: float = 0.0  # at multiples of 4 bytes, but not all at multiples of 16
     odd: float = 0.0  # not even all at multiples of 4
@@ -144,7 +145,7 @@ def estimated_work(plan: Plan, problem: Problem) -> Work:
         steps = lower_level(plan, *problem.size)
         direct = steps.in_place if steps and len(plan.levels) == 1 else 0.0
         return Work(*_counts(plan, problem), **_rows_of_products(plan, problem, direct))
-    traffic = passes = sequential = ragged = overlapped = scalar = deep = 0.0
+    traffic = passes = sequential = ragged = overlapped = scalar = deep = parts = 0.0
     direct, beside, count = 1.0, False, 1.0  # beside: below an overlapped level
     itemsize = problem.itemsize
     for step, f in zip(plan.levels, footprints, strict=True):
@@ -157,7 +158,8 @@ def estimated_work(plan: Plan, problem: Problem) -> Work:
         if count == 1:
             ragged += _astray(each, _rows(problem, ALIGN))
             scalar += _astray(each, _rows(problem, access_bytes(f.products, problem.itemsize)))
-        itemsize = step.itemsize_below(itemsize)
+        itemsize, before = step.itemsize_below(itemsize), itemsize
+        parts += moved if itemsize != before else 0.0
         deep += moved if f.products >= DEEP else 0.0
         overlapped += moved if beside else 0.0
         beside = beside or step.lanes > 1
@@ -175,6 +177,7 @@ def estimated_work(plan: Plan, problem: Problem) -> Work:
         overlapped / whole,
         scalar / whole,
         deep / whole,
+        parts / whole,
         **_rows_of_products(plan, problem, direct),
     )
 
@@ -224,7 +227,10 @@ def _moved(step: object) -> float:
     return step.dest.rows**2 * (1.0 if step.in_place else 1.5 if step.fill == "full" else 1.0)
 
 
-OF_TRAFFIC, OF_PRODUCTS = ("sequential", "ragged", "overlapped", "scalar", "deep"), ("unaligned", "odd", "copied")
+OF_TRAFFIC, OF_PRODUCTS = (
+    ("sequential", "ragged", "overlapped", "scalar", "deep", "parts"),
+    ("unaligned", "odd", "copied"),
+)
 
 
 @depends_on_rows

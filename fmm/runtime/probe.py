@@ -85,7 +85,8 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
             stream *= MARGIN[dtypes[0]]
     rates = MappingProxyType(dict.fromkeys(dtypes, rate))
     terms = built_in.small, built_in.launch
-    return Calibration(built_in.name, MEASURED, rates, stream, *terms, margin=LEAST_GAIN, least=least)
+    found = Calibration(built_in.name, MEASURED, rates, stream, *terms, margin=LEAST_GAIN, least=least)
+    return replace(found, parts=built_in.parts)
 
 
 def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:

@@ -79,6 +79,8 @@ PARAMETERS = (
     Parameter("ragged", "", 0.1, 10.0, PLANS, 1.0),
     # At most 1: narrow accesses gain nothing, and few plans show them apart from `ragged`.
     Parameter("scalar", "", 0.1, 1.0, PLANS, 1.0),
+    # Where no plan for complex numbers was measured it stays as it was.
+    Parameter("parts", "", 0.1, 2.0, PLANS),
     Parameter("deep", "", 0.1, 10.0, SUMS, 1.0),
     Parameter("launch", TIME, 1e-8, 1e-2, SUMS, 0.0),  # where `small` says it all
     Parameter("host", TIME, 1e-8, 1e-2, frozenset({"products", "plan"})),
@@ -103,6 +105,11 @@ BESIDE = frozenset({"host", "scalar", "rate.copied"})  # fitted only where the p
 LANES = frozenset({"idle", "spin", "apart"})  # fitted only where a CPU runs several products at a time
 
 
+STRIDED = frozenset({"parts"})  # fitted only where a loop over every second number is slow: not on a GPU
+
+
 def exists_on(parameter: Parameter, start: Calibration) -> bool:
     """Does the parameter mean anything on this kind of device?"""
-    return (start.batches or parameter.name not in BESIDE) and (start.lanes > 1 or parameter.name not in LANES)
+    if start.batches:
+        return parameter.name not in STRIDED | LANES
+    return parameter.name not in BESIDE and (start.lanes > 1 or parameter.name not in LANES)

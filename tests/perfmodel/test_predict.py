@@ -127,6 +127,34 @@ def test_sums_on_rows_that_begin_anywhere(dtype: str, term: str, n: int, plans: 
         assert after == pytest.approx(factor * before)
 
 
+@pytest.mark.parametrize(
+    ("plan", "dtype", "slower"),
+    [
+        ("3m > vendor", "complex64", (2.0, 2.0)),
+        ("3m(strassen) > vendor", "complex64", (2.0, 2.0)),
+        ("3m > strassen > vendor", "complex128", (1.2, 1.8)),  # sums of real numbers below
+        ("strassen > vendor", "complex64", (1.0, 1.0)),
+        ("strassen > vendor", "float32", (1.0, 1.0)),
+    ],
+)
+def test_sums_of_the_parts_of_complex_numbers(plan: str, dtype: str, slower: tuple[float, float]) -> None:
+    smooth = Calibration("", "", {dtype: Rate(1e15, 0, 0)}, 1e12)
+    before, after = (
+        predict(Plan.parse(plan), Problem(2048, 2048, 2048, dtype), c).sums
+        for c in (smooth, replace(smooth, parts=0.5))
+    )
+    assert slower[0] <= after / before <= slower[1]
+
+
+def test_a_processor_that_was_not_tuned_leaves_middling_complex_products_alone() -> None:
+    """As two cores with AVX-512 showed: 0.86 of the vendor's speed at 1024, 1.03 at 1500, 1.2 at 3000."""
+    measured = replace(cpu(2), rates={t: Rate(357e9, 0, 50, 50, 50) for t in ("float32", "complex64")}, stream=15.5e9)
+    seconds = [
+        predict(Plan.parse("3m > vendor"), Problem(n, n, n, "complex64"), measured).seconds for n in (1024, 1500, 3000)
+    ]
+    assert seconds == pytest.approx([0.0311, 0.0807, 0.552], rel=0.08)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("plan", ["strassen", "strassen^2", "strassen^3", "winograd", "winograd^2"])
 def test_what_sums_move_at_a_time_is_what_their_kernels_do(dtype: str, plan: str) -> None:

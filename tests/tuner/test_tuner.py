@@ -453,9 +453,22 @@ def test_every_parameter_is_found_from_exact_times() -> None:
     found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
     for parameter in PARAMETERS:
-        if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill", "host"):
+        if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill", "host", "parts"):
             true = parameter.get(ODD_TRUTH, "float64")
             assert parameter.get(found.calibration, "float64") == pytest.approx(true, rel=0.15), parameter.name
+    assert found.calibration.parts == start.parts  # products of real numbers say nothing about it
+
+
+def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
+    truth = replace(ODD_TRUTH, rates={"complex128": ODD_TRUTH.rates["float64"]}, parts=0.3, stream=4e9)
+    seen = []
+    for n in (400, 900, 1501, 3000):
+        for plan in map(Plan.parse, ("vendor", "3m > vendor", "3m > strassen > vendor", "winograd > vendor")):
+            run, problem = Run(plan, "whole"), Problem(n, n, n + 1, "complex128")
+            seconds = fitting.formula_seconds(run, problem, fitting.cached_work(plan, problem), truth)
+            seen.append(fitting.Observation(problem, run, seconds))
+    start = replace(FakeDevice().untuned(), rates={"complex128": Rate(1e10, 1e4, 32.0)}, parts=0.5)
+    assert fitting.fit_calibration(start, "complex128", seen).calibration.parts == pytest.approx(0.3, rel=0.15)
 
 
 def test_what_the_host_takes_for_a_launch_is_found() -> None:

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "gemm_common.cuh"
+#include "ptx_tma.cuh"
 
 namespace fmm {
 namespace planes {
@@ -204,14 +205,6 @@ __device__ __forceinline__ void by_line(const Told& p, int block) {
 
 // ---- lines along the outer dimension
 
-__device__ __forceinline__ int rank_in_cluster() {
-    int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void all_of_cluster_meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 // What stands in the same place of another thread block's shared memory.
 __device__ __forceinline__ int there(const int* here, int rank) {
     int x;
@@ -222,7 +215,7 @@ __device__ __forceinline__ int there(const int* here, int rank) {
         "ld.shared::cluster.b32 %0, [at];\n"
         "}"
         : "=r"(x)
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(here))), "r"(rank)
+        : "r"(shared_address(here)), "r"(rank)
         : "memory");
     return x;
 }
@@ -248,7 +241,7 @@ __device__ __forceinline__ void note_positions(const Told& p, const Noted (&foun
             large[0][at] += large[i][at];
             small[0][at] |= small[i][at];
         }
-    all_of_cluster_meet();
+    cluster_meets();
     if (rank == 0 && at < CHUNK && first + at < p.length) {
         Noted all;
         for (int i = 0; i < CLUSTER; ++i) {
@@ -257,7 +250,7 @@ __device__ __forceinline__ void note_positions(const Told& p, const Noted (&foun
         }
         p.exponents[layer * p.length + first + at] = Rule::packed(e[at], most[at], all, p.lines);
     }
-    all_of_cluster_meet();
+    cluster_meets();
 }
 
 // A cluster for 64 positions of all lines, each of its thread blocks for a part of these: first the largest of every
@@ -267,7 +260,7 @@ __device__ __forceinline__ void by_position(const Told& p, int block) {
     constexpr int ACROSS = CHUNK / 4, DOWN = THREADS / ACROSS;
     using Most = typename Rule::Most;
     __shared__ Most shared[DOWN][CHUNK], largest[CHUNK], all_largest[Rule::NOTES ? CHUNK : 1];
-    const int strip = block / CLUSTER, strips = p.room / CHUNK, rank = rank_in_cluster();
+    const int strip = block / CLUSTER, strips = p.room / CHUNK, rank = cluster_rank();
     const int layer = strip / strips, first = strip % strips * CHUNK;
     const int part = (p.lines + CLUSTER - 1) / CLUSTER, begin = min(rank * part, p.lines), end = min(begin + part, p.lines);
     const int down = threadIdx.x / ACROSS, at = first + threadIdx.x % ACROSS * 4;
@@ -288,7 +281,7 @@ __device__ __forceinline__ void by_position(const Told& p, int block) {
         for (int i = 0; i < DOWN; ++i) x = Rule::most_of(x, shared[i][threadIdx.x]);
         largest[threadIdx.x] = x;
     }
-    all_of_cluster_meet();
+    cluster_meets();
     if (threadIdx.x < CHUNK) {
         Most x = 0;
         for (int i = 0; i < CLUSTER; ++i) x = Rule::most_of(x, there(largest + threadIdx.x, i));
@@ -299,7 +292,7 @@ __device__ __forceinline__ void by_position(const Told& p, int block) {
         else if (rank == 0 && first + static_cast<int>(threadIdx.x) < p.length)
             p.exponents[layer * p.length + first + threadIdx.x] = e;
     }
-    all_of_cluster_meet();  // and nobody leaves while others read what it has
+    cluster_meets();  // and nobody leaves while others read what it has
     const int* const e = reinterpret_cast<const int*>(shared[0]) + (at - first);
     using Factor = typename Rule::Factor;
     const Factor by[4] = {Factor(e[0]), Factor(e[1]), Factor(e[2]), Factor(e[3])};

@@ -57,15 +57,6 @@ struct Product {
 
 // ---- what clusters, the copy engine and warpgroups are asked
 
-__device__ __forceinline__ int cluster_rank() {
-    int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_meets() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 // At the gate of a thread block of the cluster: what was there has been read. (Nothing that was written is to be seen, so
 // no wider scope: with that, the first-level cache is emptied each time.)
 __device__ __forceinline__ void arrive_at(Gate* gate, int rank) {
