@@ -9,6 +9,7 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cuda.products.f16_planes import PIECE
 from fmm.kernels.leaves import F16X3_RATE
 
 
@@ -149,6 +150,7 @@ BATCH = {"tf32": 1.12}
 # Syrk's time as a share of gemm's, on an H200 at 8192 (of float64 more at 16384: 0.63).
 HALF = {"float32": 0.51, "float64": 0.57}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
+VENDORS_PLANES = 8.0  # from which on the vendor makes them of planes that a kernel of ours has split
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
 FILLED = 8  # so many tiles an SM has where the device is busy for all but half of one's time
@@ -178,6 +180,8 @@ def datasheet(name: str) -> Calibration:
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
+    elif "float16" in rates and float(gpu.capability) >= VENDORS_PLANES:
+        rates[F16X3_RATE] = _three_by_vendor(rates["float16"], stream)
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     return Calibration(
         gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
@@ -190,6 +194,17 @@ def _three_products(half: Rate, stream: float) -> Rate:
     flops, split = half.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
     return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
+
+
+def _three_by_vendor(half: Rate, stream: float) -> Rate:
+    """The same where the vendor multiplies, and reads and writes C for every piece of the inner dimension; besides for
+    the two other products, and once more at the end."""
+    found, item = _three_products(half, stream), DTYPES["float32"].itemsize
+    pieces = 2 * item / stream / (DTYPES["float32"].flops * PIECE)
+    flops = 1 / (1 / found.flops + pieces)
+    share = flops / found.flops
+    pipe = half.pipe + 3 * 2 * item / stream * flops / DTYPES["float32"].flops
+    return replace(half, flops=flops, pipe=pipe, rows=found.rows * share, cols=found.cols * share)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

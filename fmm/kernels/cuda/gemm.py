@@ -30,6 +30,7 @@ class GemmOp:
     upper_half: bool = False
     checked: bool = False  # is every entry to be right beside its own size, or the flag to be raised?
     kept: str = ""  # the base, A or B, behind whose matrix stands what the leaf makes of it
+    dest_dtype: str = ""  # of dest, where it is not that of the operands
 
     @property
     def pieces(self) -> tuple[Factor, Factor, Factor]:

@@ -17,6 +17,7 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
 from fmm.kernels.cuda.products.f16_split import split_launch
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches
+from fmm.kernels.cuda.products.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
@@ -120,15 +121,18 @@ def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Ven
 
 
 def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
-    """Splitting, then the product of the planes; by the vendor where there are no such tensor cores."""
+    """Splitting, then the product of the planes, which is the vendor's where there are no warpgroups."""
     op = replace(op, checked=op.checked and target.flagged)
     made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     if made is not None:
         planes = plane_launches(made, target.chip.multiprocessors, target.divides)
         return *planes, f16x3_launch(made, target.flagged)
-    lacks = not target.chip.has_warpgroups
-    why = "only compute capability 9.0 has its instructions" if lacks else "alpha or beta is complex"
-    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
+    found: tuple[Launch | VendorCall, ...] | str = "alpha or beta is complex"
+    if not target.chip.has_warpgroups:
+        found = vendor_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
+    if not isinstance(found, str):
+        return found
+    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
 
 
 BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each

@@ -45,6 +45,12 @@ __device__ __forceinline__ int scaling(float x) {
     return e == 255 || bits == 0 ? 0 : TOP - (e - 127 - up);
 }
 
+// x 2^e, rounded once (twice below the normal numbers).
+__device__ __forceinline__ float scaled_by(float x, int e) {
+    const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
+    return x * power_of_two(first) * power_of_two(second) * power_of_two(max(min(third, 120), -120));
+}
+
 // In two steps, because 2^e may be no float32.
 struct Scale {
     float first, second;
@@ -78,14 +84,31 @@ struct Four {
     float x[4];
 };
 
-// Hi and lo of four neighbours, the first of which is number `at` of its line.
-__device__ __forceinline__ void put_four(unsigned short* line, int at, const Four& v) {
-    unsigned short* const to = line + at / CHUNK * (2 * CHUNK) + at % CHUNK;
+// Where hi and lo stand: of every 64 numbers of a line one behind the other, or all hi before all lo.
+struct InTurns {
+    static constexpr int STEP = 2;  // as many planes' lines are one behind the other
+    static __device__ __forceinline__ int place(int at) { return at / CHUNK * (2 * CHUNK) + at % CHUNK; }
+    template <class Told>
+    static __device__ __forceinline__ long long low(const Told&) {
+        return CHUNK;
+    }
+};
+struct Apart {
+    static constexpr int STEP = 1;
+    static __device__ __forceinline__ int place(int at) { return at; }
+    template <class Told>
+    static __device__ __forceinline__ long long low(const Told& p) {
+        return static_cast<long long>(p.layers) * p.lines * p.room;
+    }
+};
+
+// Hi and lo of four neighbours, the first of which stands at `to`; lo so far behind.
+__device__ __forceinline__ void put_four(unsigned short* to, long long low, const Four& v) {
     const unsigned a = pair_of(v.x[0], v.x[1]), b = pair_of(v.x[2], v.x[3]);
     *reinterpret_cast<uint2*>(to) = {a, b};
     const unsigned c = pair_of((v.x[0] - first_of(a)) * BELOW, (v.x[1] - second_of(a)) * BELOW);
     const unsigned d = pair_of((v.x[2] - first_of(b)) * BELOW, (v.x[3] - second_of(b)) * BELOW);
-    *reinterpret_cast<uint2*>(to + CHUNK) = {c, d};
+    *reinterpret_cast<uint2*>(to + low) = {c, d};
 }
 
 // Four neighbours of a line, zeros behind its end.
@@ -104,8 +127,12 @@ __device__ __forceinline__ Four four_of(const float* line, int at, int length) {
 
 // ---- how numbers are scaled
 
-// Each by the exponent of its line or position. (`inner`: the number's place along the inner dimension.)
+// Each by the exponent of its line or position. (`inner`: the number's place along the inner dimension.) So many thread
+// blocks of a cluster share the lines of a strip of positions.
+template <class Where, int BLOCKS>
 struct Usual {
+    using Layout = Where;
+    static constexpr int SHARING = BLOCKS;
     using Most = float;
     using Factor = Scale;
     static constexpr bool NOTES = false;
@@ -156,7 +183,7 @@ __device__ __forceinline__ void by_line(const Told& p, int block) {
     if (layer >= p.layers) return;
     const Rule rule(p, layer);
     const float* const from = p.source + layer * p.layer + line * p.leading;
-    unsigned short* const to = p.planes + 2 * number * p.room;
+    unsigned short* const to = p.planes + Rule::Layout::STEP * number * p.room;
     Four kept[KEPT];
     Most most = 0;
     const auto see = [&](const Four& v, int at) {
@@ -186,7 +213,7 @@ __device__ __forceinline__ void by_line(const Told& p, int block) {
             if constexpr (Rule::NOTES) Rule::note(found, v.x[i], x);
             v.x[i] = x;
         }
-        put_four(to, at, v);
+        put_four(to + Rule::Layout::place(at), Rule::Layout::low(p), v);
     };
 #pragma unroll
     for (int i = 0; i < KEPT; ++i)
@@ -253,16 +280,26 @@ __device__ __forceinline__ void note_positions(const Told& p, const Noted (&foun
     cluster_meets();
 }
 
-// A cluster for 64 positions of all lines, each of its thread blocks for a part of these: first the largest of every
+// A cluster of so many thread blocks.
+template <int SHARING>
+__device__ __forceinline__ void all_meet() {
+    if constexpr (SHARING > 1)
+        cluster_meets();
+    else
+        __syncthreads();
+}
+
+// A cluster (or one thread block) for 64 positions of all lines, each of its thread blocks for a part of these: first the largest of every
 // position, then, from the last line back, because that is still in the cache, hi and lo.
 template <class Rule, bool WIDE, class Told>
 __device__ __forceinline__ void by_position(const Told& p, int block) {
     constexpr int ACROSS = CHUNK / 4, DOWN = THREADS / ACROSS;
     using Most = typename Rule::Most;
     __shared__ Most shared[DOWN][CHUNK], largest[CHUNK], all_largest[Rule::NOTES ? CHUNK : 1];
-    const int strip = block / CLUSTER, strips = p.room / CHUNK, rank = cluster_rank();
+    constexpr int SHARING = Rule::SHARING;
+    const int strip = block / SHARING, strips = p.room / CHUNK, rank = SHARING > 1 ? cluster_rank() : 0;
     const int layer = strip / strips, first = strip % strips * CHUNK;
-    const int part = (p.lines + CLUSTER - 1) / CLUSTER, begin = min(rank * part, p.lines), end = min(begin + part, p.lines);
+    const int part = (p.lines + SHARING - 1) / SHARING, begin = min(rank * part, p.lines), end = min(begin + part, p.lines);
     const int down = threadIdx.x / ACROSS, at = first + threadIdx.x % ACROSS * 4;
     const Rule rule(p, layer);
     const float* const from = p.source + layer * p.layer;
@@ -281,10 +318,10 @@ __device__ __forceinline__ void by_position(const Told& p, int block) {
         for (int i = 0; i < DOWN; ++i) x = Rule::most_of(x, shared[i][threadIdx.x]);
         largest[threadIdx.x] = x;
     }
-    cluster_meets();
+    all_meet<SHARING>();
     if (threadIdx.x < CHUNK) {
         Most x = 0;
-        for (int i = 0; i < CLUSTER; ++i) x = Rule::most_of(x, there(largest + threadIdx.x, i));
+        for (int i = 0; i < SHARING; ++i) x = Rule::most_of(x, SHARING > 1 ? there(largest + threadIdx.x, i) : largest[threadIdx.x]);
         const int e = Rule::exponent(x);
         reinterpret_cast<int*>(shared[0])[threadIdx.x] = e;
         if constexpr (Rule::NOTES)
@@ -292,11 +329,11 @@ __device__ __forceinline__ void by_position(const Told& p, int block) {
         else if (rank == 0 && first + static_cast<int>(threadIdx.x) < p.length)
             p.exponents[layer * p.length + first + threadIdx.x] = e;
     }
-    cluster_meets();  // and nobody leaves while others read what it has
+    all_meet<SHARING>();  // and nobody leaves while others read what it has
     const int* const e = reinterpret_cast<const int*>(shared[0]) + (at - first);
     using Factor = typename Rule::Factor;
     const Factor by[4] = {Factor(e[0]), Factor(e[1]), Factor(e[2]), Factor(e[3])};
-    unsigned short* const to = p.planes + 2 * layer * static_cast<long long>(p.lines) * p.room;
+    unsigned short* const to = p.planes + Rule::Layout::STEP * layer * static_cast<long long>(p.lines) * p.room;
     const int count = end - begin - down, last = begin + down + (count > 0 ? (count - 1) / DOWN * DOWN : 0);
     Noted found[4];
 #pragma unroll 4
@@ -308,7 +345,7 @@ __device__ __forceinline__ void by_position(const Told& p, int block) {
             x.x[i] = rule.scaled(v.x[i], by[i], line);
             if constexpr (Rule::NOTES) Rule::note(found[i], v.x[i], x.x[i]);
         }
-        put_four(to + 2 * line * p.room, at, x);
+        put_four(to + Rule::Layout::STEP * line * p.room + Rule::Layout::place(at), Rule::Layout::low(p), x);
     }
     if constexpr (Rule::NOTES)
         note_positions<Rule>(p, found, down, at - first, rank, reinterpret_cast<int*>(shared[0]), all_largest, layer, first);

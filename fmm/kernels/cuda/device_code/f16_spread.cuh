@@ -55,6 +55,8 @@ template <bool BALANCED>
 struct Spread {
     using Most = int;
     using Factor = LongScale;
+    using Layout = InTurns;
+    static constexpr int SHARING = CLUSTER;
     static constexpr bool NOTES = true;
     const int *own, *other;
     int sign;

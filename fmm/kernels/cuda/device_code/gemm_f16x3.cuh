@@ -67,12 +67,6 @@ __device__ __forceinline__ void bring_planes(const Product3& p, half* memory, co
     });
 }
 
-// x 2^e, rounded once (twice below the normal numbers).
-__device__ __forceinline__ float scaled_by(float x, int e) {
-    const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
-    return x * planes::power_of_two(first) * planes::power_of_two(second) * planes::power_of_two(max(min(third, 120), -120));
-}
-
 // CHECKED: is the flag raised too where it is not certain that an entry is right beside its own size (f16_spread.cuh)?
 template <class Step, class S, class Left, class Right, bool CHECKED>
 __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory, const Gates& gates, int group) {
@@ -134,7 +128,7 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
                         finite = finite && (col + c >= p.n || planes::certain(noted, f));
                         f = planes::exponent_in(f);
                     }
-                    x[c] = p.factor * scaled_by(sum[i + c] + low[i + c] / planes::BELOW, -e - f);
+                    x[c] = p.factor * planes::scaled_by(sum[i + c] + low[i + c] / planes::BELOW, -e - f);
                     if (p.keep != 0 && col + c < p.n) x[c] += p.keep * to[col + c];
                     finite = finite && (col + c >= p.n || fabsf(x[c]) < __int_as_float(0x7f800000));
                 }

@@ -5,6 +5,9 @@ from __future__ import annotations
 CHUNK = 64  # numbers of a line whose hi and lo stand behind each other
 PLANES = 2  # of float16 for one float32 number
 ITEM = 4  # bytes of a float32, and of its two planes; of an exponent
+# Of the inner dimension, that the vendor multiplies at a time, where it does: with longer pieces uniform data have more
+# than SGEMM's error.
+PIECE = 256
 ROOM = 256  # bytes: planes and exponents begin at a multiple of it
 
 

@@ -21,10 +21,16 @@ from fmm.kernels.cuda.views import Factor, Piece
 THREADS = 256  # of a thread block that splits
 CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP, MOST_KEPT = 32, 16
-# How numbers are scaled: by their line or position alone; that, and it is noted how they are spread; with the inner
-# dimension scaled too, if the launches before have found that it should be.
-Rule = Literal["usual", "noted", "balanced"]
-RULES: Mapping[Rule, str] = {"usual": "Usual", "noted": "Spread<false>", "balanced": "Spread<true>"}
+# How numbers are scaled: by their line or position alone; the same for the vendor, planes apart and without clusters;
+# and it is noted how they are spread; with the inner dimension scaled too, if the launches before have found that it
+# should be.
+Rule = Literal["usual", "apart", "noted", "balanced"]
+RULES: Mapping[Rule, str] = {
+    "usual": "Usual<fmm::planes::InTurns, fmm::planes::CLUSTER>",
+    "apart": "Usual<fmm::planes::Apart, 1>",
+    "noted": "Spread<false>",
+    "balanced": "Spread<true>",
+}
 
 
 @dataclass(frozen=True)
@@ -91,15 +97,16 @@ class Planes:
         group = WARP if self.length <= 1024 else THREADS
         return SplitKernel("inner", group, min(-(-self.room // (4 * group)), MOST_KEPT), wide)
 
-    def blocks(self, kernel: SplitKernel) -> int:
+    def blocks(self, kernel: SplitKernel, rule: Rule = "usual") -> int:
+        sharing = 1 if rule == "apart" else CLUSTER
         if kernel.along == "outer":
-            return self.count * self.room // CHUNK * CLUSTER
-        return whole(-(-self.count * self.lines // (THREADS // kernel.group)), CLUSTER)
+            return self.count * self.room // CHUNK * sharing
+        return whole(-(-self.count * self.lines // (THREADS // kernel.group)), sharing)
 
-    def parameters(self, kernel: SplitKernel) -> bytes:
+    def parameters(self, kernel: SplitKernel, rule: Rule = "usual") -> bytes:
         """struct Operand of f16_planes.cuh, addresses zero."""
         x = self.source
-        counts = self.lines, self.length, self.count, self.blocks(kernel)
+        counts = self.lines, self.length, self.count, self.blocks(kernel, rule)
         return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.room, *counts)
 
     def slots(self, first: int) -> tuple[Slot, ...]:
@@ -121,7 +128,8 @@ class Planes:
 @lru_cache(maxsize=64)
 def split_source(kernels: tuple[SplitKernel, ...], rule: Rule) -> str:
     """The whole CUDA source of what splits one operand or two, entry point `ENTRY`."""
-    noted = rule != "usual"
+    noted = rule in ("noted", "balanced")
+    clusters = "" if rule == "apart" else f"__cluster_dims__({CLUSTER}, 1, 1) "
     names = [f"x{i}" for i in range(len(kernels))]
     lines = [
         f'#include "{"f16_spread" if noted else "f16_planes"}.cuh"',
@@ -129,7 +137,7 @@ def split_source(kernels: tuple[SplitKernel, ...], rule: Rule) -> str:
         "struct Told {",
         f"    fmm::planes::{'SpreadOperand' if noted else 'Operand'} {', '.join(names)};",
         "};",
-        f'extern "C" __global__ void __cluster_dims__({CLUSTER}, 1, 1) __launch_bounds__({THREADS})',
+        f'extern "C" __global__ void {clusters}__launch_bounds__({THREADS})',
         f"{ENTRY}(const __grid_constant__ Told p) {{",
         *(["    if (!*p.x0.balanced) return;"] if rule == "balanced" else []),
         "    int block = blockIdx.x;",
@@ -143,13 +151,13 @@ def split_source(kernels: tuple[SplitKernel, ...], rule: Rule) -> str:
     return with_headers("\n".join([*lines, "}"]) + "\n")
 
 
-def split_launch(operands: Sequence[Planes], divides: Mapping[str, int]) -> Launch:
+def split_launch(operands: Sequence[Planes], divides: Mapping[str, int], rule: Rule = "usual") -> Launch:
     """Exponents and planes of these operands."""
     kernels = tuple(x.split_kernel(divides) for x in operands)
-    told = [x.parameters(kernel) for x, kernel in zip(operands, kernels, strict=True)]
+    told = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(told[0]) // 8))
-    grid = sum(x.blocks(kernel) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
-    kernel = Kernel(split_source, (kernels, "usual"), ENTRY, THREADS, architecture="sm_90a")
+    grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
+    kernel = Kernel(split_source, (kernels, rule), ENTRY, THREADS, architecture="" if rule == "apart" else "sm_90a")
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     label = f"f16_planes: splits {names} in two float16 numbers each"
     return Launch("sums", label, kernel, grid, b"".join(told), slots)
