@@ -12,7 +12,7 @@ import numpy as np
 
 from fmm.arrays.kinds import type_name
 from fmm.arrays.library import Library
-from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
+from fmm.arrays.numpy_library import NAMES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
 from fmm.config.environment import componentwise_wanted, emulation_allowed
 from fmm.dtypes import DTYPES
@@ -307,7 +307,7 @@ def plan(
     return call.planned(Problem(*sides, kind, op=op), limits, found, wishes.plan)
 
 
-_NUMPYS = [t.name for t in BLAS_TYPES]
+_NUMPYS = tuple(NAMES.values())
 LONGEST = sys.maxsize  # that a side of an array can be; and more bytes than any machine has
 
 

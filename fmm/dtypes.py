@@ -5,7 +5,7 @@ A new type is a new row here; who needs more of a type adds a column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,7 +16,8 @@ class DType:
 
     name: str
     itemsize: int  # bytes in memory
-    unit_roundoff: float  # of what a product rounds: its result, or its operands where those are cut to fewer bits
+    # Of what a product rounds: its result, or its operands where those are cut to fewer bits. 0 of integers.
+    unit_roundoff: float
     cpp: str  # its name in the device code
     cuda_type: int  # cudaDataType
     compute_type: int  # cublasComputeType_t
@@ -29,6 +30,7 @@ class DType:
     tensor_map: int | None = None  # CU_TENSOR_MAP_DATA_TYPE_*; None where the copy engine is not used
     mma: str = ""  # what the tensor cores' instructions call it
     sums_wider: bool = False  # are products added up in a wider type than they are stored in?
+    exact: bool = False  # integers, of whose sums and products the lowest bits are kept; of bool or-and
 
     @property
     def stored(self) -> str:
@@ -53,5 +55,25 @@ _ROWS = (
     ),
 )
 
-DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in _ROWS})
-STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # what arrays can hold
+
+def _integers() -> Iterator[DType]:
+    """By name, bytes, C++'s name and cudaDataType. BLAS adds up products of the smallest alone, in 32 bits."""
+    for name, itemsize, cpp, number in (
+        ("int8", 1, "signed char", 3),
+        ("int16", 2, "short", 20),
+        ("int32", 4, "int", 10),
+        ("int64", 8, "long long", 24),
+        ("uint8", 1, "unsigned char", 8),
+        ("uint16", 2, "unsigned short", 22),
+        ("uint32", 4, "unsigned int", 12),
+        ("uint64", 8, "unsigned long long", 26),
+        ("bool", 1, "bool", 8),
+    ):
+        yield DType(name, itemsize, 0.0, cpp, number, 72, "int32", 10, exact=True)
+
+
+DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_ROWS, *_integers())})
+FLOATS: tuple[str, ...] = tuple(row.name for row in _ROWS)  # which round; complex ones and TF32 too
+STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # what arrays of such can hold
+RINGS: tuple[str, ...] = tuple(name for name, row in DTYPES.items() if row.exact and name != "bool")  # modulo 2^bits
+INTEGERS: tuple[str, ...] = (*RINGS, "bool")

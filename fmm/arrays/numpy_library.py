@@ -10,13 +10,14 @@ import numpy as np
 
 from fmm.arrays import halves, host_memory, updates
 from fmm.arrays.library import Operand, Processor, Setting, contiguous
-from fmm.dtypes import DTYPES, STORED
+from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
 
 BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
-NAMES = {dtype: dtype.name for dtype in BLAS_TYPES}
+INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # that NumPy multiplies in loops of its own
+NAMES = {dtype: dtype.name for dtype in (*BLAS_TYPES, *INTEGER_TYPES)}
 CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 UNDERSTOOD = {"casting", "order", "dtype"}  # options that plans can obey; others are NumPy's
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -97,7 +98,7 @@ class NumpyLibrary:
             NAMES.get(dtype),
             refusal=refusal,
             even_with_plan=even_with_plan,
-            vendor_better=SYRK if (adjoint := same_memory_transposed(a, b)) else "",
+            vendor_better=SYRK if (adjoint := dtype in BLAS_TYPES and same_memory_transposed(a, b)) else "",
             adjoint=adjoint,
             casts_result=True,
             folds_stacks=False,
@@ -113,13 +114,14 @@ class NumpyLibrary:
         if given is not None and not dtype.isnative:
             return dtype, "NumPy takes only native types as dtype", False
         dtype = dtype.newbyteorder("=")
-        if dtype not in BLAS_TYPES:
+        if dtype not in NAMES:
             return dtype, f"{dtype} products are NumPy's own", False
         if self.casting not in CASTINGS or self.order not in tuple("CFAK"):
             return dtype, "an option that NumPy rejects", False
         if not all(np.can_cast(x.dtype, dtype, self.casting) for x in (a, b)):
             return dtype, f"cannot cast to {dtype} with casting {self.casting!r}", False
-        if not all(np.can_cast(x.dtype, dtype, "safe") for x in (a, b)):
+        whole = dtype in INTEGER_TYPES and all(x.dtype.kind in "iub" for x in (a, b))  # the lowest bits are kept
+        if not whole and not all(np.can_cast(x.dtype, dtype, "safe") for x in (a, b)):
             return dtype, f"a cast to {dtype} can lose numbers, of which NumPy warns", True
         return dtype, "", False
 

@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from math import sqrt
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, FLOATS, INTEGERS, RINGS
+from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.f16_planes import f16x3_scratch, kept_room
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE = "f16x3"  # in a calibration
+F16X3_RATE, DIGITS_RATE = "f16x3", "digits-{}"  # in a calibration
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
-ALL = tuple(DTYPES)
+ALL = FLOATS
 TILED = tuple(SUMMING)  # by gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any
 WARPGROUPS = ("float16", "bfloat16", "tf32")  # by gemm_wgmma.cuh, without sums inside; what it cannot read: the vendor
 # How tiles come to shared memory, if not as usual (by asynchronous copies, or by the copy engine): Li, Ranka and
@@ -38,6 +39,7 @@ VENDOR = Leaf(
     "the vendor's BLAS as it comes",
     ("cpu", "cuda"),
     ALL,
+    types_alone=INTEGERS,  # by the library's own loops
     halves=("float32", "float64", "complex64", "complex128"),  # BLAS's syrk and herk
     whole_halves=1024,
     call="one BLAS call",
@@ -96,5 +98,20 @@ F16X3 = Leaf(
     rate=F16X3_RATE,
 )
 
-for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M):
+DIGITS = Leaf(
+    "digits",
+    "integers exactly, by BLAS's products of planes of digits",
+    ("cpu",),
+    RINGS,
+    types_alone=("bool",),
+    call="products of digits",
+    starts=8,
+    scratch=exact_scratch,
+    forms=("alone", "nested"),
+    unprobed=("alone", "nested"),
+    multiply_inside=exact_product,
+    rate=DIGITS_RATE,
+)
+
+for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M, DIGITS):
     register_leaf(_row)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
+from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 from fmm.kernels.cuda.products.f16_planes import PIECE
-from fmm.kernels.leaves import F16X3_RATE
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,30 @@ def cpu(threads: int) -> Calibration:
     return Calibration(name, BUILT_IN, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_PARTS)
 
 
+# NumPy's own loops over integers: flops a second of one thread, whatever the type and however many threads there are.
+LOOP_FLOPS = 2e9
+NOMINAL = 2.0  # how many times as fast as such a server are the built-in rates
+# A digit product's terms beside BLAS's: to cut a number of A or B into planes, and to add one to C, take as long as so
+# many multiply-adds.
+CUTTING, ADDED = 40.0, 90.0
+
+
+@lru_cache(maxsize=64)
+def with_integers(found: Calibration) -> Calibration:
+    """A CPU's calibration with what its rates of floating point numbers say of integers: NumPy multiplies these in a
+    loop, and products of digits take as long as BLAS's."""
+    rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL if found.source == BUILT_IN else 1.0)
+    for name in INTEGERS:
+        way, _ = any_digits(8 * DTYPES[name].itemsize, 1024)
+        base = found.known_rate(way.real) or found.known_rate("float64") or found.known_rate("float32")
+        if base is None:
+            continue
+        times = way.count * (RELATIVE_TIME[way.real] if way.real not in found.rates else 1.0)
+        digits = Rate(base.flops / times, base.fill, base.pipe + ADDED, base.rows + CUTTING, base.cols + CUTTING)
+        rates |= {name: Rate(loop, 0.0, 0.0), DIGITS_RATE.format(name): digits}
+    return replace(found, rates=MappingProxyType(rates))
+
+
 # What plans in lanes cost two cores with AVX-512, in seconds: to hand a step to a thread, to begin and to end, and
 # OpenBLAS's other thread, which spins for 2^28 ticks after a product: a tenth of a second of half a core.
 HAND_OVER, IDLE, SPIN = 1e-4, 0.008, 0.025
@@ -218,4 +244,4 @@ def _peak(gpu: Device, dtype: str) -> float:
         "float16": gpu.fp16_tflops,
         "bfloat16": gpu.fp16_tflops if gpu.capability >= "8.0" or len(gpu.capability) > 3 else None,
     }
-    return (tflops[dtype] or 0.0) * 1e12
+    return (tflops.get(dtype) or 0.0) * 1e12

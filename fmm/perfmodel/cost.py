@@ -127,7 +127,7 @@ class _Tally(NamedTuple):
 def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     level = _fused(plan, shape, asked.beta) if plan.fused else counted_level(plan, shape, asked)
     if level is None:
-        return _leaf(shape, units, plan.leaf_use.leaf.scratch(*shape, 1), asked.op != "product")
+        return _leaf(shape, units, plan.leaf_use.leaf.room(units.itemsize, *shape, 1), asked.op != "product")
     inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
@@ -137,7 +137,8 @@ def _tally(plan: Plan, shape: Shape, asked: Asked, units: _Units) -> _Tally:
     inner = [(_tally(p, size, wanted, inside), times) for (p, size, wanted), times in level.calls.items()]
     total = _total(start, inner, level.lanes)
     if plan.levels and plan.levels[0].batched:
-        scratch = max((batch_scratch(p, *size, times) for (p, size, _), times in level.calls.items()), default=0)
+        sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
+        scratch = max((batch_scratch(*size) for size in sizes), default=0)
         total = total._replace(workspace=max(total.workspace, own + scratch))
     return total
 

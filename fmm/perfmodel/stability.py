@@ -186,6 +186,8 @@ def expected_growth(plan: Plan, dtype: str = "float64") -> float:
     too. In the types that are summed up as they are stored, it is the product of the levels' growths, which count what
     happens inside the products (Scheme.error_growth). Elsewhere that is little beside the rounding of what is stored.
     """
+    if DTYPES[dtype].exact:
+        return 1.0  # there is none
     if DTYPES[dtype].sums_wider:
         return sqrt(_growth(plan, _rounded_in_memory))
     if DTYPES[dtype].stored_as:

@@ -20,7 +20,7 @@ from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
-from fmm.perfmodel.calibration import BUILT_IN, Calibration
+from fmm.perfmodel.calibration import BUILT_IN, Calibration, with_integers
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import bound_in_words, expected_growth
@@ -65,9 +65,11 @@ class Decision:
         if self.kernels:
             lines += ["", "runs:", *_counted(self.kernels), ""]
         notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
-        lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
-        if self.problem:
-            lines += [f"its bound: {bound_in_words(self.plan, self.problem.componentwise)}"]
+        if self.problem and self.problem.type.exact:
+            lines += ["expected error: none, integers are exact"]
+        else:
+            lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
+            lines += [f"its bound: {bound_in_words(self.plan, self.problem.componentwise)}"] if self.problem else []
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
             lines += [f"  {c.time:5.2f}  {c.plan}" for c in self.considered]
@@ -84,6 +86,8 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     """The choice on a device: a certified entry, else the model's, else the vendor."""
     if environment.tuning_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
+    if problem.type.exact:
+        return _exact_choice(problem, limits, device)
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     # (What was measured was measured of operands of which nothing is kept.)
@@ -101,6 +105,28 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
     return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
+
+
+def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
+    """Integers are not tuned: what is known of floating point products on the device says enough."""
+    known, tuned = _known_of_integers(problem, limits, device)
+    return model_choice(problem, limits, known, tuned, device.identity)
+
+
+def _known_of_integers(problem: Problem, limits: Limits, device: Device) -> tuple[Calibration | None, bool]:
+    """What the model knows, and whether of a tuning. A probe is only worth its time if levels are in question: BLAS is
+    by far the fastest, whatever it would say."""
+    guess = device.guess
+    if not device.threads or guess is None:
+        return guess, False
+    if environment.tuning_mode() != "off":
+        tuned = files.configs_in_force().tuned(device.identity, "float64")
+        if tuned is not None and tuned.trusted is not None:
+            return with_integers(tuned.trusted), True
+    known = with_integers(guess)
+    if device.probe is None or not choose(without_layouts(problem), known, limits).best.plan.levels:
+        return known, False
+    return with_integers(device.probe("float64")), False
 
 
 def _with_real_rates(tuned: Tuned, device: Device) -> Calibration | None:
@@ -189,6 +215,8 @@ MOST_INNER = 16
 
 def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """What the model knows of the device: of its tuning, else otherwise."""
+    if problem.type.exact:
+        return _known_of_integers(problem, limits, device)[0]
     mode = environment.tuning_mode()
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     return (_with_real_rates(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)

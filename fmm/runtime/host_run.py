@@ -11,7 +11,9 @@ import numpy as np
 
 from fmm.arrays.host_memory import borrowed_block
 from fmm.arrays.library import HostLibrary
+from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.arena import Arena, Array
+from fmm.kernels.cpu.exact_product import digits_described
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.helper_threads import NoThreadError, call_apart
 from fmm.kernels.cpu.openblas import loaded_openblas
@@ -19,6 +21,7 @@ from fmm.kernels.cpu.side_by_side import LEAST_FLOPS, PRODUCTS_AT_ONCE, backend_
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.workspace import leaf_products
 from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import Call
@@ -43,7 +46,7 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
 
     (What is added to `out` itself cannot be begun anew: if memory runs out in its middle, PartlyAddedError says so.)
     """
-    if np.geterr()["under"] != "ignore":
+    if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
         return None  # a caller who asks to be told of underflow: a plan's sums have their own
     assert call.result is not None
     c = library.new_array(call.result) if out is None else out
@@ -150,7 +153,9 @@ class _Multiplier:
 
     def _multiply(self, a: Array, b: Array, c: Array, arena: Arena) -> None:
         a, b = self._both_readable(a, b, arena)
-        flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] if self.plan != VENDOR else 0
+        # Leaves that share out their own work run one after the other.
+        shared = self.plan == VENDOR or self.plan.leaf_use.leaf.multiply_inside is not None
+        flops = 0 if shared else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with backend_for(self.threads.count, flops) as chosen:
             if not self.asked.beta:
                 chosen.first((a, b), partial(self._check, a, b, chosen.threads))
@@ -168,10 +173,12 @@ class _Multiplier:
         if self.plan == VENDOR and not self.half:
             return x if x.dtype == self.dtype else x.astype(self.dtype)
         copy = arena.take(x.shape[0], x.shape[1], fortran=abs(x.strides[0]) < abs(x.strides[1]))
-        np.copyto(copy, x)
+        np.copyto(copy, x, casting="unsafe")  # whether it may be cast was asked before
         return copy
 
     def _check(self, a: Array, b: Array, threads: Threads) -> None:
+        if DTYPES[self.call.dtype].exact:
+            return  # what is beyond the type is cut off, in any order
         if self.asked != PLAIN and not any(level.saves_products for level in self.plan.levels):
             return  # nothing is added up that the vendor does not add up
         scale = max(1.0, abs(complex(self.asked.alpha)))
@@ -206,6 +213,9 @@ def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str,
     if plan == VENDOR:
         added = ", in bands of rows, each scaled and added while it is in a cache" if problem.updates else ""
         return (f"{vendor}: one product of {whole}{added}",)
+    if plan.leaf_use.leaf.multiply_inside is not None:
+        leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
+        return (f"{vendor}; {digits_described(problem.dtype, leaf_k)}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= LEAST_FLOPS
     if large and threads == PRODUCTS_AT_ONCE and library is not None and library.count() == threads:
         return (f"numpy.matmul on one thread, {threads} products side by side; the sums beside them",)

@@ -192,7 +192,8 @@ def _as_gram(asked: Question) -> Call | None:
     setting = asked.setting
     if not setting.adjoint or asked.plan is not None or asked.asked != PLAIN:
         return None
-    if setting.dtype not in DTYPES or DTYPES[str(setting.dtype)].is_complex:  # their adjoint is conjugated, too
+    row = DTYPES.get(str(setting.dtype))
+    if row is None or row.is_complex or row.exact:  # the adjoint of complex ones is conjugated, too
         return None
     call = _answered(replace(asked, asked=Asked(op="gram")))
     problem = call.decision.problem
@@ -210,9 +211,7 @@ def _answered(asked: Question) -> Call:
     work = arranged_matrices(asked.a, asked.b, asked.out, result, kind, not on_host, asked.asked)
     work = replace(work, problem=_as_asked(asked, work))
     copied = work.copied_bytes(whole=not on_host)
-    # (Halves are not checked, so that such a leaf is not for them.)
-    emulation = asked.limits.emulation and not (asked.limits.componentwise and work.problem.halved)
-    limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied, 0), emulation=emulation)
+    limits = _limits_left(asked.limits, work.problem, copied)
     decision, launches = _decided(asked, work.problem, limits)
     call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
@@ -233,10 +232,18 @@ def _answered(asked: Question) -> Call:
     )
 
 
+def _limits_left(limits: Limits, problem: Problem, copied: int) -> Limits:
+    """Beside so many bytes of copies. Integers are exact; halves are not checked, so what has to be is not for them."""
+    componentwise = limits.componentwise and not problem.type.exact
+    emulation = limits.emulation and not (componentwise and problem.halved)
+    room = max(limits.workspace - copied, 0)
+    return replace(limits, workspace=room, emulation=emulation, componentwise=componentwise)
+
+
 def _as_asked(asked: Question, work: Matrices) -> Problem:
     """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
     problem, kept = work.problem, asked.kept
-    if problem.halved or not (kept or asked.limits.componentwise):
+    if problem.halved or problem.type.exact or not (kept or asked.limits.componentwise):
         return problem
     usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
     base = kept.base if kept is not None and usable and not asked.limits.componentwise else ""
@@ -285,6 +292,8 @@ def _checked(asked: Question) -> Operand:
         raise NotOursError(f"shapes {tuple(asked.a.shape)} and {tuple(asked.b.shape)} do not match")
     if setting.dtype is None or setting.dtype not in DTYPES:
         raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} are its own")
+    if DTYPES[setting.dtype].exact and asked.asked != PLAIN:
+        raise NotOursError(f"products of {asked.a.dtype} and {asked.b.dtype} besides matmul are its own")
     if asked.out is not None and asked.out.shape != shape:
         raise (LibraryAnswersError if setting.casts_result else NotOursError)(OTHER_OUT)
     if asked.out is not None and asked.out.dtype != setting.dtype and not setting.casts_result:

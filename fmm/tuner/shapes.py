@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import FLOATS
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device
 from fmm.tuner.effort import Effort
@@ -91,10 +91,10 @@ def read_shapes(path: Path, dtype: str) -> list[Size]:
             continue
         try:
             m, k, n = (int(word) for word in words[:3])
-            if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in DTYPES):
+            if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in FLOATS):
                 raise ValueError
         except ValueError:
-            valid = f"M K N, three whole numbers of 1 or more, then if you like a type: {', '.join(DTYPES)}"
+            valid = f"M K N, three whole numbers of 1 or more, then if you like a type: {', '.join(FLOATS)}"
             raise ShapesError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
         if len(words) == 3 or words[3] == dtype:
             found.append((m, k, n))

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 
+from fmm.dtypes import FLOATS
 from fmm.kernels.plans.candidates import candidate_plans, considered_levels, leaves_on, searched_levels
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -22,7 +23,8 @@ Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
 def search_space(device: str) -> Space:
     """The choices for such a device: `cpu` or `cuda`."""
     schemes = tuple(level.text for level in searched_levels(device))
-    leaves = tuple(name for leaf in leaves_on(device) for name in leaf.tried_names)
+    floats = [leaf for leaf in leaves_on(device) if any(t in FLOATS for t in leaf.types)]  # integers are not tuned
+    leaves = tuple(name for leaf in floats for name in leaf.tried_names)
     if device == "cuda":
         return {
             "scheme": schemes,

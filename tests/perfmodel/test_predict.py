@@ -369,8 +369,8 @@ def test_nothing_is_allocated() -> None:
 
 
 def test_bad_input_names_the_value_and_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match=rf"unknown dtype 'int8'.*{', '.join(DTYPES)}"):
-        Problem(1, 1, 1, "int8")
+    with pytest.raises(ValueError, match=rf"unknown dtype 'int4'.*{', '.join(DTYPES)}"):
+        Problem(1, 1, 1, "int4")
     with pytest.raises(ValueError, match=r"k must be 0 or more, not -3"):
         Problem(1, -3, 1)
     with pytest.raises(ValueError, match=r"(?i)unknown device 'h300'.*h200"):

@@ -122,7 +122,7 @@ def test_errors(left: Shape, right: Shape, plan: str | None) -> None:
 
 @pytest.mark.parametrize(("left", "right", "result"), TYPES)
 def test_types(left: str, right: str, result: str) -> None:
-    """Of integers NumPy alone makes products: a plan that is given is refused."""
+    """Of integers there are other plans than these."""
     x1, x2 = drawn((6, 5), left), drawn((5, 4), right, 1)
     for plan in PLANS if result[0] in "fc" else (None, "vendor"):
         found = fmm.matmul(x1, x2, plan=plan)

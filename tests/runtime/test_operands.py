@@ -225,7 +225,7 @@ SUBCLASS = np.zeros((6, 6)).view(np.matrix)
 NOT_OURS: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("a list", [[1.0]], X, {}),
     ("a subclass", SUBCLASS, SUBCLASS, {}),
-    ("integers", X.astype(int), X.T.astype(int), {}),
+    ("complex integers", X.astype(int), X.T.astype(int), {"dtype": "G"}),
     ("long doubles", X, X.T.astype("g"), {}),
     ("objects", X, X.T.astype(object), {}),
     ("halves", X.astype("f2"), X.T.astype("f2"), {}),

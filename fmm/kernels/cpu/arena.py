@@ -39,6 +39,13 @@ class Arena:
         flat = self.memory[start : start + rows * stride * item].view(kind)
         return flat.reshape(rows, stride)[:, :cols]
 
+    def take_bytes(self, nbytes: int) -> Array:
+        """So many bytes, from a cache line on."""
+        start, self.used = self.used, self.used + -(-nbytes // ALIGN) * ALIGN
+        self.peak = max(self.peak, self.used)
+        assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
+        return self.memory[start : start + nbytes]
+
     def release(self, mark: int) -> None:
         """Give back everything taken since `used` was `mark`."""
         self.used = mark

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.cpu.arena import Arena
+from fmm.kernels.cpu.numpy_backend import NumpyBackend
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
@@ -84,11 +87,23 @@ class ArrayMachine:
     def multiply(
         self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        if len(products) == 1:
+        if leaf_use(leaf).leaf.multiply_inside is not None and isinstance(self.backend, NumpyBackend):
+            for triple in products:
+                self._multiply_inside(self.backend, leaf, triple)
+        elif len(products) == 1:
             self.backend.multiply(leaf, *products[0])
         else:
             lefts, rights, dests = (list(x) for x in zip(*products, strict=True))
             self.backend.multiply_batch(leaf, lefts, rights, dests)
+
+    def _multiply_inside(self, backend: NumpyBackend, leaf: str, triple: Triple) -> None:
+        """A product by a leaf that wants scratch memory."""
+        left, right, dest = triple
+        (m, k), n, mark = left.shape, right.shape[1], self.used
+        needed = leaf_use(leaf).leaf.room(dest.itemsize, m, k, n, 1)
+        assert isinstance(self.workspace, Arena)
+        backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
+        self.release(mark)
 
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
         for left, right, dest in products:

@@ -39,6 +39,12 @@ class NumpyBackend:
         """By the leaf's own function; leaves without one on the host are computed as NumPy does."""
         host_product(leaf)(left, right, dest)
 
+    def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
+        """By the leaf's own function, which has scratch memory and shares out its work itself."""
+        inside = leaf_use(leaf).leaf.multiply_inside
+        assert inside is not None
+        inside(left, right, dest, memory, self.threads)
+
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
         """One after the other: each uses all threads."""
         for left, right, dest in zip(lefts, rights, dests, strict=True):

@@ -204,7 +204,7 @@ class Recorder:
         alike = all(constant_distance(x) is not None for x in zip(*products, strict=True))
         scratch = self.used
         for batch in [products] if alike else [[p] for p in products]:
-            self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.scratch(m, k, n, len(batch)))
+            self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, len(batch)))
             op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch)
             self._note(replace(op, checked=self.componentwise, kept=self.kept))
 

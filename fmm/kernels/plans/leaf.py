@@ -20,6 +20,8 @@ ORDERS = ("inner", "outer")  # in which a leaf may want the sums that it multipl
 Order = Literal["", "inner", "outer"]
 Multiply = Callable[[Any, Any, Any], object]  # left, right, and where their product goes
 Scratch = Callable[[int, int, int, int], int]  # bytes for a batch of products m x k x n, so many
+TypedScratch = Callable[[int, int, int, int, int], int]  # the same of numbers of so many bytes, which come first
+MultiplyInside = Callable[[Any, Any, Any, Any, Any], object]  # the same within its scratch, on so many threads
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,20 @@ class Leaf:
     devices: tuple[str, ...]
     types: tuple[str, ...]  # that it multiplies
     types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
+    types_alone: tuple[str, ...] = ()  # that it multiplies besides, where no level stands above it
     considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
     halves: tuple[str, ...] = ()  # types of which it computes one half alone, of a product that is its own adjoint
     whole_halves: int = 0  # on a GPU up to so many rows a batch of such is a batch of whole products, which is faster
     call: str = "one launch"  # what one product is, in a table of explain
     starts: int = 1  # launches or calls of a product
     scratch: Scratch = lambda m, k, n, count: 0
+    scratch_of: TypedScratch | None = None  # asked in its place, where it depends on the type
     alignment: int = 1  # it is compared unasked only where every row begins at a multiple of so many bytes
     orders: tuple[str, ...] = ORDERS  # that may stand behind its name
     numbers: int = 0  # it stands for so many ways to multiply, each named by its number; 0: for one, without a number
     options: tuple[tuple[LeafOption, ...], ...] = ()  # groups in their order, of each of which at most one may be named
     multiply: Multiply | None = None  # on the host
+    multiply_inside: MultiplyInside | None = None  # on the host, where it needs scratch and shares out its own work
     # In which forms it may end a plan (fmm.kernels.plans.candidates). `alone`: without levels; `peer`: alone, but only
     # to see whether a plan beats it too.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
@@ -66,10 +71,15 @@ class Leaf:
     # Of an operand of so many lines of this length, what it can keep for other products: bytes up to where that begins,
     # behind the operand itself, and of what is kept. None: nothing.
     keeps: Callable[[int, int], tuple[int, int]] | None = None
-    rate: str = ""  # under which name a calibration has its rate, if not under that of the type
+    # Under which name a calibration has its rate, if not under that of the type; `{}` stands for the type's name.
+    rate: str = ""
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known
     # Which of a calibration's formulas tells its time: the vendor's (times relative_time), or that of tiles.
     time_formula: Literal["vendor", "tiles"] = "vendor"
+
+    def room(self, itemsize: int, m: int, k: int, n: int, count: int) -> int:
+        """Bytes of scratch for a batch of products of numbers of so many bytes."""
+        return self.scratch_of(itemsize, m, k, n, count) if self.scratch_of else self.scratch(m, k, n, count)
 
     @property
     def sums_inside(self) -> bool:

@@ -79,7 +79,8 @@ class Plan:
     @cached_property
     def types(self) -> tuple[str, ...]:
         """That the leaf multiplies, with sums inside its products if the last level wants them there."""
-        return self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
+        found = self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
+        return found if self.levels else (*found, *self.leaf_use.leaf.types_alone)
 
     def leaf_type(self, dtype: str) -> str:
         """What its leaf multiplies, where the plan is asked for a product of this type."""
@@ -101,7 +102,8 @@ class Plan:
 
     def rate_name(self, dtype: str) -> str:
         """Under which name a calibration has the rate of its leaf's products."""
-        return self.leaf_use.leaf.rate or self.leaf_type(dtype)
+        kind = self.leaf_type(dtype)
+        return self.leaf_use.leaf.rate.format(kind) or kind
 
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""

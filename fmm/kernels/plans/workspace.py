@@ -37,18 +37,18 @@ def workspace(
     """
     steps = None if plan.fused else lower_level(plan, m, k, n, alpha, beta, op, fill)
     if steps is None:
-        return plan.leaf_use.leaf.scratch(m, k, n, 1)
+        return plan.leaf_use.leaf.room(itemsize, m, k, n, 1)
     inner = dict.fromkeys((p.plan, p.size, p.asked) for p in steps.products)
     batches = [step.products for step in steps.steps if isinstance(step, ProductBatch)]
     inside = plan.itemsize_inside(itemsize, [p for p, *_ in inner])
     own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in steps.temporaries)
     below = max((workspace(p, *size, inside, *asked) for p, size, asked in inner), default=0)
-    return own + max([steps.lanes * below, *(batch_scratch(x[0].plan, *x[0].size, len(x)) for x in batches)])
+    return own + max([steps.lanes * below, *(batch_scratch(x[0].plan, inside, *x[0].size, len(x)) for x in batches)])
 
 
-def batch_scratch(plan: Plan, m: int, k: int, n: int, count: int) -> int:
+def batch_scratch(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:
     """Bytes that a batch of products by a leaf may use; none where each of them has levels of its own."""
-    return 0 if plan.levels else plan.leaf_use.leaf.scratch(m, k, n, count)
+    return 0 if plan.levels else plan.leaf_use.leaf.room(itemsize, m, k, n, count)
 
 
 def check_type(plan: Plan, dtype: str) -> None:
@@ -59,7 +59,8 @@ def check_type(plan: Plan, dtype: str) -> None:
         if step.types is not None and dtype not in step.types:
             raise PlanError(f"{plan}: {step} is for {' and '.join(step.types)}, not for {dtype}")
         dtype = step.dtype_below(dtype)
-    raise PlanError(f"{plan}: {plan.leaf} multiplies {', '.join(plan.types)} there, not {dtype}")
+    kinds = ", ".join(plan.types)
+    raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}")
 
 
 def leaf_products(plan: Plan, m: int, k: int, n: int, asked: Asked = PLAIN) -> dict[tuple[int, int, int], int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fmm.config import certify, files, schema, store
 from fmm.config.schema import Entry
-from fmm.dtypes import DTYPES
+from fmm.dtypes import FLOATS
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.problem import Problem
@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for side in ("m", "k", "n"):
         bench.add_argument(side, type=int, metavar=side.upper())
     bench.add_argument("--plan", action="append", default=[], help=f"this plan too (may be repeated); {LI_HELP}")
-    bench.add_argument("--dtype", default="float64", help=", ".join(DTYPES))
+    bench.add_argument("--dtype", default="float64", help=", ".join(FLOATS))
     bench.add_argument("--device", default=argparse.SUPPRESS)
     bench.add_argument("--rounds", type=int, default=9)
     add_json(bench)

@@ -9,12 +9,12 @@ from typing import Any
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import device, device_names
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.explain import explained_table, spelled_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, cpu, datasheet
+from fmm.perfmodel.calibration import Calibration, cpu, datasheet, with_integers
 from fmm.perfmodel.choose import CPU_GROWTH, GPU_GROWTH, Candidate, Choice, Limits, choose, usual_growth
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import LEAVES_OUT, predict
@@ -65,11 +65,13 @@ def _calibration(name: str, dtype: str) -> Calibration:
     """Of a device that was tuned, by its key in a config ("cpu": this one), else of a datasheet."""
     here = identity.cpu_identity(blas_threads())
     wanted = here if name.casefold() == "cpu" else Identity(name, name)
-    tuned = None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(wanted, dtype)
+    exact = wanted is here and dtype in INTEGERS
+    own = "float64" if exact else dtype  # integers are not tuned themselves
+    tuned = None if environment.tuning_mode() == "off" else files.configs_in_force().tuned(wanted, own)
     if tuned and tuned.calibration:
-        return tuned.calibration
+        return with_integers(tuned.calibration) if exact else tuned.calibration
     if wanted is here:
-        return cpu(blas_threads())
+        return with_integers(cpu(blas_threads())) if exact else cpu(blas_threads())
     try:
         return datasheet(name)
     except ValueError:

@@ -109,7 +109,7 @@ def test_bad_arguments_exit_with_2(arguments: list[str], named: str, capsys: pyt
 BAD_VALUES = [
     (["predict", "0", "5", "5"], "sizes must be positive"),
     (["predict", "5", "-5", "5"], "k must be 0 or more, not -5"),
-    (["predict", "5", "5", "5", "--dtype", "int8"], "unknown dtype 'int8'; valid: float64"),
+    (["predict", "5", "5", "5", "--dtype", "int4"], "unknown dtype 'int4'; valid: float64"),
     (["predict", "5", "5", "5", "--device", "abacus"], "abacus"),
     (["paper", "nonsense"], "unknown table 'nonsense'; the tables are "),
 ]

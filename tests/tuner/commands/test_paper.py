@@ -320,7 +320,7 @@ def test_the_device_limits_the_workspace_too(run: Run) -> None:
 BAD = [
     (("8", "8", "8", "--device", "v1000"), ("'v1000'", "cpu", *device_names())),
     (("8", "8", "8", "--device", ""), ("''", "cpu", *device_names())),
-    (("8", "8", "8", "--dtype", "int8"), ("'int8'", *DTYPES)),
+    (("8", "8", "8", "--dtype", "int4"), ("'int4'", *DTYPES)),
     (("0", "8", "8"), ("positive", "0 8 8")),
     (("8", "8", "0"), ("positive", "8 8 0")),
     (("8", "-8", "8"), ("k", "-8")),

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
+from fmm.dtypes import FLOATS
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.catalogue import considered_schemes, scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
@@ -147,6 +148,13 @@ class Level(PlanLevel):
     def cut(self) -> Cut | None:
         """A table may compare blocks of A, B and C that stand in one place. What is peeled depends on the sides."""
         return None if self.fringe == "peel" else Cut(self.size, self.block_unit, ordered=self.table is not None)
+
+    @cached_property
+    def types(self) -> tuple[str, ...] | None:
+        """Of integers there are no halves, and they are only added and subtracted."""
+        found = self.bilinear.factors or (self.bilinear,)
+        signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
+        return None if signs else FLOATS
 
     @property
     def takes_alpha_beta(self) -> bool:

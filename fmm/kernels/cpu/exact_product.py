@@ -1,0 +1,244 @@
+"""Exact products of integers on the host: planes of digits, which BLAS multiplies, added up modulo 2^bits.
+
+Which planes, and why nothing is lost, is said in fmm.kernels.algorithms.digits. C is computed in blocks, so that what
+the planes take is bounded: those of a block of A and of B are written, panel by panel, and multiplied tile by tile,
+each tile's products being added to C as they come. Where BLAS has threads of its own to give up, each of ours
+multiplies a tile alone, and adds it up alone; else they share the panels between BLAS's products.
+
+NumPy's bool is or-and: a sum of products of zeros and ones is zero only where all of them are, however it is rounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.algorithms.digits import DigitProducts, Planes, any_digits, digit_products
+from fmm.kernels.cpu.arena import Arena, Array
+from fmm.kernels.cpu.helper_threads import in_own_thread
+from fmm.kernels.cpu.numpy_products import matmul
+from fmm.kernels.cpu.side_by_side import PRODUCTS_AT_ONCE, threads_per_product
+from fmm.kernels.cpu.thread_pool import Threads
+from fmm.kernels.plans.memory_layout import temporary_bytes
+
+BLOCK = 2048  # rows, and columns, of C that are computed at a time
+DEPTH = 4096  # columns of all planes of A together that are held at a time, and rows of B's
+TILE = 512  # rows of a tile that one thread multiplies
+LEAST = 64  # rows, or columns, below which a tile is not cut
+PANEL = 256 * 1024  # bytes of one array that are split, or added up, at a time
+MOST_PLANES = 4  # of an operand
+WIDE = 8  # bytes of the widest planes' numbers
+
+Task = Callable[[], None]
+Part = tuple[slice, slice]
+
+
+def exact_scratch(m: int, k: int, n: int, batch: int) -> int:
+    """Bytes that a product may need for its planes and tiles, whatever the type; of a batch, one takes them after the
+    other."""
+    rows, cols, depth = _even_part(m, BLOCK), _even_part(n, BLOCK), min(MOST_PLANES * k, DEPTH)
+    tiles = max(
+        count * temporary_bytes(min(high, TILE * PRODUCTS_AT_ONCE // count), wide, WIDE)
+        for high, wide in ((rows, cols), (cols, rows))  # C may lie by columns
+        for count in (1, PRODUCTS_AT_ONCE)
+    )
+    return temporary_bytes(rows, depth, WIDE) + temporary_bytes(depth, cols, WIDE) + tiles
+
+
+def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: Threads) -> None:
+    """dest = left right, modulo 2^bits; of bool or-and. `memory`: bytes, as many as `exact_scratch` says."""
+    if not left.size or not right.size:
+        dest.fill(0)
+        return
+    if _by_columns(dest):
+        left, right, dest = right.T, left.T, dest.T
+    logical, bits, k = dest.dtype == np.bool_, 8 * dest.itemsize, left.shape[1]
+    if logical:
+        a, b, c = left.view(np.uint8), right.view(np.uint8), dest
+        way, inner = DigitProducts("float32"), k
+    else:
+        a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
+        way, inner = digit_products(_magnitude(a, threads), _magnitude(b, threads), k, bits)
+    alone = threads_per_product(threads.count) if in_own_thread() else nullcontext((1, threads.count))
+    with alone as (at_once, _):
+        _BlockedProduct(way, inner, (a, b, c), memory, threads, at_once).run()
+
+
+def digits_described(dtype: str, k: int) -> str:
+    """How numbers of this type are multiplied, of which nothing else is known; in words."""
+    if dtype == "bool":
+        return "or-and by 1 float32 product"
+    bits = 8 * np.dtype(dtype).itemsize
+    way, _ = any_digits(bits, k)
+    most = "at most " if way.count > 1 else ""
+    fewer = ", fewer where the numbers are smaller" if way.count > 1 else ""
+    return f"exact: {dtype} by {most}{way}{fewer}"
+
+
+class _BlockedProduct:
+    """C = A B by blocks of all three sides."""
+
+    def __init__(
+        self,
+        way: DigitProducts,
+        inner: int,
+        matrices: tuple[Array, Array, Array],
+        memory: Array,
+        threads: Threads,
+        at_once: int,
+    ) -> None:
+        self.way, self.threads, self.at_once = way, threads, at_once
+        self.a, self.b, self.c = matrices
+        (m, self.k), n = self.a.shape, self.b.shape[1]
+        self.rows, self.cols = _even_part(m, BLOCK), _even_part(n, BLOCK)
+        counts = [len(cut.order) for cut in (way.left, way.right)]
+        self.depth = _even_part(self.k, min(inner, DEPTH // max(counts)))
+        arena = Arena(memory, np.dtype(way.real))
+        self.left = arena.take(self.rows, counts[0] * self.depth, fortran=_by_columns(self.a))
+        self.right = arena.take(counts[1] * self.depth, self.cols, fortran=_by_columns(self.b))
+        high = min(self.rows, TILE if at_once > 1 else PRODUCTS_AT_ONCE * TILE)
+        self.tiles = deque(arena.take(high, self.cols) for _ in range(at_once))
+
+    def run(self) -> None:
+        (m, n), held = self.c.shape, None
+        for col, row, start in product(range(0, n, self.cols), range(0, m, self.rows), range(0, self.k, self.depth)):
+            rows, cols, inner = (
+                slice(row, min(row + self.rows, m)),
+                slice(col, min(col + self.cols, n)),
+                slice(start, min(start + self.depth, self.k)),
+            )
+            depth = inner.stop - inner.start
+            tasks = self._split(self.a[rows, inner], self.way.left, self.left[: rows.stop - row], depth, 1)
+            if held != (col, start):
+                tasks += self._split(self.b[inner, cols], self.way.right, self.right[:, : cols.stop - col], depth, 0)
+            self.threads.run(tasks)
+            held = col, start
+            self._multiply(self.c[rows, cols], depth, start == 0)
+
+    def _split(self, x: Array, cut: Planes, planes: Array, depth: int, axis: int) -> list[Task]:
+        """The panels of an operand's block, each to be cut into its planes, which lie side by side along the axis."""
+        spans = [slice(i * depth, (i + 1) * depth) for i in range(len(cut.order))]
+        outs = [planes[:, span] if axis else planes[span] for span in spans]
+        if _by_columns(x):
+            x, outs = x.T, [out.T for out in outs]
+        return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _panels(x)]
+
+    def _multiply(self, c: Array, depth: int, first: bool) -> None:
+        """A block of C, of which nothing is kept if it is the first of its sums."""
+        parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
+        tasks = [partial(self._tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
+        if self.at_once > 1:
+            self.threads.run(tasks)
+        else:
+            for task in tasks:
+                task()
+
+    def _tile(self, rows: slice, cols: slice, c: Array, depth: int, first: bool) -> None:
+        whole = self.tiles.pop()
+        p = whole[: c.shape[0], : c.shape[1]]
+        for number, x in enumerate(self.way.products):
+            a = self.left[rows, x.left * depth : (x.left + x.count) * depth]
+            b = self.right[x.right * depth : (x.right + x.count) * depth, cols]
+            matmul(a, b, out=p)
+            tasks = [partial(_add_panel, p[r], c[r], x.weight, first and not number) for r in _panels(p)]
+            if self.at_once > 1:
+                for task in tasks:
+                    task()
+            else:
+                self.threads.run(tasks)
+        self.tiles.append(whole)
+
+
+def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[Part]:
+    """A block in bands of rows, as many as there are threads that multiply alone or a multiple of it; a low one in
+    bands of columns."""
+    high = TILE if at_once > 1 else PRODUCTS_AT_ONCE * TILE
+    bands = -(-max(-(-rows // high), 1) // at_once) * at_once
+    across = 1
+    if rows < bands * LEAST and at_once > 1:
+        bands, across = 1, at_once if cols >= at_once * LEAST else 1
+    height, width = -(-rows // bands), -(-cols // across)
+    for row, col in product(range(0, rows, height), range(0, cols, width)):
+        yield slice(row, min(row + height, rows)), slice(col, min(col + width, cols))
+
+
+def _even_part(side: int, most: int) -> int:
+    """The length of the parts, none longer than `most`, that a side is cut into."""
+    return -(-side // -(-side // most)) if side else 1
+
+
+def _by_columns(x: Array) -> bool:
+    return bool(abs(x.strides[0]) < abs(x.strides[1]))
+
+
+def _panels(x: Array) -> Iterator[slice]:
+    """Rows at a time that stay in a cache."""
+    height = max(PANEL // max(x.shape[1] * WIDE, 1), 1)
+    for start in range(0, len(x), height):
+        yield slice(start, min(start + height, len(x)))
+
+
+# ---- one panel
+
+
+def _magnitude(x: Array, threads: Threads) -> int:
+    """The largest absolute value."""
+    x = x.T if _by_columns(x) else x
+    found: list[tuple[Any, Any]] = []
+
+    def scan(rows: slice) -> None:
+        found.append((x[rows].max(), x[rows].min()))
+
+    threads.run([partial(scan, rows) for rows in _panels(x)])
+    return max(max(int(high), -int(low)) for high, low in found)
+
+
+def _split_panel(x: Array, cut: Planes, outs: Sequence[Array]) -> None:
+    """A panel of whole numbers as planes of digits."""
+    if not cut.widths:
+        np.copyto(outs[0], x, casting="unsafe")
+        return
+    kind, digits, (*low, top) = x.dtype.type, dict(zip(cut.order, outs, strict=True)), cut.offsets
+    halves = [1 << (width - 1) for width in cut.widths]
+    moved = np.add(x, kind(sum(half << offset for half, offset in zip(halves, low, strict=True))))
+    field = np.empty_like(moved)
+    for number, (half, offset) in enumerate(zip(halves, low, strict=True)):
+        shifted = np.right_shift(moved, kind(offset), out=field) if offset else moved
+        np.bitwise_and(shifted, kind(2 * half - 1), out=field)
+        out = digits[number,]
+        np.copyto(out, field, casting="unsafe")
+        np.subtract(out, out.dtype.type(half), out=out)
+    np.right_shift(moved, kind(top), out=field)
+    np.copyto(digits[len(low),], field, casting="unsafe")
+    for plane, out in digits.items():
+        if len(plane) > 1:
+            np.add(digits[plane[0],], digits[plane[1],], out=out)
+
+
+def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
+    """c = weight p, or that and what c was, modulo 2^bits; p holds whole numbers."""
+    if c.dtype == np.bool_:
+        np.copyto(c, p > 0) if first else np.logical_or(c, p > 0, out=c)
+        return
+    straight = c.itemsize == WIDE
+    exact = c if straight and first else np.empty(c.shape, np.int64)
+    np.copyto(exact, p, casting="unsafe")
+    if weight != 1:
+        np.multiply(exact, np.int64(_wrapped(weight)), out=exact)
+    if straight and first:
+        return
+    if first:
+        np.copyto(c, exact, casting="unsafe")
+    else:
+        np.add(c, exact if straight else exact.astype(c.dtype), out=c)
+
+
+def _wrapped(weight: int) -> int:
+    """The number of 64 bits that is the same modulo 2^64."""
+    return (weight + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,308 @@
+"""Integers through fmm.matmul on the host: NumPy's results bit for bit, by products of digits if that is faster."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.arrays.numpy_library import NUMPY
+from fmm.dtypes import INTEGERS, RINGS
+from fmm.kernels.cpu import exact_product
+from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.registry import forget_everything
+from fmm.runtime import host_run, left_to_vendor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Many blocks of all sides, tiles and panels, on threads of ours, at sizes that NumPy multiplies at once."""
+    for name, value in (("BLOCK", 40), ("DEPTH", 64), ("TILE", 12), ("LEAST", 4), ("PANEL", 1024)):
+        monkeypatch.setattr(exact_product, name, value)
+    monkeypatch.setattr(host_run, "SMALL", 0)
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    """How much memory a product takes depends on the blocks."""
+    forget_everything()
+    NUMPY.calls.clear()
+
+
+# ---- numbers
+
+
+def spread(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    i = np.iinfo(dtype)
+    return draw.integers(i.min, i.max, shape, dtype=dtype, endpoint=True)
+
+
+def with_bits(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Of so many bits, with both signs if the type has them."""
+    bits, i = int(draw.integers(1, 8 * np.dtype(dtype).itemsize)), np.iinfo(dtype)
+    most = min((1 << bits) - 1, int(i.max))
+    return draw.integers(max(-most, int(i.min)), most, shape, dtype=dtype, endpoint=True)
+
+
+def extremes(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    i = np.iinfo(dtype)
+    return draw.choice(np.array([i.min, i.max, i.min + 1, i.max - 1, 0, 1], dtype), shape)
+
+
+def all_lowest(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    return np.full(shape, np.iinfo(dtype).min, dtype)
+
+
+def all_highest(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    return np.full(shape, np.iinfo(dtype).max, dtype)
+
+
+def alternating(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    found = np.full(shape, np.iinfo(dtype).max, dtype)
+    found.reshape(-1)[::2] = np.iinfo(dtype).min
+    return found
+
+
+def powers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Powers of two, one more and one less: where digits carry."""
+    bits = 8 * np.dtype(dtype).itemsize
+    found = np.uint64(1) << draw.integers(0, bits, shape).astype(np.uint64)
+    return (found + draw.integers(0, 3, shape).astype(np.uint64) - np.uint64(1)).astype(dtype)
+
+
+KINDS: list[Callable[..., Array]] = [spread, with_bits, extremes, all_lowest, all_highest, alternating, powers]
+
+
+def drawn(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], kind: int | None = None) -> Array:
+    if dtype == "bool":
+        return np.asarray(draw.random(shape) < draw.choice([0.02, 0.5, 1.0]))
+    return KINDS[draw.integers(len(KINDS)) if kind is None else kind](draw, dtype, shape)
+
+
+def by_python(a: Array, b: Array) -> Array:
+    """With integers that have no end, of which the lowest bits are kept."""
+    if a.dtype == np.bool_:
+        return np.asarray((a.astype(object) @ b.astype(object)) > 0)
+    bits = 8 * a.dtype.itemsize
+    whole = np.asarray(a.astype(object) @ b.astype(object)) % (1 << bits)
+    return whole.astype(f"u{a.dtype.itemsize}").view(a.dtype) if whole.size else np.zeros(whole.shape, a.dtype)
+
+
+def laid_out(x: Array, how: int) -> Array:
+    """The same numbers, otherwise in memory."""
+    if how == 1:
+        return np.asfortranarray(x)
+    if how == 2:
+        return np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3]
+    return x[::-1].copy()[::-1] if how == 3 else x
+
+
+# ---- products
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize("dtype", RINGS)
+def test_numbers_of_each_kind(dtype: str, kind: int) -> None:
+    draw = np.random.default_rng(kind)
+    a, b = drawn(draw, dtype, (9, 37), kind), drawn(draw, dtype, (37, 11), kind)
+    found = fmm.matmul(a, b, plan="digits")
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, by_python(a, b))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_random_products(count: int) -> None:
+    """Shapes, types, ranges, layouts and plans, against Python's integers."""
+    draw, choose = np.random.default_rng(count), random.Random(count)
+    for _ in range(count):
+        m, k, n = (choose.choice([1, 2, 3, 13, 40, 41, choose.randint(1, 90)]) for _ in range(3))
+        dtype = choose.choice(INTEGERS)
+        a, b = (laid_out(drawn(draw, dtype, shape), choose.randint(0, 3)) for shape in ((m, k), (k, n)))
+        plan = choose.choice(["digits"] if dtype == "bool" else ["digits", "digits", "strassen > digits"])
+        out = choose.choice([None, laid_out(np.ones((m, n), dtype), choose.randint(0, 2))])
+        found = fmm.matmul(a, b, out=out, plan=plan)
+        assert found is out or out is None
+        np.testing.assert_array_equal(found, by_python(a, b), err_msg=f"{dtype} {m} {k} {n} {plan}")
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
+def test_the_usual_blocks(dtype: str) -> None:
+    """On several threads, over more than one block of the inner side, and unasked."""
+    draw = np.random.default_rng(3)
+    a, b = drawn(draw, dtype, (200, 2100), 0), drawn(draw, dtype, (2100, 101), 0)
+    assert str(fmm.explain(a, b).plan) == "digits"
+    np.testing.assert_array_equal(fmm.matmul(a, b), np.matmul(a, b))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_levels_are_exact_modulo_two_to_the_bits() -> None:
+    draw = np.random.default_rng(4)
+    for dtype in ("int64", "uint64", "int8", "uint16"):
+        a, b = drawn(draw, dtype, (70, 70), 2), drawn(draw, dtype, (70, 70), 0)
+        for plan in ("winograd > digits", "strassen > strassen > digits", "li-fig3.peel > digits", "hasa > digits"):
+            np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), by_python(a, b))
+
+
+def test_bytes_of_bool_that_are_neither_zero_nor_one() -> None:
+    a = np.array([[2, 0], [0, 255]], np.uint8).view(bool)
+    b = np.array([[0, 128], [0, 0]], np.uint8).view(bool)
+    np.testing.assert_array_equal(fmm.matmul(a, b, plan="digits"), np.array([[False, True], [False, False]]))
+
+
+def test_how_many_products_the_numbers_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def counted(a: Array, b: Array, out: Array) -> Any:
+        calls.append((a.shape[1], a.itemsize))
+        return np.matmul(a, b, out=out)
+
+    monkeypatch.setattr(exact_product, "matmul", counted)
+    for most, expected in ((1, [(50, 4)]), (2**20, [(50, 8)]), (2**62, [(50, 8)] * 3 + [(100, 8)])):
+        calls.clear()
+        a = np.full((30, 50), most)
+        assert (fmm.matmul(a, a.T.copy(), plan="digits") == (50 * most * most) % 2**64).all()
+        assert calls == expected
+
+
+# ---- as NumPy does it
+
+CALLS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("a narrower operand", "int8", "int64", {}),
+    ("signed and unsigned", "uint8", "int8", {}),
+    ("bool and int", "bool", "int32", {}),
+    ("a wider type", "int16", "int16", {"dtype": "int64"}),
+    ("a narrower type", "int64", "int64", {"dtype": "int32", "casting": "same_kind"}),
+    ("a type without signs", "int64", "int64", {"dtype": "uint16", "casting": "unsafe"}),
+    ("by columns", "int32", "int32", {"order": "F"}),
+    ("another byte order", ">i4", "int32", {}),
+    ("to floats", "int32", "int32", {"dtype": "float64"}),
+    ("64 bits with and without signs", "int64", "uint64", {}),  # float64
+]
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("what", "left", "right", "options"), CALLS, ids=[call[0] for call in CALLS])
+def test_options_are_numpys(what: str, left: str, right: str, options: dict[str, Any]) -> None:
+    draw = np.random.default_rng(5)
+    a, b = (
+        draw.integers(0, 2, (40, 40)).astype(bool)
+        if t == "bool"
+        else spread(draw, np.dtype(t).name, (40, 40)).astype(t)
+        for t in (left, right)
+    )
+    expected = np.matmul(a, b, **options)
+    found = fmm.matmul(a, b, **options)
+    assert (found.dtype, found.strides) == (expected.dtype, expected.strides)
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(found, expected)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products by plans too."""
+    monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
+    monkeypatch.setattr(left_to_vendor, "SMALLEST_EXACT_SIDE", 1)
+
+
+@pytest.mark.parametrize("out_type", ["int64", "float64", "complex64", "object"])
+def test_out_of_other_types(out_type: str) -> None:
+    a = np.arange(12).reshape(3, 4).astype(np.int32)
+    out, expected = np.empty((3, 3), out_type), np.empty((3, 3), out_type)
+    assert fmm.matmul(a, a.T, out=out, plan="digits") is out
+    np.testing.assert_array_equal(out, np.matmul(a, a.T, out=expected))
+
+
+@pytest.mark.parametrize(
+    "shapes", [((4, 5, 6), (6, 3)), ((2, 1, 5, 6), (3, 6, 2)), ((6,), (6, 3)), ((5, 6), (6,)), ((6,), (6,))]
+)
+def test_stacks_and_vectors(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    draw = np.random.default_rng(6)
+    a, b = (spread(draw, "int64", shape) for shape in shapes)
+    found = fmm.matmul(a, b, plan="digits")
+    np.testing.assert_array_equal(found, np.matmul(a, b))
+    assert type(found) is type(np.matmul(a, b))
+
+
+def test_out_that_is_an_operand() -> None:
+    a = spread(np.random.default_rng(7), "int64", (50, 50))
+    expected = by_python(a, a)
+    assert fmm.matmul(a, a, out=a, plan="digits") is a
+    np.testing.assert_array_equal(a, expected)
+
+
+def test_errors_are_numpys() -> None:
+    x = np.ones((3, 4), int)
+    for a, b in ((x, x), (x, np.ones((), int)), (np.ones((), int), x)):
+        with pytest.raises(ValueError, match="matmul"):
+            fmm.matmul(a, b)
+    with pytest.raises(TypeError):
+        fmm.matmul(x, x.T, out=np.empty((3, 3), np.int8), casting="safe")
+
+
+# ---- what is decided
+
+
+def test_small_products_are_numpys() -> None:
+    for side in (1, 16, 64):
+        a = np.ones((side, side), int)
+        assert fmm.explain(a, a).plan == VENDOR
+
+
+def test_what_is_explained() -> None:
+    a = np.zeros((1000, 1000), int)
+    said = str(fmm.explain(a, a))
+    assert (
+        "exact: int64 by at most 5 float64 products of digits of 22 bits, fewer where the numbers are smaller" in said
+    )
+    assert "integers are exact" in said
+    assert "exact: int8 by 1 float32 product" in str(fmm.plan(1000, 1000, 1000, dtype="int8"))
+    assert "or-and by 1 float32 product" in str(fmm.plan(1000, 1000, 1000, dtype=bool))
+    assert fmm.plan(1000, 1000, 1000, dtype="int64").plan == fmm.explain(a, a).plan
+
+
+def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fmm.plan(1000, 1000, 1000, dtype="int64", workspace=0).plan == VENDOR
+    assert fmm.plan(1000, 1000, 1000, dtype="int64").workspace > 10**7
+    monkeypatch.setenv("FMM_DISABLE", "1")
+    assert fmm.plan(1000, 1000, 1000, dtype="int64").plan == VENDOR
+
+
+def test_no_memory_means_numpys_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> Any:
+        raise MemoryError
+
+    a = spread(np.random.default_rng(8), "int64", (300, 300))
+    monkeypatch.setattr(exact_product, "_split_panel", none)
+    out = np.zeros((300, 300), int)
+    expected = np.matmul(a, a)
+    np.testing.assert_array_equal(fmm.matmul(a, a, out=out), expected)
+    np.testing.assert_array_equal(fmm.matmul(a, a), expected)
+
+
+@pytest.mark.parametrize(
+    ("plan", "dtype"),
+    [("strassen > digits", "bool"), ("dps > digits", "int64"), ("digits", "float64"), ("winograd > vendor", "int64")],
+)
+def test_plans_that_are_refused(plan: str, dtype: str) -> None:
+    x = np.ones((8, 8), dtype)
+    with pytest.raises(PlanError):
+        fmm.matmul(x, x, plan=plan)
+
+
+def test_gemm_and_gram_are_left_to_numpy() -> None:
+    a = spread(np.random.default_rng(9), "int64", (20, 20))
+    np.testing.assert_array_equal(fmm.gemm(a, a, alpha=3), np.matmul(a, a) * 3)
+    np.testing.assert_array_equal(fmm.gemm(a, a, a, alpha=-2, beta=5), np.matmul(a, a) * -2 + a * 5)
+    np.testing.assert_array_equal(fmm.gram(a), a.T @ a)
+    np.testing.assert_array_equal(fmm.matmul(a, a.T, plan="digits"), a @ a.T)
