@@ -259,6 +259,7 @@ def random_rows(count: int) -> list[dict[str, Any]]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, and no peers")
+    parser.add_argument("--rows", type=int, nargs="+", help="only cases with so many rows")
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random shapes too")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which no case is begun")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
@@ -268,6 +269,8 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{'m x k x n':>24}{'time':>13}{'speedup':>7}{'target':>6}  errors (uniform, normal)  plan")
     for case in CASES:
+        if options.rows and case.size[0] not in options.rows:
+            continue
         if (case.quick or not options.quick) and time.perf_counter() - began < options.time_limit:
             rows.append(measured(case, 5 if options.quick else 7, not options.quick))
             print(rows[-1], flush=True)

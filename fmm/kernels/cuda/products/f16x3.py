@@ -22,7 +22,8 @@ from fmm.kernels.cuda.products.wgmma_source import WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor
 
-SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64))
+# (By single thread blocks where a cluster's lower half would have no rows.)
+SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
 
 @dataclass(frozen=True)

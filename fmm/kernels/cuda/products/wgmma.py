@@ -18,6 +18,7 @@ from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, Lines, Piece
 
 SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
+ALONE = 1.15  # a thread block that shares nothing with a neighbour takes so many times as long
 EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
 
 
@@ -110,10 +111,11 @@ def sizes_for(
 ) -> WgmmaSizes:
     """The sizes with which the last cluster is done earliest."""
 
-    def end(s: WgmmaSizes) -> int:
+    def end(s: WgmmaSizes) -> float:
         down, across = tiles_of(m, n, s)
         one = lower_units(down, across, s) if lower else down * across
-        return -(-one * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
+        alone = 1.0 if s.cluster > 1 else ALONE
+        return -(-one * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE) * alone
 
     return min(among, key=end)
 

@@ -37,6 +37,7 @@ SMS = 132
 ALONGS: tuple[Along, ...] = ("inner", "outer")
 PRODUCTS = [F16x3Kernel(SIZES[0], along) for along in product(ALONGS, ALONGS)] + [
     F16x3Kernel(SIZES[1], ("inner", "outer")),
+    F16x3Kernel(SIZES[2], ("inner", "outer")),
     F16x3Kernel(SIZES[0], ("inner", "outer"), checked=True),
 ]
 NOTHING = dict.fromkeys("ABCW", 256)  # that is known of addresses but their alignment
@@ -245,11 +246,12 @@ def test_kernels_for_other_chips_compile() -> None:
 def test_sizes() -> None:
     """The last round of clusters is to end early."""
     assert sizes_for(8192, 8192, 1, SMS, SIZES) == SIZES[0]
+    assert sizes_for(128, 8192, 1, SMS, SIZES).cluster == 1
     for n in (1024, 1536, 3000, 4096):
         ends = {}
         for s in SIZES:
             down, across = tiles_of(n, n, s)
-            ends[s] = -(-down * across // 66) * s.n_s
+            ends[s] = -(-down * across // (SMS // s.cluster)) * s.n_s
         assert ends[sizes_for(n, n, 1, SMS, SIZES)] <= 1.2 * min(ends.values())
 
 
