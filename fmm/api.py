@@ -303,8 +303,9 @@ def plan(
     if room is None:
         room = memory_share(NUMPY if on_cpu else cupy_library(), number)
     growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
-    limits = Limits(room, growth, emulation_allowed(), componentwise_wanted())
-    return call.planned(Problem(*sides, kind, op=op), limits, found, wishes.plan)
+    entries = componentwise_wanted() and op == "product" and not DTYPES[kind].exact
+    limits = Limits(room, growth, emulation_allowed(), entries)
+    return call.planned(Problem(*sides, kind, op=op, componentwise=entries), limits, found, wishes.plan)
 
 
 _NUMPYS = tuple(NAMES.values())
