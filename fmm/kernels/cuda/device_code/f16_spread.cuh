@@ -51,8 +51,30 @@ struct LongScale {
     }
 };
 
+// What is noted of a number x, and said of a row or column.
+struct Noting {
+    static __device__ __forceinline__ void note(Noted& found, float x, float scaled) {
+        found.large += fabsf(scaled) >= LARGE;
+        found.small |= __float_as_int(x) << 1 && fabsf(scaled) < SMALL;
+    }
+    // One of zeros is clean, and meets all.
+    template <class Most>
+    static __device__ __forceinline__ int packed(int e, Most most, const Noted& found, int length) {
+        const int share = most != 0 ? static_cast<int>((static_cast<long long>(found.large) << 14) / length) : WHOLE;
+        return (share | (found.small ? 0 : CLEAN)) << 16 | (e & 0xffff);
+    }
+};
+
+// Scaled as usual.
 template <bool BALANCED>
-struct Spread {
+struct Spread : Usual<InTurns, CLUSTER>, Noting {
+    static constexpr bool NOTES = true;
+    __device__ __forceinline__ Spread(const SpreadOperand& p, int layer) : Usual<InTurns, CLUSTER>(p, layer) {}
+};
+
+// The inner dimension scaled too.
+template <>
+struct Spread<true> : Noting {
     using Most = int;
     using Factor = LongScale;
     using Layout = InTurns;
@@ -65,7 +87,6 @@ struct Spread {
         : own(p.inner + layer * p.depth), other(p.other + layer * p.depth), sign(p.sign) {}
 
     __device__ __forceinline__ int shift(int inner) const {
-        if (!BALANCED) return 0;
         const int x = own[inner], y = other[inner];
         if (x == 0) return 0;
         if (y == 0) return -FURTHEST;  // what is multiplied by zeros alone is not to decide how the others are scaled
@@ -79,16 +100,6 @@ struct Spread {
     static __device__ __forceinline__ int exponent(int most) { return most ? TOP - (most - LEVELS - 127) : 0; }
     __device__ __forceinline__ float scaled(float x, const Factor& by, int inner) const {
         return __float_as_int(x) << 1 ? by(x, shift(inner)) : x;
-    }
-    // x as it was, and scaled.
-    static __device__ __forceinline__ void note(Noted& found, float x, float scaled) {
-        found.large += fabsf(scaled) >= LARGE;
-        found.small |= __float_as_int(x) << 1 && fabsf(scaled) < SMALL;
-    }
-    // A row or column of zeros is clean, and meets all.
-    static __device__ __forceinline__ int packed(int e, int most, const Noted& found, int length) {
-        const int share = most ? static_cast<int>((static_cast<long long>(found.large) << 14) / length) : WHOLE;
-        return (share | (found.small ? 0 : CLEAN)) << 16 | (e & 0xffff);
     }
 };
 
