@@ -2,7 +2,7 @@
 
 Whole calls of fmm.matmul as a user makes them, scaling and splitting inside, against cupy.matmul (cuBLAS in float32),
 in shuffled rounds, with what fmm chooses by the configs in force; complex64 and one half of a gram likewise. Beside
-them, on squares, what else multiplies float32 faster: the best of cuBLASLt's first candidates, TF32, three products in
+them, on squares and few rows, what else multiplies float32 faster: the best of cuBLASLt's first candidates, TF32, three products in
 TF32, and GEMMul8 in both of its modes (benchmarks/gemmul8.py says where its checkout is expected). Errors are those of
 the Frobenius norm of sampled rows against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of
 cuBLAS's. Raw samples go to results/<device>/emulation.json.
@@ -68,6 +68,8 @@ CASES = (
     Case((16384, 1024, 16384), 3.3),
     Case((100000, 2048, 2048), 3.3),
     Case((2048, 50000, 2048), 3.3),
+    Case((512, 8192, 8192), 1.0, peers=True),
+    Case((128, 8192, 8192), 1.0, peers=True),
     Case((8192, 8192, 8192), 4.5, dtype="complex64"),
     Case((16384, 16384, 16384), 3.8, half=True),
     square(65536, 4.9, peers=False),
@@ -140,8 +142,11 @@ def own_calls(case: Case, a: Any, b: Any, c: Any) -> dict[str, Call]:
 
 
 def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
-    """Those that run here."""
-    found: dict[str, Call] = {}
+    """Those that run here; and fmm's own with a prepared operand, and with every entry checked."""
+    found: dict[str, Call] = {
+        "fmm, prepared": partial(fmm.matmul, a, fmm.prepare(b), out=c),
+        "fmm, componentwise": partial(fmm.matmul, a, b, out=c, componentwise=True),
+    }
     candidates = [call for number in range(CANDIDATES) if (call := recorded(a, b, c, f"lt{number}"))]
     if candidates:
         found["cublasLt"] = min(candidates, key=lambda call: min(elapsed(call, 1) for _ in range(2)))
