@@ -2,10 +2,11 @@
 
 Whole calls of fmm.matmul as a user makes them, scaling and splitting inside, against cupy.matmul (cuBLAS in float32),
 in shuffled rounds, with what fmm chooses by the configs in force; complex64 and one half of a gram likewise. Beside
-them, on squares and few rows, what else multiplies float32 faster: the best of cuBLASLt's first candidates, TF32, three products in
-TF32, and GEMMul8 in both of its modes (benchmarks/gemmul8.py says where its checkout is expected). Errors are those of
-the Frobenius norm of sampled rows against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of
-cuBLAS's. Raw samples go to results/<device>/emulation.json.
+them, on squares and on few rows, fmm with a prepared operand and with every entry checked, and what else multiplies
+float32 faster: the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in both of its modes
+(benchmarks/gemmul8.py says where its checkout is expected). Errors are those of the Frobenius norm of sampled rows
+against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. Raw samples go to
+results/<device>/emulation.json.
 """
 
 from __future__ import annotations
