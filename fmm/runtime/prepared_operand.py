@@ -17,6 +17,7 @@ from fmm.arrays.library import DeviceLibrary, Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.pick import library_of
 from fmm.config.environment import emulation_allowed
+from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_kept
 from fmm.kernels.plans.leaf import LEAVES, Leaf
@@ -109,7 +110,7 @@ def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
         launches = _launches(leaf, setting.device, described.shape, described.dtype, order, side)
         if launches is not None and leaf.keeps is not None:
             lines, length = described.shape if order == "C" else described.shape[::-1]
-            room, more = leaf.keeps(lines, length)
+            room, more = leaf.keeps(DTYPES[described.dtype].itemsize, lines, length)
             copy = library.with_room_behind(x, order, room + more)
             _run(library, launches, library.pointer(copy), setting.device)
             layout = launches.problem.layouts["AB".index(launches.problem.kept)]

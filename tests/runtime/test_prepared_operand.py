@@ -109,7 +109,7 @@ def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     written = {(slot.base, slot.offset) for slot in split.slots if slot.offset}  # type: ignore[union-attr]
     read = {(slot.base, slot.offset) for slot in product.slots if slot.base == base}  # type: ignore[union-attr]
     assert read == written and F16X3.keeps is not None
-    room, more = F16X3.keeps(300, 500) if order == "C" else F16X3.keeps(500, 300)
+    room, more = F16X3.keeps(4, 300, 500) if order == "C" else F16X3.keeps(4, 500, 300)
     assert min(offset for _, offset in read) == room and max(offset for _, offset in read) < room + more
 
 

@@ -26,7 +26,7 @@ def matrix_room(lines: int, length: int) -> int:
     return whole(ITEM * lines * length, ROOM)
 
 
-def kept_room(lines: int, length: int) -> tuple[int, int]:
+def kept_room(itemsize: int, lines: int, length: int) -> tuple[int, int]:
     """Bytes of a matrix, and of what is kept of it behind it, whichever of its sides is the inner dimension."""
     return matrix_room(lines, length), plane_room(lines, length) + exponent_room(max(lines, length))
 
