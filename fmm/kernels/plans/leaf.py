@@ -68,8 +68,8 @@ class Leaf:
     emulates: bool = False
     # Can it raise a device's flag where it is not certain that an entry is right beside its own size?
     checks_entries: bool = False
-    # Of an operand whose numbers have so many bytes, of so many lines of this length, what it can keep for other products:
-    # bytes up to where that begins, behind the operand itself, and of what is kept. None: nothing.
+    # What it can keep of an operand for other products, told the bytes of a number, how many lines there are and their
+    # length: bytes up to where that begins, behind the operand itself, and of what is kept. None: nothing.
     keeps: Callable[[int, int, int], tuple[int, int]] | None = None
     # Under which name a calibration has its rate, if not under that of the type; `{}` stands for the type's name.
     rate: str = ""
