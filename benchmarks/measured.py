@@ -241,7 +241,8 @@ def _emulated(row: dict[str, Any]) -> tuple[str, ...]:
 def _speed_and_errors(row: dict[str, Any], name: str) -> str:
     if name not in row["samples"]:
         return ""
-    errors = [f"{row['errors'][data][name]:.2g}" for data in ("normal", "uniform") if data in row["errors"]]
+    found = [row["errors"].get(data, {}).get(name) for data in ("normal", "uniform")]
+    errors = [f"{x:.2g}" for x in found if x is not None]
     return f"{paired(row['samples']['cublas'], row['samples'][name]):.2f} ({', '.join(errors)})"
 
 
