@@ -213,7 +213,7 @@ def own_kernel(results: Path) -> Iterator[str]:
 
 def emulation(results: Path) -> Iterator[str]:
     """float32 by three float16 products, whole calls; and what else is faster than cuBLAS, with its errors."""
-    for path in sorted(results.glob("*/emulation.json")):
+    for path in sorted(results.glob("*/emulation*.json")):
         environment, rows = load(path)
         rows = [row for row in rows if row["samples"]]
         yield from heading(path, environment)
