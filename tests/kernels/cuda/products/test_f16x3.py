@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
@@ -57,19 +58,22 @@ def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
 # ---- NVRTC
 
 
-def test_no_number_of_a_product_leaves_the_registers() -> None:
+@pytest.mark.parametrize("kernels", [(PRODUCTS[1], PRODUCTS[-1]), pytest.param(PRODUCTS, marks=pytest.mark.slow)])
+def test_no_number_of_a_product_leaves_the_registers(kernels: Sequence[F16x3Kernel]) -> None:
     """Two warpgroups keep three sums of 64 numbers a thread: all the registers that setmaxnreg can give them."""
     nvrtc()
     told = len(operation(Problem(512, 512, 512, "float32")).parameters)
     size = f"static_assert(sizeof(fmm::Product3) == {told});"
-    jobs = [(str(k), f"{f16x3_source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in PRODUCTS]
-    for kernel, r in zip(PRODUCTS, in_parallel(report, jobs), strict=True):
+    jobs = [(str(k), f"{f16x3_source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in kernels]
+    for kernel, r in zip(kernels, in_parallel(report, jobs), strict=True):
         assert r.local == 0, r
         assert r.registers == 65536 // kernel.sizes.threads // 8 * 8, r
         assert kernel.shared <= SHARED
 
 
-def test_splitting_leaves_room_for_many_threads() -> None:
+@pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_splitting_leaves_room_for_many_threads(most: int) -> None:
+    """`most`: of so many pairs of operands."""
     nvrtc()
     usual, checked = (
         operation(Problem(512, 512, 512, "float32", componentwise=componentwise)) for componentwise in (False, True)
@@ -80,10 +84,10 @@ def test_splitting_leaves_room_for_many_threads() -> None:
     noted = len(checked.spread.told(kernels)[0])
     rules = [rule for rule in RULES if rule != "apart"]  # which is for other chips
     sizes = {rule: f"static_assert(sizeof(Told) == {both if rule == 'usual' else noted});" for rule in rules}
-    jobs = [(f"{k}{r}", f"{split_source(k, r)}{sizes[r]}\n") for k in SPLITS for r in rules]
-    jobs += [(str(k), f"{split_source((k[0],), 'usual')}\n") for k in SPLITS]
+    jobs = [(f"{k}{r}", f"{split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
+    jobs += [(str(k), f"{split_source((k[0],), 'usual')}\n") for k in SPLITS[:most]]
     told = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
-    jobs += [(f"{x}{y}", f"{balance_source(x, y)}{told}\n") for x, y in product(ALONGS, ALONGS)]
+    jobs += [(f"{x}{y}", f"{balance_source(x, y)}{told}\n") for x, y in list(product(ALONGS, ALONGS))[:most]]
     for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
         assert r.local == 0 and r.registers <= 96, r
 
@@ -233,13 +237,13 @@ def test_what_the_vendor_cannot_do_alone() -> None:
     assert any("not f16x3, because" in line for line in found.describe())
 
 
-def test_kernels_for_other_chips_compile() -> None:
-    jobs = []
-    for architecture in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120"):
-        for k in SPLITS:
-            jobs.append((f"{k}{architecture}", f"{split_source(k, 'apart')}\n", architecture, ("--std=c++17",)))
-        jobs.append((architecture, unscale_source(), architecture, ("--std=c++17",)))
-    for r in in_parallel(report, jobs):
+@pytest.mark.parametrize(
+    "architecture",
+    ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],
+)
+def test_kernels_for_other_chips_compile(architecture: str) -> None:
+    sources = [split_source(k, "apart") for k in SPLITS] + [unscale_source()]
+    for r in in_parallel(report, [(text[:40], text, architecture, ("--std=c++17",)) for text in sources]):
         assert r.local == 0 and r.registers <= 128, r
 
 
