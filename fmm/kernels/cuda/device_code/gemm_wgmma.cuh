@@ -242,6 +242,19 @@ __device__ __forceinline__ void bring_all(const Product& p, Element* memory, con
     });
 }
 
+// What becomes of a sum before it is stored: it is multiplied by a factor, the same in all layers.
+struct ByFactor {
+    static constexpr int MOST_STEPS = 0;  // as many steps as there are may be added up
+    static constexpr bool ADDS = true;    // what stands in C, if that is asked for
+    float factor;
+    __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
+    __device__ __forceinline__ float operator()(float x) const { return factor * x; }
+};
+
+// Is not read before the instructions that wrote it have ended.
+__device__ __forceinline__ void settled(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ __forceinline__ void settled(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+
 // Of a warpgroup's 64 rows, the 64 columns on the diagonal: what stands above it in shared memory becomes what is below.
 template <class S, class Element>
 __device__ __forceinline__ void make_symmetric(Element* block, int group) {
@@ -287,10 +300,6 @@ __device__ __forceinline__ float2 widened_pair(const bfloat16* q) {
 }
 __device__ __forceinline__ float2 widened_pair(const tf32* q) { return *reinterpret_cast<const float2*>(q); }
 
-// Of sums that are integers nothing is kept: they are residues.
-template <class Element, int COUNT>
-__device__ __forceinline__ void add_old(const Product&, int (&)[COUNT], int, int, int) {}
-
 // x += keep times what stands in C, of the pairs from this row and column on. (n is even.)
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
@@ -318,18 +327,6 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
         }
     }
 }
-
-// What becomes of a sum before it is stored: it is multiplied by a factor, the same in all layers.
-struct ByFactor {
-    static constexpr int MOST_STEPS = 0;  // as many steps as there are may be added up
-    float factor;
-    __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
-    __device__ __forceinline__ float operator()(float x) const { return factor * x; }
-};
-
-// Is not read before the instructions that wrote it have ended.
-__device__ __forceinline__ void settled(float& x) { asm volatile("" : "+f"(x)::"memory"); }
-__device__ __forceinline__ void settled(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 
 template <class Step, class S, class Left, class Right, class Element, class Finish>
 __device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Gates& gates,
@@ -371,8 +368,10 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
 #pragma unroll
         for (auto& x : sum) settled(x);
         if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
-        if (p.keep != 0)
-            add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
+        if constexpr (Finish::ADDS) {
+            if (p.keep != 0)
+                add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
+        }
 #pragma unroll
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
             pass(gates.sent + group, staged.parity ^ 1);
