@@ -14,16 +14,19 @@ lie in memory, for all leaves.)
 
 from __future__ import annotations
 
+from functools import partial
 from math import sqrt
 
 from fmm.dtypes import DTYPES, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
+from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import PRODUCTS, WHOLE_LEAF, residue_scratch, whole_scratch
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE, DIGITS_RATE = "f16x3", "digits-{}"  # in a calibration
+F16X3_RATE, DIGITS_RATE, WHOLE_RATE = "f16x3", "digits-{}", "residues-{}"  # in a calibration
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
@@ -111,5 +114,41 @@ DIGITS = Leaf(
     rate=DIGITS_RATE,
 )
 
-for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M, DIGITS):
+
+def _residue_leaf(name: str, moduli: int, levels: int) -> Leaf:
+    below = f", with {PRODUCTS**levels} in the place of {8**levels} by Strassen's algorithm" if levels else ""
+    return Leaf(
+        name,
+        f"float64 by products of 8-bit integers modulo {moduli} numbers{below}",
+        ("cuda",),
+        ("float64",),
+        call="four launches",
+        starts=4,
+        scratch=partial(residue_scratch, moduli, levels),
+        orders=(),
+        forms=("alone",),
+        unprobed=("alone",),
+        emulates=True,
+        rate=name,
+    )
+
+
+RESIDUES = tuple(_residue_leaf(name, *counts) for name, counts in RESIDUE_LEAVES.items())
+
+WHOLE = Leaf(
+    WHOLE_LEAF,
+    "integers exactly, by products of 8-bit integers modulo as many numbers as their type and the inner dimension need",
+    ("cuda",),
+    (),
+    types_alone=INTEGERS,
+    call="three or four launches",
+    starts=4,
+    scratch=whole_scratch,
+    orders=(),
+    forms=("alone",),
+    unprobed=("alone",),
+    rate=WHOLE_RATE,
+)
+
+for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M, DIGITS, WHOLE, *RESIDUES):
     register_leaf(_row)
