@@ -12,6 +12,8 @@ from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import PRODUCTS
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
 
@@ -185,6 +187,8 @@ OWN_LOOPS = 0.04  # of the vendor's rate in float32: that of cupy.matmul's kerne
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
+# Beside the residues themselves, for every number of A and B, and of C.
+SPLIT_BYTES, JOIN_BYTES = 24, 16
 
 
 def datasheet(name: str) -> Calibration:
@@ -208,6 +212,8 @@ def datasheet(name: str) -> Calibration:
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
         rates |= dict(_integers(rates, stream))
+        for name, (moduli, levels) in RESIDUE_LEAVES.items():
+            rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     return Calibration(
         gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
@@ -234,6 +240,17 @@ def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, R
         cut, joined = numbers * (item + count), numbers * (item + 2 * count)
         yield name, Rate(rates["float32"].flops * OWN_LOOPS, half.fill, PIPE, tile=SIDE)
         yield RESIDUES_RATE.format(name), Rate(flops, half.fill / count, PIPE + joined, cut, cut, tile=SIDE)
+
+
+def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Rate:
+    """float64 by products of bytes, which are twice as fast as those of float16, one for each modulus (and fewer with
+    levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues; those of C are
+    read as such, and written: time that grows as the operands, and as C."""
+    flops = 2 * half.flops / moduli * (8 / PRODUCTS) ** levels
+    planes = moduli * (PRODUCTS / 4) ** levels
+    lost = flops / DTYPES["float64"].flops / stream
+    split, join = (SPLIT_BYTES + planes) * lost, (JOIN_BYTES + planes) * lost
+    return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

@@ -129,8 +129,9 @@ def _same_array(library: Library, x: Any, y: Any) -> bool:
 # ---- computing it
 
 
-def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
-    """C, in the target if that can be and it has one."""
+def _computed(library: Library, found: Operands, wishes: Wishes, apart: bool = False) -> Any:
+    """C, in the target if that can be and it has one. `apart`: it is known to share no memory with A and B, which of
+    arrays that lie in no usual way nobody can tell."""
     if wishes.asked.alpha == 0 or 0 in found.a.shape:  # nothing of A and B counts, be it inf or NaN
         return _by_library(library, found, wishes)
     found, wishes = _unconjugated(library, found, wishes)
@@ -140,9 +141,9 @@ def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
         raise PlanError(call.refused_plan)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
         return _by_library(library, found, wishes)
-    if found.target is not None and not _writes_there(library, call, found):
+    if found.target is not None and not apart and not _writes_there(library, call, found):
         old = library.copied(found.target, tuple(found.target.shape), found.a) if wishes.asked.beta else None
-        return _computed(library, found._replace(target=old), wishes)
+        return _computed(library, found._replace(target=old), wishes, apart=True)
     c = by_plan(library, call, found.a, found.b, found.target, wishes)
     return _by_library(library, found, wishes) if c is None else c
 

@@ -311,3 +311,17 @@ def test_what_computes_again_compiles(architecture: str) -> None:
     size = len(recompute_launches(Problem(8, 8, 8, "float64"), True, H200, dict.fromkeys("ABCW", 256))[0].parameters)
     check = f'static_assert(sizeof(fmm::classical::Rescue) == {size}, "size");\n'
     compile_cuda(simple_source("float64") + check, architecture, *CPP17)
+
+
+@pytest.mark.parametrize("plan", [None, "vendor", "winograd > vendor"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_operands_that_begin_between_numbers(plan: str | None, in_place: bool) -> None:
+    """Of such arrays it is not known where they end; C is then computed in a copy, once."""
+    a = np.frombuffer(bytearray(np.random.default_rng(1).bytes(96 * 80 * 4 + 2)), "u1")[2:].view("f4").reshape(96, 80)
+    a[:] = np.random.default_rng(2).standard_normal(a.shape)
+    assert not a.flags.aligned
+    b, c = (np.random.default_rng(seed).standard_normal(s).astype("f4") for seed, s in ((3, (80, 70)), (4, (96, 70))))
+    wanted = 2 * (a.astype("f8") @ b) - c
+    found = fmm.gemm(a, b, c, alpha=2, beta=-1, out=c if in_place else None, plan=plan)
+    assert (found is c) == in_place
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.algorithms.residues import moduli
 from fmm.kernels.cuda.device_code.read import header_text, with_headers
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.residues import Side, modulus_bytes
+from fmm.kernels.cuda.products.residues import ResidueOp, modulus_bytes
 from tests.support.host_compiler import SANITIZER, header, shared_library
 
 FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", *SANITIZER)
@@ -32,6 +31,7 @@ static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, 
 static double rint(double x) { return __builtin_rint(x); }
 static double sqrt(double x) { return __builtin_sqrt(x); }
 static double fabs(double x) { return __builtin_fabs(x); }
+static int abs(int x) { return x < 0 ? -x : x; }
 template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; }
 template <class T> const T& max(const T& x, const T& y) { return x < y ? y : x; }
 static double __shfl_xor_sync(unsigned, double x, int) { return x; }
@@ -145,15 +145,15 @@ def root(x: np.ndarray[Any, Any]) -> float:
     return float(parts().root(_pointer(x), ctypes.c_longlong(x.size)))
 
 
-def multiplied(left: Side, right: Side, planes: int, memory: np.ndarray[Any, Any]) -> None:
-    """What the kernel of the tensor cores does: products of planes, reduced."""
-    g = left.geometry
+def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: np.ndarray[Any, Any]) -> None:
+    """What the kernel of the tensor cores does: products of planes, reduced; modulo these numbers, behind the first."""
+    g = op.geometry
     rows, inner, columns = g.block
-    shape = g.moduli, g.products
-    a = _planes(memory, left.planes, (*shape, rows, inner))
-    b = _planes(memory, right.planes, (*shape, columns, inner))
-    c = _planes(memory, planes, (*shape, rows, columns))
-    for i, p in enumerate(moduli(g.moduli)):
+    shape = len(chosen), g.products
+    a = _planes(memory, op.left.planes, (*shape, rows, inner))
+    b = _planes(memory, op.right.planes, (*shape, columns, inner))
+    c = _planes(memory, op.planes + first * g.planes[2], (*shape, rows, columns))
+    for i, p in enumerate(chosen):
         for j in range(g.products):
             c[i, j] = reduced((a[i, j].astype(np.int32) @ b[i, j].astype(np.int32).T).astype(np.int32), p)
 

@@ -23,7 +23,7 @@ struct Result {
     long long leading, layer;  // numbers from one row of C to the next, and from one product of a batch to the next
     int m, n, layers;
     int block_rows, block_cols;  // of a plane
-    int count;                   // moduli
+    int unused;
 };
 
 struct Join {
@@ -47,21 +47,34 @@ struct JoinWhole {
 
 // ---- sums of blocks
 
+__device__ constexpr int min_of(int x, int y) { return x < y ? x : y; }
+
+// What was asked for before is asked for before.
+__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+
+template <int VALUE_>
+struct Number {
+    static constexpr int VALUE = VALUE_;
+};
+
 // So many neighbours in a row of every block of C: where they stand, and their residues modulo one number after another.
-template <class Sums, int LEVELS, int COLS>
+// Of two levels a thread has the blocks of block PART of the outer one only; the other three are those of warps beside its
+// own, which read much of the same.
+template <class Sums, int LEVELS, int COLS, int PART>
 struct Spot {
-    static constexpr int SIDES = 1 << LEVELS, BLOCKS = SIDES * SIDES, OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1;
-    static constexpr int ALL = LEVELS ? OUTER * Sums::PRODUCTS : 1;
+    static constexpr int SIDES = 1 << LEVELS, BLOCKS = LEVELS ? 4 : 1, OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1;
+    static constexpr int INNER = LEVELS ? Sums::PRODUCTS : 1;
     const signed char* from;
     long long next;
     int layer, row, at;
 
     template <class Element>
     __device__ __forceinline__ explicit Spot(const Result<Element>& c) {
-        const unsigned number = blockIdx.x * THREADS + threadIdx.x, words = c.block_cols / COLS, lines = number / words;
+        const unsigned all = blockIdx.x * THREADS + threadIdx.x;
+        const unsigned number = LEVELS == 2 ? all / 128 * 32 + all % 32 : all, words = c.block_cols / COLS;
         at = number % words * COLS;
-        row = lines % c.block_rows;
-        layer = lines / c.block_rows;
+        row = number / words % c.block_rows;
+        layer = number / words / c.block_rows;
         const long long plane = static_cast<long long>(c.block_rows) * c.block_cols;
         next = plane * c.layers;
         from = c.planes + layer * plane + static_cast<long long>(row) * c.block_cols + at;
@@ -72,47 +85,69 @@ struct Spot {
         if constexpr (COLS == 2) return *reinterpret_cast<const unsigned short*>(q);
         return static_cast<unsigned char>(*q);
     }
+    // With which sign a product of the outer level is in the block.
+    __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::in(product, PART) : 1; }
 
-    // `use` is told every block, neighbour and sum of residues.
-    template <class Use>
-    __device__ __forceinline__ void read(const Use& use) {
-        unsigned word[ALL];
+    // Residues modulo SOME numbers from the i-th on: all are on their way before the first is used. `use` is told every
+    // number, block, neighbour and sum of residues.
+    template <int SOME, class Use>
+    __device__ __forceinline__ void read(int i, const Use& use) const {
+        const signed char* const planes = from + i * (OUTER * INNER * next);
+        unsigned word[SOME][OUTER][INNER];
 #pragma unroll
-        for (int q = 0; q < ALL; ++q) word[q] = some_of(from + q * next);
-        from += ALL * next;
+        for (int j = 0; j < SOME; ++j)
 #pragma unroll
-        for (int c = 0; c < COLS; ++c) {
-            int found[BLOCKS] = {};
-            if constexpr (LEVELS == 0) {
-                found[0] = static_cast<signed char>(word[0] >> 8 * c);
-            } else {
+            for (int o = 0; o < OUTER; ++o)
 #pragma unroll
-                for (int o = 0; o < OUTER; ++o) {
-                    int below[4] = {};
+                for (int q = 0; q < INNER; ++q)
+                    if (outer_sign(o)) word[j][o][q] = some_of(planes + ((j * OUTER + o) * INNER + q) * next);
+        keep_order();
 #pragma unroll
-                    for (int q = 0; q < Sums::PRODUCTS; ++q)
+        for (int j = 0; j < SOME; ++j)
 #pragma unroll
-                        for (int b = 0; b < 4; ++b)
-                            below[b] += Sums::in(q, b) * static_cast<signed char>(word[o * Sums::PRODUCTS + q] >> 8 * c);
+            for (int c = 0; c < COLS; ++c)
 #pragma unroll
-                    for (int a = 0; a < BLOCKS / 4; ++a)
+                for (int b = 0; b < BLOCKS; ++b) {
+                    int found = 0;
 #pragma unroll
-                        for (int b = 0; b < 4; ++b) {
-                            // Of two levels: the row of the block is 2 (a / 2) + b / 2, and so is its column.
-                            const int place = LEVELS == 2 ? (2 * (a / 2) + b / 2) * 4 + 2 * (a % 2) + b % 2 : b;
-                            found[place] += (LEVELS == 2 ? Sums::in(o, a) : 1) * below[b];
+                    for (int o = 0; o < OUTER; ++o)
+#pragma unroll
+                        for (int q = 0; q < INNER; ++q) {
+                            const int sign = outer_sign(o) * (LEVELS ? Sums::in(q, b) : 1);
+                            if (sign) found += sign * static_cast<signed char>(word[j][o][q] >> 8 * c);
                         }
+                    use(i + j, b, c, found);
                 }
-            }
-#pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) use(b, c, found[b]);
-        }
     }
 
     // Where the first neighbour of a block stands in C.
-    __device__ __forceinline__ int line(int block, int rows) const { return row + block / SIDES * rows; }
-    __device__ __forceinline__ int first(int block, int cols) const { return at + block % SIDES * cols; }
+    __device__ __forceinline__ int line(int b, int rows) const { return row + (LEVELS == 2 ? PART / 2 * 2 + b / 2 : b / 2) * rows; }
+    __device__ __forceinline__ int first(int b, int cols) const { return at + (LEVELS == 2 ? PART % 2 * 2 + b % 2 : b % 2) * cols; }
 };
+
+// All COUNT moduli, so many at a time that many loads are under way.
+template <int LEVELS, int COUNT, class Here, class Use>
+__device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
+    constexpr int SOME = min_of(COUNT, LEVELS == 0 ? 16 : LEVELS == 1 ? 4 : 1);
+#pragma unroll 1
+    for (int i = 0; i < COUNT / SOME * SOME; i += SOME) spot.template read<SOME>(i, use);
+    if constexpr (COUNT % SOME != 0) spot.template read<COUNT % SOME>(COUNT / SOME * SOME, use);
+}
+
+// Of two levels every warp has a part.
+template <int LEVELS, class Work>
+__device__ __forceinline__ void every_part(const Work& work) {
+    if constexpr (LEVELS < 2) {
+        work(Number<0>{});
+    } else {
+        switch (threadIdx.x / 32 % 4) {
+            case 0: return work(Number<0>{});
+            case 1: return work(Number<1>{});
+            case 2: return work(Number<2>{});
+            default: return work(Number<3>{});
+        }
+    }
+}
 
 // Together, where they stand so.
 template <int COLS, class Element>
@@ -129,6 +164,7 @@ __device__ __forceinline__ void put(Element* to, const Element (&x)[COLS], int r
 
 // x 2^e, rounded once (twice below the normal numbers).
 __device__ __forceinline__ double scaled_by(double x, int e) {
+    if (abs(e) <= 1000) return x * power_of_two(e);
     const int first = max(min(e, 1000), -1000), second = max(min(e - first, 1000), -1000), third = e - first - second;
     return x * power_of_two(first) * power_of_two(second) * power_of_two(max(min(third, 1000), -1000));
 }
@@ -154,20 +190,18 @@ __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Jo
     return high + low;
 }
 
-template <class Sums, int LEVELS, int COLS, int PIECES>
-__device__ __forceinline__ void join(const Join& p) {
-    using Here = Spot<Sums, LEVELS, COLS>;
+template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES, int PART>
+__device__ __forceinline__ void join_part(const Join& p) {
+    using Here = Spot<Sums, LEVELS, COLS, PART>;
     const Result<double>& c = p.c;
-    Here spot(c);
+    const Here spot(c);
     if (spot.layer >= c.layers || spot.at >= c.n) return;
     double sum[Here::BLOCKS][COLS][PIECES] = {};
-#pragma unroll 1
-    for (int i = 0; i < c.count; ++i)
-        spot.read([&](int block, int col, int residue) {
-            const double x = as_double(residue);
+    read_all<LEVELS, COUNT>(spot, [&](int i, int block, int col, int residue) {
+        const double x = as_double(residue);
 #pragma unroll
-            for (int j = 0; j < PIECES; ++j) sum[block][col][j] = __fma_rn(x, p.weights[i][j], sum[block][col][j]);
-        });
+        for (int j = 0; j < PIECES; ++j) sum[block][col][j] = __fma_rn(x, p.weights[i][j], sum[block][col][j]);
+    });
     const double none = __longlong_as_double(0x7ff8000000000000ll), infinite = __longlong_as_double(0x7ff0000000000000ll);
     bool finite = true;
 #pragma unroll
@@ -191,6 +225,11 @@ __device__ __forceinline__ void join(const Join& p) {
     if (p.flag && !finite) *static_cast<volatile int*>(p.flag) = 1;
 }
 
+template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES>
+__device__ __forceinline__ void join(const Join& p) {
+    every_part<LEVELS>([&](auto part) { join_part<Sums, LEVELS, COLS, COUNT, PIECES, decltype(part)::VALUE>(p); });
+}
+
 // ---- integers
 
 template <class Element>
@@ -198,20 +237,18 @@ __device__ __forceinline__ Element lowest_bits(unsigned long long x) {
     return static_cast<Element>(x);  // of bool: is it not zero?
 }
 
-template <class Sums, int LEVELS, int COLS, class Element>
-__device__ __forceinline__ void join_whole(const JoinWhole<Element>& p) {
-    using Here = Spot<Sums, LEVELS, COLS>;
+template <class Sums, int LEVELS, int COLS, int COUNT, int PART, class Element>
+__device__ __forceinline__ void join_whole_part(const JoinWhole<Element>& p) {
+    using Here = Spot<Sums, LEVELS, COLS, PART>;
     const Result<Element>& c = p.c;
-    Here spot(c);
+    const Here spot(c);
     if (spot.layer >= c.layers || spot.at >= c.n) return;
     unsigned long long sum[Here::BLOCKS][COLS] = {};
     double share[Here::BLOCKS][COLS] = {};
-#pragma unroll 1
-    for (int i = 0; i < c.count; ++i)
-        spot.read([&](int block, int col, int residue) {
-            sum[block][col] += static_cast<unsigned long long>(static_cast<long long>(residue)) * p.weights[i];
-            share[block][col] = __fma_rn(as_double(residue), p.shares[i], share[block][col]);
-        });
+    read_all<LEVELS, COUNT>(spot, [&](int i, int block, int col, int residue) {
+        sum[block][col] += static_cast<unsigned long long>(static_cast<long long>(residue)) * p.weights[i];
+        share[block][col] = __fma_rn(as_double(residue), p.shares[i], share[block][col]);
+    });
 #pragma unroll
     for (int b = 0; b < Here::BLOCKS; ++b) {
         const int line = spot.line(b, c.block_rows), first = spot.first(b, c.block_cols);
@@ -228,6 +265,11 @@ __device__ __forceinline__ void join_whole(const JoinWhole<Element>& p) {
         }
         put<COLS>(to, found, c.n - first);
     }
+}
+
+template <class Sums, int LEVELS, int COLS, int COUNT, class Element>
+__device__ __forceinline__ void join_whole(const JoinWhole<Element>& p) {
+    every_part<LEVELS>([&](auto part) { join_whole_part<Sums, LEVELS, COLS, COUNT, decltype(part)::VALUE>(p); });
 }
 
 }  // namespace residues

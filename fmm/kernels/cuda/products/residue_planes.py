@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.cuda.products.f16_planes import whole
 
@@ -13,6 +14,8 @@ EXPONENT = 4  # bytes
 LINE = 16  # bytes: lines of planes are multiples of it
 ROOM = 256  # bytes: whatever stands in the workspace begins at a multiple of it
 PRODUCTS = 7  # of a level below the residues
+# Bytes of workspace from which on only some planes of A and B are there at a time, for which A and B are read again.
+ENOUGH = 32 << 30
 # What a leaf's name says: modulo how many numbers, and how many levels are below.
 LEAVES = {
     f"oz{moduli}{suffix}": (moduli, levels)
@@ -68,16 +71,34 @@ class Residues:
         each = self.item * self.count * self.turned_room
         return whole(each * self.m, ROOM), whole(each * self.n, ROOM)
 
+    @cached_property
+    def together(self) -> int:
+        """Modulo so many numbers A and B are split and multiplied at a time: all, or as many as there is room for."""
+        each, rest = sum(whole(x, ROOM) for x in self.planes[:2]), self._room(0)
+        return (
+            self.moduli if self._room(self.moduli) <= ENOUGH else max(min((ENOUGH - rest) // each, self.moduli - 1), 1)
+        )
+
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where these begin: exponents of A, of B; planes of A, of B, of C; the end. Turned operands are gone when C's
-        planes come, and stand in their place."""
-        sizes = [*self.exponents, *(whole(self.moduli * x, ROOM) for x in self.planes)]
-        sizes[-1] = max(sizes[-1], sum(self.turned))
+        """Where these begin: exponents of A, of B; planes of A, of B, of C; turned operands; the end. If all is split
+        at once, turned operands are gone when C's planes come, and stand in their place."""
+        left, right, result = self.planes
+        sizes = [*self.exponents, *(whole(self.together * x, ROOM) for x in (left, right))]
         found = [0]
         for size in sizes:
             found.append(found[-1] + size)
-        return tuple(found)
+        planes = found[-1]
+        turned = planes if self.together == self.moduli else planes + whole(self.moduli * result, ROOM)
+        return *found, turned, planes + self._behind(self.together)
+
+    def _behind(self, together: int) -> int:
+        """Bytes behind the planes of A and B."""
+        result = whole(self.moduli * self.planes[2], ROOM)
+        return max(result, sum(self.turned)) if together == self.moduli else result + sum(self.turned)
+
+    def _room(self, together: int) -> int:
+        return sum(self.exponents) + sum(whole(together * x, ROOM) for x in self.planes[:2]) + self._behind(together)
 
     @property
     def scratch(self) -> int:
@@ -95,9 +116,10 @@ def whole_moduli(dtype: str, k: int) -> int:
     return 1 if kind.itemsize == 1 else moduli_needed(bits, bits, k)
 
 
-def whole_scratch(m: int, k: int, n: int, count: int) -> int:
-    """Bytes of workspace for a batch of products of the longest integers."""
-    return residue_scratch(whole_moduli("int64", k), 0, m, k, n, count)
+def whole_scratch(itemsize: int, m: int, k: int, n: int, count: int) -> int:
+    """Bytes of workspace for a batch of products of integers of so many bytes."""
+    needed = max(whole_moduli(name, k) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
+    return max(Residues(*size, count, needed, 0, itemsize).scratch for size in ((m, k, n), (n, k, m)))
 
 
 def residue_scratch(moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:

@@ -17,13 +17,13 @@ from fmm.kernels.cuda.products.f16_planes import whole
 from fmm.kernels.cuda.products.residue_planes import Residues
 from fmm.kernels.cuda.products.residues_source import (
     CLUSTER,
+    NEIGHBOURS,
     SIDE,
     THREADS,
     MeasureKernel,
     ResidueKernel,
     join_source,
     join_whole_source,
-    join_width,
     measure_source,
     product_source,
     split_source,
@@ -170,14 +170,13 @@ class Side:
             Slot(first + 3, "W", self.planes),
         )
 
-    def tensor_map(self, most: int) -> TensorMap:
-        """All planes, layer by layer; one copy brings at most `most` lines."""
+    def tensor_map(self, moduli: int, most: int) -> TensorMap:
+        """The planes modulo so many numbers, layer by layer; one copy brings at most `most` lines."""
         lines, length = self.block
-        return byte_map(self.planes, lines, length, self.geometry, most)
+        return byte_map(self.planes, lines, length, self.geometry.products * moduli, most)
 
 
-def byte_map(offset: int, lines: int, length: int, geometry: Residues, most: int) -> TensorMap:
-    layers = geometry.moduli * geometry.products
+def byte_map(offset: int, lines: int, length: int, layers: int, most: int) -> TensorMap:
     piece = Piece("W", offset, lines, length)
     return TensorMap(piece, BYTE.name, length, lines, layers, length, lines * length, (LINE, most), LINE)
 
@@ -192,12 +191,29 @@ class ResidueOp:
     right: Side
     dest: Factor
     planes: int  # where C's stand
-    product: WgmmaOp[ResidueKernel]
+    multiprocessors: int
     factor: float
     keep: float
 
     def __hash__(self) -> int:
         return id(self)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The moduli, as many as are done at a time."""
+        moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.together
+        return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
+
+    def product(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
+        """The products of planes modulo so many numbers from the first on."""
+        g, (rows, inner, columns) = self.geometry, self.geometry.block
+        layers = count * g.products
+        s = sizes_for(rows, columns, layers, self.multiprocessors)
+        dest = byte_map(self.planes + first * g.planes[2], rows, columns, layers, 64)
+        maps = self.left.tensor_map(count, s.m_s), self.right.tensor_map(count, s.n_s // s.cluster), dest
+        clusters = max(self.multiprocessors // s.cluster, 1)
+        tiles = tiles_of(rows, columns, s)
+        return WgmmaOp(ResidueKernel(s), maps, -(-inner // LINE), tiles, layers, False, 0.0, clusters)
 
 
 def residue_op(op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int) -> ResidueOp | None:
@@ -209,16 +225,10 @@ def residue_op(op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors
     m, n, k = op.n, op.m, op.k
     g = Residues(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
     rows, inner, columns = g.block
-    e, f, a, b, c, _ = (op.scratch + x for x in g.offsets)
-    x = Side(left, along[0], m, g, (rows, inner), e, a, c)
-    y = Side(right, along[1], n, g, (columns, inner), f, b, c + g.turned[0])
-    s = sizes_for(rows, columns, g.moduli * g.products, multiprocessors)
-    maps = x.tensor_map(s.m_s), y.tensor_map(s.n_s // s.cluster), byte_map(c, rows, columns, g, 64)
-    clusters = max(multiprocessors // s.cluster, 1)
-    layers = g.moduli * g.products
-    steps = -(-inner // LINE)
-    product = WgmmaOp(ResidueKernel(s), maps, steps, tiles_of(rows, columns, s), layers, False, 0.0, clusters)
-    return ResidueOp(dtype, g, x, y, op.dest, c, product, alpha.real, beta.real)
+    e, f, a, b, c, turned, _ = (op.scratch + x for x in g.offsets)
+    x = Side(left, along[0], m, g, (rows, inner), e, a, turned)
+    y = Side(right, along[1], n, g, (columns, inner), f, b, turned + g.turned[0])
+    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real)
 
 
 @lru_cache(maxsize=4096)
@@ -241,7 +251,11 @@ def residue_launches(op: ResidueOp, divides: dict[str, int], flagged: bool) -> t
     exact = DTYPES[op.dtype].exact
     measures = () if exact and {x.along for x in (op.left, op.right)} == {"inner"} else (measure_launch(op, aligned),)
     join = join_whole_launch(op) if exact else join_launch(op, flagged)
-    return *measures, split_launch(op, aligned), planes_launch(op), join
+    found, first = [*measures], 0
+    for moduli in op.groups:
+        found += [split_launch(op, aligned, moduli), planes_launch(op, first, moduli)]
+        first += len(moduli)
+    return *found, join
 
 
 def measure_launch(op: ResidueOp, aligned: tuple[bool, ...]) -> Launch:
@@ -256,23 +270,24 @@ def measure_launch(op: ResidueOp, aligned: tuple[bool, ...]) -> Launch:
     return Launch("sums", label, kernel, (sum(blocks), 1, 1), told, slots)
 
 
-def split_launch(op: ResidueOp, aligned: tuple[bool, ...]) -> Launch:
+def split_launch(op: ResidueOp, aligned: tuple[bool, ...], moduli: tuple[int, ...]) -> Launch:
     sides, g = (op.left, op.right), op.geometry
     wide = tuple(x.splits_wide(each) for x, each in zip(sides, aligned, strict=True))
-    told = b"".join(x.parameters(x.split_blocks) for x in sides) + _moduli(op) + struct.pack("<i", g.moduli)
+    told = b"".join(x.parameters(x.split_blocks) for x in sides) + table_of_moduli(moduli)
+    told += struct.pack("<i", len(moduli))
     kernel = Kernel(split_source, (g.levels, *wide, op.dtype), ENTRY, THREADS)
     slots = (*op.left.slots(0), *op.right.slots(OPERAND_WORDS))
     sums = f", sums of {'two levels' if g.levels == 2 else 'a level'} of Strassen's algorithm" if g.levels else ""
-    label = f"residue_planes: residues of A and B modulo {g.moduli} numbers{sums}"
+    label = f"residue_planes: residues of A and B modulo {len(moduli)} numbers{sums}"
     grid = sum(x.split_blocks for x in sides), 1, 1
     return Launch("sums", label, kernel, grid, told + bytes(-len(told) % WIDE), slots)
 
 
-def planes_launch(op: ResidueOp) -> Launch:
-    product, g = op.product, op.geometry
+def planes_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
+    product = op.product(first, len(moduli))
     words = [i * MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
-    told = product.parameters + _moduli(op) + struct.pack("<i", g.products)
+    told = product.parameters + table_of_moduli(moduli) + struct.pack("<i", op.geometry.products)
     s = product.kernel.sizes
     kernel = Kernel(product_source, (product.kernel,), ENTRY, s.threads, product.kernel.shared, architecture="sm_90a")
     label = f"gemm_residues: {product.count} products of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
@@ -285,7 +300,7 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     told = _result(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.told
     slots = [*_result_slots(op), Slot(7, "W", op.left.exponents), Slot(8, "W", op.right.exponents)]
     slots += [Slot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_source, (g.levels, pieces.count), ENTRY, THREADS)
+    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count), ENTRY, THREADS)
     label = f"residue_join: float64 by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), told, tuple(slots))
 
@@ -297,7 +312,7 @@ def join_whole_launch(op: ResidueOp) -> Launch:
     shares = [w / numbers.product for w in numbers.weights] + spare
     scalars = struct.pack("<2q", int(op.factor), int(op.keep))
     told = _result(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
-    kernel = Kernel(join_whole_source, (g.levels, op.dtype), ENTRY, THREADS)
+    kernel = Kernel(join_whole_source, (g.levels, g.moduli, op.dtype), ENTRY, THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), told, _result_slots(op))
 
@@ -305,7 +320,7 @@ def join_whole_launch(op: ResidueOp) -> Launch:
 def _result(op: ResidueOp) -> bytes:
     """struct Result of residue_join.cuh, addresses zero."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
-    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, g.moduli)
+    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, 0)
 
 
 def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
@@ -314,9 +329,6 @@ def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     g, (rows, _, columns) = op.geometry, op.geometry.block
-    threads = g.count * rows * (columns // join_width(g.levels))
+    threads = g.count * rows * (columns // NEIGHBOURS)
+    threads = 4 * whole(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
     return -(-threads // THREADS), 1, 1
-
-
-def _moduli(op: ResidueOp) -> bytes:
-    return table_of_moduli(remainder_weights(op.geometry.moduli).moduli)

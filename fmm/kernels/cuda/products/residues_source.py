@@ -16,6 +16,8 @@ THREADS = 256  # of a thread block that measures, splits or joins
 CLUSTER = 8  # thread blocks that share the lines of 64 positions
 SIDE = 64  # positions of lines that are turned together
 BELOW = "strassen"  # the algorithm of levels below the residues
+NEIGHBOURS = 2  # in a row of each block of C that a thread has
+SPLITTING = "4", "", "2"  # thread blocks on a multiprocessor, at least, by levels
 SPACE = "fmm::residues::"
 SIGNED = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
 
@@ -93,11 +95,12 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
 def split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
     """The whole CUDA source of what splits both operands, entry point `ENTRY`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
+    bounds = ", ".join(filter(None, (str(THREADS), SPLITTING[levels])))
     lines = [
         '#include "residue_planes.cuh"',
         "",
         fast_sums(),
-        f'extern "C" __global__ void __launch_bounds__({THREADS})',
+        f'extern "C" __global__ void __launch_bounds__({bounds})',
         f"{ENTRY}(const __grid_constant__ {SPACE}Split<{read_as(dtype)}> p) {{",
         f"    {SPACE}split_both<Sums, {levels}, {wide}>(p);",
         "}",
@@ -106,7 +109,7 @@ def split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> 
 
 
 @lru_cache(maxsize=64)
-def join_source(levels: int, pieces: int) -> str:
+def join_source(levels: int, moduli: int, pieces: int) -> str:
     """The whole CUDA source of what puts C together, of float64, entry point `ENTRY`."""
     lines = [
         '#include "residue_join.cuh"',
@@ -114,14 +117,14 @@ def join_source(levels: int, pieces: int) -> str:
         fast_sums(),
         f'extern "C" __global__ void __launch_bounds__({THREADS})',
         f"{ENTRY}(const __grid_constant__ {SPACE}Join p) {{",
-        f"    {SPACE}join<Sums, {levels}, {join_width(levels)}, {pieces}>(p);",
+        f"    {SPACE}join<Sums, {levels}, {NEIGHBOURS}, {moduli}, {pieces}>(p);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
 
 
 @lru_cache(maxsize=64)
-def join_whole_source(levels: int, dtype: str) -> str:
+def join_whole_source(levels: int, moduli: int, dtype: str) -> str:
     """The whole CUDA source of what puts C together, of integers, entry point `ENTRY`."""
     lines = [
         '#include "residue_join.cuh"',
@@ -129,7 +132,7 @@ def join_whole_source(levels: int, dtype: str) -> str:
         fast_sums(),
         f'extern "C" __global__ void __launch_bounds__({THREADS})',
         f"{ENTRY}(const __grid_constant__ {SPACE}JoinWhole<{DTYPES[dtype].cpp}> p) {{",
-        f"    {SPACE}join_whole<Sums, {levels}, {join_width(levels)}>(p);",
+        f"    {SPACE}join_whole<Sums, {levels}, {NEIGHBOURS}, {moduli}>(p);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
@@ -139,11 +142,6 @@ def read_as(dtype: str) -> str:
     """Integers are read with a sign: what they keep of a product is the same."""
     found = DTYPES[dtype]
     return SIGNED[found.itemsize] if found.exact else found.cpp
-
-
-def join_width(levels: int) -> int:
-    """Neighbours in a row of each block of C that a thread has."""
-    return 1 if levels == 2 else 2
 
 
 @lru_cache(maxsize=1)

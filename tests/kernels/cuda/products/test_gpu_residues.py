@@ -120,7 +120,7 @@ def families() -> dict[str, tuple[Any, Any]]:
         "uniform": (rng.random((m, k)), rng.random((k, n))),
         "log-normal": (a * np.exp(4 * rng.standard_normal((m, k))), b * np.exp(4 * rng.standard_normal((k, n)))),
         "rows and columns": (
-            a * np.exp2(rng.integers(-900, 400, (m, 1))),
+            a * np.exp2(rng.integers(-500, 400, (m, 1))),
             b * np.exp2(rng.integers(-300, 400, (1, n))),
         ),
         "inner dimension, alike": (a * grade, b * grade[:, None]),

@@ -15,6 +15,7 @@ import pytest
 from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.products import residue_planes
 from fmm.kernels.cuda.products.residue_planes import LEAVES, Residues, whole_moduli
 from fmm.kernels.cuda.products.residues import (
     SIZES,
@@ -171,8 +172,11 @@ def run(
     bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
     for side in (op.left, op.right):
         measured(side, {name: x for name, (x, _) in zip("ABC", whole, strict=True)}, work)
-    play(split_launch(op, (False, False)), f"fmm::residues::Split<{read_as(a.dtype.name)}>", bases)
-    multiplied(op.left, op.right, op.planes, work)
+    first = 0
+    for chosen in op.groups:
+        play(split_launch(op, (False, False), chosen), f"fmm::residues::Split<{read_as(a.dtype.name)}>", bases)
+        multiplied(op, first, chosen, work)
+        first += len(chosen)
     if problem.type.exact:
         play(join_whole_launch(op), f"fmm::residues::JoinWhole<{problem.type.cpp}>", bases)
     else:
@@ -339,7 +343,7 @@ def test_no_number_leaves_the_registers() -> None:
     """Only sm_90a has the products' instructions. Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
     made = op_of(Problem(512, 512, 512), "oz14")
-    told = len(planes_launch(made).parameters)
+    told = len(planes_launch(made, 0, moduli(14)).parameters)
     size = f"static_assert(sizeof(fmm::ResidueProduct) == {told});"
     jobs = [(str(s), f"{product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",)) for s in SIZES]
     for s, r in zip(SIZES, in_parallel(report, jobs), strict=True):
@@ -362,13 +366,13 @@ def test_measuring_and_turning_compile() -> None:
         assert r.local == 0 and r.registers <= 64, r
 
 
-@pytest.mark.parametrize(("levels", "registers"), [(0, 64), (1, 96), (2, 200)])
+@pytest.mark.parametrize(("levels", "registers"), [(0, 64), (1, 112), (2, 128)])
 def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     """For the one architecture that they are launched on."""
     nvrtc()
     jobs = [
         ("split", split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
-        ("join", join_source(levels, 3), "sm_90", ("--std=c++17",)),
+        ("join", join_source(levels, 14, 3), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= registers, r
@@ -381,7 +385,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     jobs = [
         ("turn", measure_source(turns, None, dtype), "sm_90a", ("--std=c++17",)),
         ("split", split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
-        ("join", join_whole_source(0, dtype), "sm_90", ("--std=c++17",)),
+        ("join", join_whole_source(0, whole_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= 64, r
@@ -426,16 +430,42 @@ def test_launches_of_integers(dtype: str) -> None:
 
 def test_below_other_levels() -> None:
     made = op_of(Problem(1024, 1024, 1024), "strassen.batched.pad16 > oz14")
-    assert made.geometry.count == 7 and made.product.count == 7 * 14
+    assert made.geometry.count == 7 and made.product(0, 14).count == 7 * 14
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
     for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
         g = Residues(*size, 3, *LEAVES[leaf])
-        *starts, end = g.offsets
-        assert all(x % 256 == 0 for x in starts)
-        sizes = [*g.exponents, *(g.moduli * x for x in g.planes)]
-        assert all(x + size <= y for x, size, y in zip(starts, sizes, [*starts[1:], end], strict=True))
-        assert starts[-1] + sum(g.turned) <= end
+        *starts, planes, turned, end = g.offsets
+        assert all(x % 256 == 0 for x in (*starts, planes, turned))
+        sizes = [*g.exponents, *(g.together * x for x in g.planes[:2])]
+        assert all(x + size <= y for x, size, y in zip(starts, sizes, [*starts[1:], planes], strict=True))
+        assert planes + g.moduli * g.planes[2] <= (end if turned == planes else turned)
+        assert turned + sum(g.turned) <= end
         assert all(x % 16 == 0 for x in g.planes)
+
+
+def test_large_products_are_split_in_groups_of_planes() -> None:
+    """32768 x 32768 with two levels: a group of planes at a time, and C's all."""
+    g = Residues(32768, 32768, 32768, 1, 14, 2)
+    assert 1 <= g.together < 14 and g.scratch < 75 << 30
+    assert Residues(16384, 16384, 16384, 1, 14, 1).together == 14
+    problem = Problem(32768, 32768, 32768)
+    found = record_launches(Plan.parse("oz14x49"), problem, target_on(H200))
+    groups = -(-14 // g.together)
+    assert [x.label.split(":")[0] for x in found.launches].count("gemm_residues") == groups
+    assert len(found.launches) == 2 + 2 * groups
+
+
+def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(11)
+    a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
+    expected, _ = run(a, b, "oz14x7")
+    monkeypatch.setattr(residue_planes, "ENOUGH", 30000)
+    workspace.cache_clear()
+    record_operations.cache_clear()
+    c, op = run(a, b, "oz14x7", "CFC")
+    workspace.cache_clear()
+    assert 1 < len(op.groups) <= 14
+    np.testing.assert_array_equal(c, expected)

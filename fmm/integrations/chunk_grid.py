@@ -1,0 +1,188 @@
+"""A grid of chunks as a machine of plans: blocks are rectangles of chunks, and what a walk asks for becomes tasks.
+
+Nothing is computed here. A walk over a plan leaves a table of tasks: each is a function of this module and the keys of
+what it reads, and makes one chunk. Chunks are never changed once they are made, so that whoever runs the tasks may run
+any of them again. Chunks may be of unequal sizes: in a sum the smaller count as padded with zeros, and of an inner
+dimension only as much is multiplied as both chunks have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fmm.api import gemm, matmul
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
+from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.walk import Operands, Triple
+
+Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nobody wrote yet
+Key = Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A chunk that there will be: its key in the table of tasks, its rows and columns."""
+
+    key: Key
+    rows: int
+    cols: int
+
+
+@dataclass
+class ChunkTasks:
+    """The tasks that a walk asked for. `name` begins their keys, `chunk_plan` says how two chunks are multiplied."""
+
+    name: str
+    chunk_plan: str | None = None
+    table: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
+    leaf_updates: bool = True
+    used: int = 0
+
+    # ---- what a walk asks
+
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Grid:
+        return np.full((rows, cols), None, dtype=object)
+
+    def release(self, mark: int) -> None:
+        """Whoever runs the tasks lets go of a chunk after its last reader."""
+
+    def part(self, x: Grid, place: Place) -> Grid:
+        return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
+
+    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return {}
+
+    def sum(self, step: Sum, reads: Sequence[Grid], writes: Sequence[Grid]) -> None:
+        places = [np.ndindex(write.shape) for write in writes]
+        made: list[tuple[Grid, tuple[int, ...], Cell | None]] = []
+        known: dict[tuple[int, ...], list[Cell | None]] = {}
+        for output, write, spots in zip(step.program.outputs, writes, places, strict=True):
+            for spot in spots:
+                if spot not in known:
+                    known[spot] = self._values(step.program, [_cell(read, spot) for read in reads])
+                made.append((write, spot, known[spot][output]))
+        for write, spot, cell in made:  # only now: a sum may be written where it was read
+            write[spot] = cell
+
+    def multiply(
+        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+    ) -> None:
+        for left, right, dest in products:
+            for i, j in np.ndindex(dest.shape):
+                found, weight = (dest[i, j], beta) if beta else (None, 1)
+                for k in range(left.shape[1]):
+                    found, weight = self._product(left[i, k], right[k, j], found, alpha, weight), 1
+                dest[i, j] = found
+
+    def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: object) -> None:
+        raise NotImplementedError("half products of chunks")
+
+    def mirror(self, step: Mirror, source: Grid, dest: Grid) -> None:
+        raise NotImplementedError("half products of chunks")
+
+    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
+        return False
+
+    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+        return False
+
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+        for product in products:
+            run(product)
+
+    # ---- tasks
+
+    def fitted(self, cell: Cell | None, rows: int, cols: int) -> Cell:
+        """A cell of exactly this size."""
+        assert cell is not None, "a chunk that no step wrote"
+        if (cell.rows, cell.cols) == (rows, cols):
+            return cell
+        return self._task(rows, cols, resized_chunk, cell.key, rows, cols)
+
+    def _values(self, program: AdditionProgram, inputs: list[Cell | None]) -> list[Cell | None]:
+        """The inputs, and what each line of the program makes; None counts as zeros."""
+        values = list(inputs)
+        for line in program.lines:
+            terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
+            values.append(self._combined(terms))
+        return values
+
+    def _combined(self, terms: Sequence[tuple[Coefficient, Cell]]) -> Cell | None:
+        if not terms:
+            return None
+        if len(terms) == 1 and terms[0][0] == 1:
+            return terms[0][1]
+        rows, cols = (max(getattr(cell, side) for _, cell in terms) for side in ("rows", "cols"))
+        weights = tuple(_number(c) for c, _ in terms)
+        return self._task(rows, cols, combined_chunks, weights, [cell.key for _, cell in terms])
+
+    def _product(
+        self, left: Cell | None, right: Cell | None, before: Cell | None, alpha: Coefficient, beta: Coefficient
+    ) -> Cell | None:
+        """alpha left right + beta before."""
+        if left is None or right is None:
+            return before
+        update = (_number(alpha), _number(beta), None if before is None else before.key)
+        return self._task(left.rows, right.cols, multiplied_chunks, left.key, right.key, *update, self.chunk_plan)
+
+    def _task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
+        key = (self.name, len(self.table))
+        self.table[key] = (function, *arguments)
+        return Cell(key, rows, cols)
+
+
+def _cell(grid: Grid, spot: tuple[int, ...]) -> Cell | None:
+    """What a smaller block lacks is nothing."""
+    inside = all(place < side for place, side in zip(spot, grid.shape, strict=True))
+    return grid[spot] if inside else None
+
+
+def _number(c: Coefficient) -> float | complex:
+    return c if isinstance(c, complex) else float(c)
+
+
+# ---- what the tasks do, on chunks of NumPy or CuPy
+
+
+def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
+    """The weighted sum, as large as the largest of them."""
+    shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
+    total = np.zeros_like(chunks[0], shape=shape) if chunks[0].shape != shape else None
+    for weight, chunk in zip(weights, chunks, strict=True):
+        if total is None:
+            total = chunk * chunk.dtype.type(weight)
+            continue
+        part = total[: chunk.shape[0], : chunk.shape[1]]
+        if weight == 1:
+            part += chunk
+        elif weight == -1:
+            part -= chunk
+        else:
+            part += chunk * chunk.dtype.type(weight)
+    return total
+
+
+def multiplied_chunks(left: Any, right: Any, alpha: complex, beta: complex, before: Any, plan: str | None) -> Any:
+    """alpha left right + beta before, as large as the product; `before` is left as it is."""
+    inner = min(left.shape[1], right.shape[0])
+    left, right = left[:, :inner], right[:inner]
+    if before is None:
+        product = matmul(left, right, plan=plan)
+        return product if alpha == 1 else product * product.dtype.type(alpha)
+    before = resized_chunk(before, left.shape[0], right.shape[1])
+    return gemm(left, right, before, alpha=alpha, beta=beta, plan=plan)
+
+
+def resized_chunk(chunk: Any, rows: int, cols: int) -> Any:
+    """Cut, or padded with zeros."""
+    if chunk.shape == (rows, cols):
+        return chunk
+    whole = np.zeros_like(chunk, shape=(rows, cols))
+    part = chunk[:rows, :cols]
+    whole[: part.shape[0], : part.shape[1]] = part
+    return whole

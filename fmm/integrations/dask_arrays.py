@@ -1,0 +1,127 @@
+"""Products of Dask's arrays: one level of a plan over the grid of chunks, and fmm's own choice for every two chunks.
+
+Lazy like all of Dask: what comes back is an array whose graph holds the plan's sums and products as tasks on chunks. A
+task depends on its operands alone and changes none of them, so a lost worker's tasks are done again by another. What
+two chunks are multiplied by is chosen here, once: workers of one kind of processor give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import isnan
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+
+from fmm.api import plan as decided
+from fmm.dtypes import DTYPES
+from fmm.integrations.chunk_grid import Cell, ChunkTasks, Grid
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.walk import walk_plan
+from fmm.perfmodel.choose import usual_growth
+from fmm.perfmodel.cost import cost
+from fmm.perfmodel.stability import expected_growth
+from fmm.runtime.devices import device_of
+
+# Bytes a second at which a worker is given a chunk that another made, on one machine or a fast network; and plans for
+# the grid that are compared, with the multiplications of chunks that each saves.
+LINK = 1e9
+GRID_PLANS = ("winograd",)
+
+
+def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> Any:
+    """The product of two matrices of Dask, lazily; chunks may be NumPy's or CuPy's.
+
+    plan
+        Levels over the grid of chunks: "winograd" or any other scheme makes seven products of blocks of chunks for
+        eight, "vendor" none. Unless given, one level where it is expected to save time. Grids need not be even.
+    max_error_growth
+        As fmm.matmul has it, for the levels over the grid and those inside a chunk's product together.
+
+    Arrays with more or fewer axes, of unknown chunks or of other types are dask.array.matmul's.
+    """
+    x, y = da.asanyarray(x), da.asanyarray(y)
+    dtype = np.result_type(x.dtype, y.dtype)
+    unknown = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or unknown or dtype.name not in DTYPES:
+        if plan not in (None, "vendor"):
+            raise PlanError(f"the plan {plan} is one for matrices of floating-point numbers whose chunks are known")
+        return da.matmul(x, y)
+    x, y = x.astype(dtype), y.astype(dtype)
+    if x.chunks[1] != y.chunks[0]:
+        y = y.rechunk({0: x.chunks[1]})
+    on_device = not isinstance(x._meta, np.ndarray)
+    limit = usual_growth(on_device) if max_error_growth is None else max_error_growth
+    above = _grid_plan(plan) if plan is not None else _paying_plan(x, y, on_device, limit)
+    rest = limit / expected_growth(above, dtype.name)
+    inside = None if on_device else decided(*_largest_chunks(x, y), dtype=dtype, max_error_growth=rest).plan
+    return _tasks(x, y, dtype, above, None if inside is None else str(inside))
+
+
+def _grid_plan(text: str) -> Plan:
+    """Levels over chunks. PlanError for what only numbers can do: kernels with sums inside, real parts, halves."""
+    found = Plan.parse(text if text == "vendor" or text.endswith("> vendor") else f"{text} > vendor")
+    for level in found.levels:
+        if not level.splits or level.needs_fusing_leaf or level.itemsize_below(8) != 8:
+            raise PlanError(f"{level} is no level over chunks; valid: schemes and step tables, such as 'winograd'")
+    return found
+
+
+def _largest_chunks(x: Any, y: Any) -> tuple[int, int, int]:
+    return max(x.chunks[0]), max(x.chunks[1]), max(y.chunks[1])
+
+
+def _paying_plan(x: Any, y: Any, on_device: bool, limit: float) -> Plan:
+    """A level over the grid, if it saves more time of products than its chunks take to be moved; else none."""
+    grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
+    m, k, n = _largest_chunks(x, y)
+    if on_device or min(grid) < 2 or x.dtype.name not in DTYPES:
+        return VENDOR
+    threads = 1  # of BLAS on a worker, as Dask starts them
+    rates = device_of("cpu", threads).guess
+    rate = rates.known_rate(x.dtype.name) if rates else None
+    if rate is None:
+        return VENDOR
+    for plan in map(_grid_plan, GRID_PLANS):
+        counts = cost(plan, *grid, 1)
+        saved = np.prod(grid, dtype=float) - sum(np.prod(size, dtype=float) * times for size, times in counts.leaves)
+        moved = (counts.bytes_read + counts.bytes_written) * max(m * k, k * n, m * n) * x.dtype.itemsize
+        multiplications = saved * DTYPES[x.dtype.name].flops * m * k * n
+        if multiplications / rate.flops > moved / LINK and expected_growth(plan, x.dtype.name) <= limit:
+            return plan
+    return VENDOR
+
+
+def _tasks(x: Any, y: Any, dtype: np.dtype[Any], above: Plan, inside: str | None) -> Any:
+    """The array whose graph does the plan on chunks."""
+    name = "fmm-matmul-" + tokenize(x, y, str(above), inside)
+    tasks = ChunkTasks(f"{name}-part", inside)
+    grids = _cells(x), _cells(y)
+    result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
+    walk_plan(above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
+    for i, j in np.ndindex(result.shape):
+        made: Any = result[i, j]
+        found = tasks.fitted(made, x.chunks[0][i], y.chunks[1][j])
+        tasks.table[(name, i, j)] = (_same, found.key)
+    graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
+    meta = x._meta.astype(dtype)[:0, :0]
+    return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)
+
+
+def _cells(array: Any) -> Grid:
+    found: Grid = np.full(tuple(map(len, array.chunks)), None, dtype=object)
+    for (i, rows), (j, cols) in _places(array.chunks):
+        found[i, j] = Cell((array.name, i, j), rows, cols)
+    return found
+
+
+def _places(chunks: Any) -> Iterator[Any]:
+    return product(enumerate(chunks[0]), enumerate(chunks[1]))
+
+
+def _same(chunk: Any) -> Any:
+    return chunk
