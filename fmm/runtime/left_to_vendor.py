@@ -14,7 +14,7 @@ import numpy as np
 from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE
-from fmm.runtime.decide import Decision
+from fmm.runtime.decide import SMALLEST_EXACT_SIDE, Decision
 
 # ---- on CUDA devices
 
@@ -62,8 +62,6 @@ def smallest_side() -> int:
 
 
 SMALLEST_SIDE = smallest_side()
-# The same of integers, whose products are many times as fast by BLAS as by NumPy's own loops.
-SMALLEST_EXACT_SIDE = 100
 
 
 def small_enough_for_numpy(a: Any, b: Any) -> bool:

@@ -15,7 +15,8 @@ from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.cpu import exact_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.registry import forget_everything
-from fmm.runtime import host_run, left_to_vendor
+from fmm.runtime import decide, host_run, left_to_vendor
+from fmm.runtime.left_to_vendor import small_enough_for_numpy
 from tests.support.integers import KINDS, by_python, drawn, laid_out, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,6 +27,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Many blocks of all sides, tiles and panels, on threads of ours, at sizes that NumPy multiplies at once."""
     for name, value in (("BLOCK", 40), ("DEPTH", 64), ("TILE", 12), ("LEAST", 4), ("PANEL", 1024)):
         monkeypatch.setattr(exact_product, name, value)
+    monkeypatch.setattr(exact_product, "ALONE", 0)
     monkeypatch.setattr(host_run, "SMALL", 0)
     forget()
     yield
@@ -71,7 +73,7 @@ def test_random_products(count: int) -> None:
 def test_the_usual_blocks(dtype: str) -> None:
     """On several threads, over more than one block of the inner side, and unasked."""
     draw = np.random.default_rng(3)
-    a, b = drawn(draw, dtype, (200, 2100), 0), drawn(draw, dtype, (2100, 101), 0)
+    a, b = drawn(draw, dtype, (200, 2100), 0), drawn(draw, dtype, (2100, 131), 0)
     assert str(fmm.explain(a, b).plan) == "digits"
     np.testing.assert_array_equal(fmm.matmul(a, b), np.matmul(a, b))
 
@@ -146,6 +148,17 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products by plans too."""
     monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
     monkeypatch.setattr(left_to_vendor, "SMALLEST_EXACT_SIDE", 1)
+    monkeypatch.setattr(decide, "SMALLEST_EXACT_SIDE", 1)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("char", "bBhHiIlLqQ?")
+def test_types_keep_their_names(char: str) -> None:
+    """On Linux `long` and `long long` are the same numbers, and two types."""
+    a = np.ones((20, 20), char)
+    found, expected = fmm.matmul(a, a), np.matmul(a, a)
+    assert found.dtype.char == expected.dtype.char
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("out_type", ["int64", "float64", "complex64", "object"])
@@ -187,9 +200,11 @@ def test_errors_are_numpys() -> None:
 
 
 def test_small_products_are_numpys() -> None:
-    for side in (1, 16, 64):
+    for side in (1, 16, 128):
         a = np.ones((side, side), int)
-        assert fmm.explain(a, a).plan == VENDOR
+        assert small_enough_for_numpy(a, a) and fmm.explain(a, a).plan == VENDOR
+    a = np.ones((200, 200), int)
+    assert not small_enough_for_numpy(a, a) and small_enough_for_numpy(a.astype(float), a)
 
 
 def test_what_is_explained() -> None:
