@@ -151,7 +151,10 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
     work = estimated_work(plan, problem)
     if not splits(plan) or work.smallest >= calibration.least:
         prediction = predicted_seconds(plan, problem, work, calibration)
-        time, growth = prediction.seconds / base if base else 1.0, expected_growth(plan, problem.dtype)
+        time, growth = (
+            prediction.seconds / base if base else 1.0,
+            expected_growth(plan, problem.dtype, not calibration.batches),
+        )
         margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
         yield Candidate(plan, prediction, time, growth, margin + _doubt(plan, problem, calibration))
 

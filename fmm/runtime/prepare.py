@@ -303,7 +303,7 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     if asked.plan is not None:
         check_runnable(asked.plan, problem, device.threads > 0)
         unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
-        given = Decision(asked.plan, problem, f"this plan was given{unless}")
+        given = Decision(asked.plan, problem, f"this plan was given{unless}", on_cpu=device.threads > 0)
         return given, launches_on(asked.plan, problem, device, True)
     if asked.setting.vendor_better and not problem.halved:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
@@ -329,7 +329,7 @@ INSTEAD_OF_GIVEN = {
 def _second_choice(first: Decision, plan: Plan) -> Decision:
     """The next plan, where the first one's kernels cannot read arrays that lie like these, or want more workspace."""
     why = f"{first.plan} was chosen first, but cannot run on these arrays within the limits; the model's next choice"
-    return Decision(plan, first.problem, why, first.considered, first.step)
+    return Decision(plan, first.problem, why, first.considered, first.step, on_cpu=first.on_cpu)
 
 
 def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> LaunchList:
