@@ -128,11 +128,10 @@ def _residue_leaf(name: str, moduli: int, levels: int) -> Leaf:
         ("float64",),
         call="four launches",
         starts=4,
-        # Fewer than 14 are less accurate than the vendor, more are slower.
-        considered=("float64",) if moduli == USUAL_MODULI else (),
         scratch=partial(residue_scratch, moduli, levels),
         orders=(),
-        forms=("alone",),
+        # Fewer than the usual are less accurate than the vendor, more are slower: for who names them.
+        forms=("alone",) if moduli == USUAL_MODULI else (),
         relative_error=RESIDUE_ERRORS.get(moduli, 1.0),
         emulates=True,
         rate=name,
@@ -156,5 +155,5 @@ WHOLE = Leaf(
     rate=WHOLE_RATE,
 )
 
-for _row in (VENDOR, LT, TILE, F16X3, VENDOR3M, DIGITS, WHOLE, *RESIDUES):
+for _row in (VENDOR, LT, TILE, F16X3, WHOLE, VENDOR3M, DIGITS, *RESIDUES):
     register_leaf(_row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli_needed
@@ -106,6 +106,7 @@ class Residues:
         return self.offsets[-1]
 
 
+@lru_cache(maxsize=1024)
 def whole_moduli(dtype: str, k: int) -> int:
     """How many moduli a product of integers needs with k terms to a sum: of the smallest ones 2^8 is enough, which is
     what they keep; of bool, whether the number of true terms is zero must be known."""
