@@ -65,7 +65,8 @@ def stages(side: int, leaf: str, repeats: int = 5) -> dict[str, float]:
     times = {}
     for launch, call in zip(launches, calls, strict=True):
         elapsed(call, 1)
-        times[launch.label] = 1e3 * median(elapsed(call, 1) for _ in range(repeats))
+        name = launch.label.split(",")[0]
+        times[name] = times.get(name, 0.0) + 1e3 * median(elapsed(call, 1) for _ in range(repeats))
     give_back()
     return times
 
@@ -73,7 +74,7 @@ def stages(side: int, leaf: str, repeats: int = 5) -> dict[str, float]:
 def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     """TOPS of the products of planes, as if none were saved."""
     moduli, levels = LEAVES[leaf]
-    (spent,) = (ms for label, ms in times.items() if label.startswith("gemm_residues"))
+    spent = sum(ms for label, ms in times.items() if label.startswith("gemm_residues"))
     return float(moduli * PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9)
 
 
