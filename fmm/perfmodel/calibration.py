@@ -53,6 +53,10 @@ class Rate:
     # One half of a product that is its own adjoint takes this share of the whole product's time, where the vendor has a
     # function for it. (On an H200 0.50 in float32, 0.63 in float64.)
     half: float = 0.6
+    # The same by this package's own kernels, if it is very large; 1: nobody measured it. With so many rows, whole tiles
+    # on the diagonal and a last round that is not full take as long again.
+    half_by_tiles: float = 1.0
+    half_edge: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,10 @@ class Calibration:
     parts: float = 1.0  # to and from the real or imaginary parts of complex numbers, every second number in memory
     deep: float = 1.0  # in three levels in one pass: so many values are held that few threads have registers
     host: float = 0.0  # seconds of the processor, at least, to start one product
+    # Seconds that a call by a plan takes the processor, at least: by one with levels, and by another leaf than the
+    # vendor's alone. (What the tuner times are launches; a user's call has its Python, too.)
+    call: float = 0.0
+    call_of_leaf: float = 0.0
     least: float = 0.0  # plans with leaf products that have a shorter side are not chosen: the formula is wrong there
     lanes: int = 1  # products that run at a time
     idle: float = 0.0  # seconds in which a thread has nothing to do, at a plan's beginning and end
@@ -169,13 +177,19 @@ STREAM_SHARE = 0.75
 MARGIN = 0.03  # nothing of this device was measured
 LEAST = 512.0
 LAUNCH = 4e-6
+# On the hosts of two H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after 43
+# to 60 where another leaf does, after 46 to 105 by a plan with levels.
+CALL, CALL_OF_LEAF = 90e-6, 40e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
-UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 1.5}
+UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
 ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
 # Syrk's time as a share of gemm's, on an H200 at 8192 (of float64 more at 16384: 0.63).
 HALF = {"float32": 0.51, "float64": 0.57}
+# The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
+# of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
+HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.49, 1200.0), "bfloat16": (0.49, 1200.0)}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
@@ -201,6 +215,7 @@ def datasheet(name: str) -> Calibration:
             batch=BATCH.get(t, 1.0),
             tile=SIDE,
             half=HALF.get(t, Rate.half),
+            **_by_tiles(t, gpu),
         )
         for t, peak in peaks.items()
     }
@@ -209,9 +224,14 @@ def datasheet(name: str) -> Calibration:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
         rates |= dict(_integers(rates, stream))
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
-    return Calibration(
-        gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
-    )
+    found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
+    return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
+
+
+def _by_tiles(dtype: str, gpu: Device) -> dict[str, float]:
+    """What a half by our own tiles takes; they were measured on Hopper alone."""
+    share, edge = HALF_BY_TILES.get(dtype, (1.0, 0.0)) if gpu.capability == WARPGROUPS else (1.0, 0.0)
+    return {"half_by_tiles": share, "half_edge": edge}
 
 
 def _three_products(half: Rate, stream: float) -> Rate:
