@@ -62,7 +62,7 @@ def stages(side: int, leaf: str, repeats: int = 5) -> dict[str, float]:
     player.play(addresses, stream)
     calls, give_back = player.prepared_product(addresses, stream)
     launches = [step for step in found.steps if isinstance(step, Launch)]
-    times = {}
+    times: dict[str, float] = {}
     for launch, call in zip(launches, calls, strict=True):
         elapsed(call, 1)
         name = launch.label.split(",")[0]

@@ -406,7 +406,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
         ("join", join_whole_source(0, whole_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
-        assert r.local == 0 and r.registers <= 64, r
+        assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way
 
 
 # ---- what runs
