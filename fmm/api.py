@@ -354,23 +354,23 @@ def _device(device: str | int, number: int) -> devices.Device:
 
 def _torch_gradients() -> Any:
     """The module in which torch's products begin, which loads torch."""
-    from fmm.runtime import torch_gradients
+    from fmm.runtime.tensors import gradients
 
-    return torch_gradients
+    return gradients
 
 
 def _torch_gemm() -> Any:
     """The same for gemm."""
-    from fmm.runtime import torch_gemm
+    from fmm.runtime.tensors import gemm as torch_gemm
 
     return torch_gemm
 
 
 def _recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """Of tensors, while somebody records torch's calls."""
-    from fmm.runtime import torch_operator
+    from fmm.runtime.tensors import graph_operator
 
-    return torch_operator.recorded_product(a, b, out, wishes)
+    return graph_operator.recorded_product(a, b, out, wishes)
 
 
 # ---- arguments

@@ -189,7 +189,7 @@ BATCH = {"tf32": 1.12}
 HALF = {"float32": 0.51, "float64": 0.57}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
-HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.49, 1200.0), "bfloat16": (0.49, 1200.0)}
+HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time

@@ -223,8 +223,9 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
 
 
 def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
-    """That, where C has few tiles. (A complex number takes the room of two real ones, so C has twice as many.)"""
-    tile, entries = calibration.rate(problem.dtype).tile, problem.m * problem.n * (1 + problem.type.is_complex)
+    """That, where C has few tiles: of complex numbers, which take the room of two, twice as many; of one half, half."""
+    tile, entries = calibration.rate(problem.dtype).tile, float(problem.m * problem.n)
+    entries *= (1 + problem.type.is_complex) / (1 + problem.halved)
     return DOUBT * tile**2 / entries if tile > 1 and entries else 0.0
 
 

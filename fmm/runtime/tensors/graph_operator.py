@@ -16,7 +16,7 @@ from fmm.arrays.torch_library import HOST_TYPES, NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime.left_to_vendor import SMALL
 from fmm.runtime.limits import Wishes
-from fmm.runtime.torch_gradients import gradients, product
+from fmm.runtime.tensors.gradients import gradients, product
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 _LIBRARY = torch.library.Library("fmm", "FRAGMENT")
