@@ -465,3 +465,31 @@ def _held_out_row(dtype: str, kind: str, rows: Sequence[HeldOut]) -> Sequence[ob
     best = f"{s['mean_share_of_best']:.1%}, {s['least_share_of_best']:.1%}"
     vendor = f"{s['mean_speedup']:.2f}, {s['least_speedup']:.2f}"
     return dtype, kind, s["shapes"], s["by_plans"], best, vendor
+
+
+def integers(results: Path) -> Iterator[str]:
+    """Exact products of integers, whole calls, on CPUs and GPUs."""
+    columns = ("type", "n", "numbers", "library", "fmm", "speedup", "workspace", "plan")
+    for path in sorted(results.glob("*/integers.json")):
+        environment, rows = load(path)
+        name = environment.get("device") or machine(environment)
+        yield f"**{name}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit']})"
+        yield ""
+        yield from table(columns, (_integer_row(row) for row in rows if row["equal"]))
+        yield ""
+
+
+def _integer_row(row: Row) -> Sequence[object]:
+    """The library's product may have been timed on some rows only, each of which takes as long."""
+    theirs, ours = median(row["vendor"]) * row["side"] / row["rows"], median(row["candidate"])
+    numbers = f"below 2^{row['bits']}" if row["bits"] else "the whole range"
+    seconds = (f"{digits(1e3 * x)} ms" for x in (theirs, ours))
+    return (
+        row["dtype"],
+        row["side"],
+        numbers,
+        *seconds,
+        f"**{theirs / ours:.1f}**",
+        space(row["workspace"]),
+        f"`{row['plan']}`",
+    )
