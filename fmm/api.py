@@ -86,7 +86,11 @@ def _plain_product(library: Library, a: Any, b: Any) -> Any:
     except RuntimeError:  # sparse tensors have no such numbers
         small = False
     if small or left_to_vendor(library, a, b):
-        return library.quick_vendor(a, b)
+        try:
+            return library.quick_vendor(a, b)
+        except RuntimeError:
+            if not library.lacks(a):
+                raise
     if library.differentiable:
         return _torch_gradients().product(a, b, None, NO_WISHES)
     return call.product(library, a, b, None, NO_WISHES)
@@ -389,7 +393,10 @@ def _wishes(plan: Plan | Decision | str | None, max_error_growth: Any, workspace
         if isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0:
             raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {_in_words(workspace)}")
         workspace = min(int(workspace), LONGEST)
-    return Wishes(_given(plan), growth, workspace)
+    given = _given(plan)
+    if given is not None and any(given.conjugates):
+        raise PlanError(f"{given} multiplies conjugates: of fmm.gemm, transpose_a and transpose_b ask for them")
+    return Wishes(given, growth, workspace)
 
 
 def _error_growth(growth: Any) -> float:
@@ -473,7 +480,10 @@ class _AskedGemm(NamedTuple):
 
 
 def _checked_gemm(a: Any, b: Any, c: Any, out: Any, update: tuple[Any, ...], wished: tuple[Any, ...]) -> _AskedGemm:
-    told, wishes = _gemm_update(*update), _wishes(*wished)
+    given = _given(wished[0])
+    if given is not None:  # a plan that was explained may conjugate, which the call itself decides
+        given = given.conjugating(*given.conjugates) or given
+    told, wishes = _gemm_update(*update), _wishes(given, *wished[1:])
     library, arrays = _gemm_arrays(a, b, c, out)
     _check_scalars(library, arrays[:3], told)
     return _AskedGemm(library, *arrays, told, wishes)
