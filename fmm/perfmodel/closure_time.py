@@ -22,7 +22,7 @@ NOTED_STEP_CLOCKS = 500.0  # of 64 nodes, with the nodes before the ends of the 
 def product_seconds(ring: Ring, products: list[Shape], chip: Chip, noted: bool = False) -> float:
     """Of one launch."""
     sizes = fastest_sizes(ring, noted, products, chip.multiprocessors)
-    return chip.fitted.launch + product_clocks(ring, sizes, products, chip.multiprocessors) / chip.clock
+    return chip.fitted.launch + product_clocks(ring, noted, sizes, products, chip.multiprocessors) / chip.clock
 
 
 def closure_seconds(ring: Ring, n: int, chip: Chip, noted: bool = False) -> float:
