@@ -55,14 +55,14 @@ class Row:
 Calls = dict[str, Callable[[], Any]]
 
 
-def edges_of(n: int, dtype: str, rng: np.random.Generator, negative: bool = False) -> Any:
+def edges_of(xp: Any, n: int, dtype: str, rng: Any, negative: bool = False) -> Any:
     """Lengths of a graph with half of all edges."""
     whole = np.dtype(dtype).kind == "i"
     found = rng.integers(1, 100, (n, n)) if whole else rng.random((n, n)) + 0.01
     if negative:  # downhill; no cycle is negative, since heights cancel around it
         heights = rng.random(n)
         found = found + heights[:, None] - heights
-    return np.where(rng.random((n, n)) < 0.5, found, 0).astype(dtype)
+    return xp.where(rng.random((n, n)) < 0.5, found, 0).astype(dtype)
 
 
 def sampled(row: Row, calls: Calls, rounds: int, timed: Callable[[Callable[[], Any], int], float]) -> Row:
@@ -99,7 +99,7 @@ def host_rows(quick: bool) -> Iterator[Row]:
     rng = np.random.default_rng(1)
     for n in (512,) if quick else (512, 1024, 2048):
         for dtype in ("float64", "float32", "int32", "int16") if n < 2048 else ("float64", "float32"):
-            edges = edges_of(n, dtype, rng)
+            edges = edges_of(np, n, dtype, rng)
             given = edges.astype(np.float64)
             calls: Calls = {
                 "numpy": lambda edges=edges: by_numpy(lambda: fmm.shortest_paths(edges)),  # type: ignore[misc]
@@ -148,7 +148,7 @@ def device_rows(quick: bool, only: str) -> Iterator[Row]:
 
     chip, clock = cupy.cuda.Device(), 1e3 * cupy.cuda.Device().attributes["ClockRate"]
     rate = chip.attributes["MultiProcessorCount"] * MINIMA * clock
-    rng, rounds = np.random.default_rng(2), 5 if quick else 11
+    rng, rounds = cupy.random.default_rng(2), 5 if quick else 11
     for n in () if only == "paths" else (4096,) if quick else (1024, 2048, 4096, 8192):
         yield sampled(Row("minplus", "all", n, bound=n**3 / rate), product_calls(n, rng), rounds, device_seconds)
     for n in () if only == "minplus" else (1024, 8192, 16384) if quick else (1024, 2048, 4096, 8191, 8192, 16384):
@@ -157,12 +157,10 @@ def device_rows(quick: bool, only: str) -> Iterator[Row]:
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-def product_calls(n: int, rng: np.random.Generator) -> Calls:
+def product_calls(n: int, rng: Any) -> Calls:
     """Normal numbers, and ones of which none is negative, in each type; all are checked against the definition."""
-    import cupy
-
-    signed = [cupy.asarray(rng.standard_normal((n, n))) for _ in range(2)]
-    whole = [cupy.asarray(rng.integers(0, 10_000, (n, n))) for _ in range(2)]
+    signed = [rng.standard_normal((n, n)) for _ in range(2)]
+    whole = [rng.integers(0, 10_000, (n, n)) for _ in range(2)]
     operands = {
         "float32": [x.astype(np.float32) for x in signed],
         "float32 >= 0": [abs(x).astype(np.float32) for x in signed],
@@ -171,7 +169,7 @@ def product_calls(n: int, rng: np.random.Generator) -> Calls:
         "int32 signed": [(x - 5000).astype(np.int32) for x in whole],
         "int16": [x.astype(np.int16) for x in whole],
     }
-    rows, cols = (rng.integers(0, n, 8) for _ in range(2))
+    rows, cols = (np.random.default_rng(3).integers(0, n, 8) for _ in range(2))
     for name, (a, b) in operands.items():
         sums = (a[rows][:, :, None] + b[:, cols][None]).min(axis=1)
         if not bool((fmm.minplus(a, b)[rows][:, cols] == sums).all()):
@@ -200,19 +198,17 @@ def tropical_gemm(n: int) -> Callable[[Any, Any], Any] | None:
     return call
 
 
-def path_calls(n: int, rng: np.random.Generator) -> Calls:
+def path_calls(n: int, rng: Any) -> Calls:
     import cupy
 
-    graphs = {name: edges_of(n, name, rng) for name in ("float32", "int16")}
-    graphs["float32 with negative edges"] = edges_of(n, "float32", rng, negative=True)
+    graphs = {name: edges_of(cupy, n, name, rng) for name in ("float32", "int16")}
+    graphs["float32 with negative edges"] = edges_of(cupy, n, "float32", rng, negative=True)
     calls: Calls = {}
-    for name, edges in graphs.items():
-        given = cupy.asarray(edges)
+    for name, given in graphs.items():
         check_paths(name, given, fmm.shortest_paths(given))
         calls[name] = lambda given=given: fmm.shortest_paths(given)  # type: ignore[misc]
     if n <= 8192:
-        given = cupy.asarray(graphs["float32"])
-        calls["float32, predecessors"] = lambda: fmm.shortest_paths(given, return_predecessors=True)
+        calls["float32, predecessors"] = lambda: fmm.shortest_paths(graphs["float32"], return_predecessors=True)
     return calls
 
 
