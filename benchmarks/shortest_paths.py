@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import sys
 import time
@@ -25,8 +24,7 @@ import numpy as np
 
 import fmm
 from fmm.kernels.cpu import semiring_compiled
-from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.tuner.environment import source_commit
+from fmm.tuner.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]
 KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # of tropical-gemm
@@ -77,11 +75,16 @@ def sampled(row: Row, calls: Calls, rounds: int, timed: Callable[[Callable[[], A
 # ---- on a CPU
 
 
-def host_seconds(call: Callable[[], Any], repeats: int) -> float:
-    begin = time.perf_counter()
+def host_seconds(call: Callable[[], Any], repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    begin = clock()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - begin) / repeats
+    return (clock() - begin) / repeats
+
+
+def processor_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Of all threads together: what can be measured where others work beside."""
+    return host_seconds(call, repeats, time.process_time)
 
 
 def by_numpy(call: Callable[[], Any]) -> Any:
@@ -93,12 +96,12 @@ def by_numpy(call: Callable[[], Any]) -> Any:
         semiring_compiled.can_compile = kept
 
 
-def host_rows(quick: bool) -> Iterator[Row]:
+def host_rows(quick: bool, timed: Callable[[Callable[[], Any], int], float]) -> Iterator[Row]:
     from scipy.sparse.csgraph import floyd_warshall
 
     rng = np.random.default_rng(1)
-    for n in (512,) if quick else (512, 1024, 2048):
-        for dtype in ("float64", "float32", "int32", "int16") if n < 2048 else ("float64", "float32"):
+    for n in (512, 1024) if quick else (512, 1024, 2048):
+        for dtype in ("float64", "float32", "int32", "int16") if n < 1024 else ("float64", "float32"):
             edges = edges_of(np, n, dtype, rng)
             given = edges.astype(np.float64)
             calls: Calls = {
@@ -110,28 +113,7 @@ def host_rows(quick: bool) -> Iterator[Row]:
             wanted = calls["scipy"]()
             for way in calls:
                 np.testing.assert_allclose(calls[way](), wanted, rtol=1e-5)
-            yield sampled(Row("paths", dtype, n), calls, 3, host_seconds)
-
-
-def host_environment() -> dict[str, Any]:
-    return {
-        "device": processor_name(),
-        "threads": blas_threads(),
-        "numpy": np.__version__,
-        "python": sys.version.split()[0],
-        "commit": source_commit() or "unknown",
-        "command": " ".join(["python -m benchmarks.shortest_paths", *sys.argv[1:]]),
-        "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-    }
-
-
-def processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+            yield sampled(Row("paths", dtype, n), calls, 3, timed)
 
 
 # ---- on a GPU
@@ -247,26 +229,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cpu", help="cpu, or 0 for the first CUDA device")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--only", choices=("", "minplus", "paths"), default="", help="on a GPU: these alone")
+    parser.add_argument("--processor-time", action="store_true", help="on a CPU: of all threads, not of the clock")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     if options.device == "cpu":
-        environment, made = host_environment(), host_rows(options.quick)
-        folder = f"cpu-{'-'.join(environment['device'].lower().split())}"
+        timed = processor_seconds if options.processor_time else host_seconds
+        where, made = environment(["python -m benchmarks.shortest_paths", *arguments]), host_rows(options.quick, timed)
+        folder = device_folder()
     else:
         from benchmarks import gpu
 
-        environment, made, folder = (
-            gpu.environment(),
-            device_rows(options.quick, options.only),
-            gpu.results_folder().name,
-        )
+        where, made, folder = gpu.environment(), device_rows(options.quick, options.only), gpu.results_folder().name
     output = options.output or ROOT / "results" / folder
     output.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for row in made:
         rows.append(row)
         print(*list(table([row]))[1:], sep="\n", flush=True)
-        content = {"environment": environment, "rows": [asdict(x) for x in rows]}
+        content = {"environment": where, "rows": [asdict(x) for x in rows]}
         (output / "shortest_paths.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     print(*table(rows), sep="\n")
     return 0
