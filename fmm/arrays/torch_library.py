@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from fmm.arrays import host_memory
+from fmm.arrays import halves, host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
 from fmm.dtypes import DTYPES, STORED
@@ -103,6 +103,11 @@ class _TorchTensors:
         return torch_update(a, b, c, alpha, beta, c)
 
     def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        if out.dtype is not product.dtype:  # torch casts no product
+            raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
+        if not (product.is_floating_point() or product.is_complex()):
+            alpha, beta = halves.whole_factor(alpha), halves.whole_factor(beta)
+            check_whole(product, alpha, beta)
         value = product if alpha == 1 else product * alpha
         value = value + out * beta if beta else value
         if value.is_complex():
@@ -241,12 +246,19 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
     return bool(turned.shape == b.shape and turned.stride() == b.stride())
 
 
+def check_whole(x: Any, *factors: Any) -> None:
+    """RuntimeError, as torch.add has it, for other factors of whole numbers: torch.addmm would drop their fractions."""
+    if not (x.is_floating_point() or x.is_complex()) and any(isinstance(factor, float) for factor in factors):
+        raise RuntimeError("alpha and beta must be whole numbers for tensors of whole numbers")
+
+
 TORCH = TorchLibrary()
 TORCH_ON_HOST = TorchHostLibrary()
 
 
 def torch_update(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
     """alpha a b + beta c by torch's own functions, in `out` if that is given; they record what they do."""
+    check_whole(a, alpha, beta)
     if a.dim() == b.dim() == 2:
         added = a.new_zeros(()) if c is None else c
         return torch.addmm(added, a, b, beta=beta, alpha=alpha, out=out)

@@ -39,6 +39,7 @@ from fmm.runtime.operands import (
     Span,
     arranged_matrices,
     byte_span,
+    spans_meet,
 )
 
 RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds
@@ -75,11 +76,7 @@ class Call:
 
     def overlap(self, a: int, b: int, c: int) -> bool:
         """With these pointers, may C share memory with an operand?"""
-        return _meet(a, self.spans[0], c, self.spans[2]) or _meet(b, self.spans[1], c, self.spans[2])
-
-
-def _meet(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
-    return of_x is None or of_y is None or (y + of_y[0] < x + of_x[1] and x + of_x[0] < y + of_y[1])
+        return spans_meet(a, self.spans[0], c, self.spans[2]) or spans_meet(b, self.spans[1], c, self.spans[2])
 
 
 # ---- asking the library
@@ -104,6 +101,11 @@ def prepared(library: Library, a: object, b: object, out: object, wishes: Wishes
         kept = _kept(library, key, a, b, out, wishes)
     call: Call = kept.call
     return call
+
+
+def writes_there(library: Library, call: Call, a: object, b: object, out: object) -> bool:
+    """Can the call's plan write into `out` itself?"""
+    return call.direct and not call.overlap(*(library.pointer(x) for x in (a, b, out)))
 
 
 def _kept(library: Library, key: Hashable, a: object, b: object, out: object, wishes: Wishes) -> Kept:

@@ -131,6 +131,23 @@ def kind_of_size(m: int) -> Any:
     return Kind("numpy.matmul", (m, 8), (8, 8), "float64")
 
 
+def test_a_report_is_printed_while_threads_go_on_multiplying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread counts a product of another kind just while a line is written."""
+    report, decision = Report(), fmm.plan(8, 8, 8)
+    kinds = [kind_of_size(n) for n in range(1, 9)]
+    for kind in kinds[:4]:
+        report.note(kind, lambda: decision)
+    new = iter(kinds[4:])
+
+    def flops(kind: Kind) -> int:
+        report.note(next(new, kind), lambda: decision)
+        return 1
+
+    monkeypatch.setattr(Kind, "flops", property(flops))
+    assert str(report).count("left alone: ") == 4
+    assert len(report.counts) == 8
+
+
 def test_the_speedup_is_the_models_or_the_tuners() -> None:
     decision = fmm.plan(4096, 4096, 4096)
     plan = fmm.Plan.parse("winograd > vendor")
