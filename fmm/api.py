@@ -85,7 +85,11 @@ def _plain_product(library: Library, a: Any, b: Any) -> Any:
     except RuntimeError:  # sparse tensors have no such numbers
         small = False
     if small or left_to_vendor(library, a, b):
-        return library.quick_vendor(a, b)
+        try:
+            return library.quick_vendor(a, b)
+        except RuntimeError:
+            if not library.lacks(a):
+                raise
     if library.differentiable:
         return _torch_gradients().product(a, b, None, NO_WISHES)
     return call.product(library, a, b, None, NO_WISHES)

@@ -16,10 +16,11 @@ import torch
 from fmm.arrays import halves, host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
-from fmm.dtypes import DTYPES, STORED
+from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.thread_pool import blas_threads
 
-NAMES = {getattr(torch, name): name for name in STORED}
+# Older versions have no unsigned types but that of bytes.
+NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
 
@@ -62,6 +63,9 @@ class _TorchTensors:
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return self.quick_vendor(a, b) if out is None else self.quick_vendor(a, b, out=out)
+
+    def lacks(self, x: Any) -> bool:
+        return False
 
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         """torch reads no arrays but tensors."""
@@ -163,7 +167,12 @@ class TorchLibrary(_TorchTensors):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
         # (Where nobody asks for a precision, newer versions say "none", and older ones cannot tell.)
         unasked = _getter is None or precision == "none"
-        return Setting(device, common, refusal=_no_kernels(), emulation=unasked, adjoint=adjoint)
+        lacking = self.lacks(a)
+        return Setting(device, common, refusal=_no_kernels(), emulation=unasked, adjoint=adjoint, lacking=lacking)
+
+    def lacks(self, x: Any) -> bool:
+        """torch has no products of integers on CUDA devices."""
+        return bool(x.is_cuda) and NAMES.get(x.dtype) in INTEGERS
 
     def device_number(self, x: Any) -> int:
         return int(x.get_device())

@@ -8,7 +8,8 @@ import os
 from functools import lru_cache
 from typing import Any
 
-MODES = ("off", "cache", "online")  # of tuning: use no config, use it, measure products in place too
+# Of tuning: use no config, use it, measure products in place too, use its alpha and pi for D'Alberto's rule.
+MODES = ("off", "cache", "online", "hasa")
 
 log = logging.getLogger("fmm")
 

@@ -22,6 +22,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
 from fmm.perfmodel.calibration import BUILT_IN, Calibration, with_integers
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
+from fmm.perfmodel.papers.hasa_rule import hasa_choice
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
@@ -33,6 +34,8 @@ from fmm.runtime.probe import MEASURED
 STEPS = {BUILT_IN: "built-in model", MEASURED: "probed model"}
 # From so many flops on, it is worth a line in the log that the device is not tuned.
 WORTH_TUNING = 2 * 2048**3
+# On the host integers with a shorter side are NumPy's, who multiplies them in a millisecond or two.
+SMALLEST_EXACT_SIDE = 129
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Decision:
     step: str = "rule"  # what answered: a rule, an entry, a calibrated, probed, built-in or datasheet model
     trial: online.Trial | None = None  # the measurement that a product of this shape takes part in
     kernels: tuple[str, ...] = ()  # what really runs, a line each
+    on_cpu: bool = False
 
     @property
     def workspace(self) -> int:
@@ -55,7 +59,7 @@ class Decision:
     @property
     def error_growth(self) -> float:
         """Expected error as a multiple of the vendor's own."""
-        return expected_growth(self.plan, self.problem.dtype if self.problem else "float64")
+        return expected_growth(self.plan, self.problem.dtype if self.problem else "float64", self.on_cpu)
 
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.step}"]
@@ -88,6 +92,8 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     if problem.type.exact:
         return _exact_choice(problem, limits, device)
     mode = environment.tuning_mode()
+    if mode == "hasa":
+        return _by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
     if tuned is not None and (entry := certified_entry(problem, limits, tuned, device.threads > 0)):
         return entry
@@ -106,6 +112,8 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
 
 def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Integers are not tuned: what is known of floating point products on the device says enough."""
+    if device.threads and min(problem.size) < SMALLEST_EXACT_SIDE:
+        return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {SMALLEST_EXACT_SIDE}")
     known, tuned = _known_of_integers(problem, limits, device)
     return model_choice(problem, limits, known, tuned, device.identity)
 
@@ -147,7 +155,7 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
     if found is None:
         return None
     entry, plan = found
-    allowed = limits.allow(plan, expected_growth(plan, problem.dtype))
+    allowed = limits.allow(plan, expected_growth(plan, problem.dtype, on_cpu))
     try:
         check_runnable(plan, problem, on_cpu)
         needed = _workspace(plan, problem)
@@ -156,7 +164,8 @@ def certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu: bool
         return None
     if not allowed or needed > limits.workspace:
         return None
-    return Decision(plan, problem, f"measured on this device: {entry.text}", (), f"{entry.origin} entry")
+    why = f"measured on this device: {entry.text}"
+    return Decision(plan, problem, why, (), f"{entry.origin} entry", on_cpu=on_cpu)
 
 
 @lru_cache(maxsize=4096)
@@ -170,7 +179,7 @@ def model_choice(
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
     choice = choose(without_layouts(problem), known, limits)
     step = "calibrated model" if tuned else STEPS.get(known.source, "datasheet model")
-    return Decision(choice.best.plan, problem, choice.reason, choice.considered, step)
+    return Decision(choice.best.plan, problem, choice.reason, choice.considered, step, on_cpu=not known.batches)
 
 
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
@@ -181,14 +190,27 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
     return device.probe(problem.dtype)
 
 
+def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
+    """D'Alberto and Nicolau's rule instead of the model's choice, by a tuning's alpha, pi and epsilon if there is
+    one."""
+    known = _calibration_of(problem, limits, device)
+    if known is None or known.known_rate(problem.dtype) is None:
+        return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
+    tuned = files.configs_in_force().tuned(device.identity, problem.dtype)
+    epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
+    plan = hasa_choice(without_layouts(problem), known, limits, epsilon)
+    why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({known.source})"
+    return Decision(plan, problem, why, (), "Equation 2", on_cpu=not known.batches)
+
+
 def _online(chosen: Decision, problem: Problem, identity: Identity) -> Decision:
     """The first products of a shape are measured in place, the model's choice against the vendor."""
     if chosen.plan == VENDOR or problem.flops < WORTH_TUNING:
         return chosen
     trial = online.shape_trial(without_layouts(problem), identity, chosen.plan)
     if (entry := trial.entry) is None:
-        return Decision(chosen.plan, problem, chosen.reason, chosen.considered, "being measured", trial)
-    return Decision(Plan.parse(entry.plan), problem, entry.text, chosen.considered, "measured online")
+        return replace(chosen, problem=problem, step="being measured", trial=trial)
+    return replace(chosen, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, step="measured online")
 
 
 def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
@@ -266,6 +288,16 @@ def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -
             return
         yield found
         room = _workspace(found, problem)
+
+
+def only_choice(vendors: Decision, limits: Limits, device: Device) -> Decision:
+    """Where the library has no such product: the fastest plan within the limits, if there is one."""
+    problem = vendors.problem
+    assert problem is not None
+    for c in () if environment.tuning_disabled() else _considered(problem, limits, device):
+        if c.plan != VENDOR and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace):
+            return replace(vendors, plan=c.plan, reason="the library has no product of this type")
+    return vendors
 
 
 LEANER = 0.8  # a share that makes a difference where memory is in pieces

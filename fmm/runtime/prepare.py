@@ -28,7 +28,15 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.perfmodel.work import rows_aligned
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import Decision, check_runnable, decide, faster_as_half, other_plans, without_layouts
+from fmm.runtime.decide import (
+    Decision,
+    check_runnable,
+    decide,
+    faster_as_half,
+    only_choice,
+    other_plans,
+    without_layouts,
+)
 from fmm.runtime.devices import Device, chip_as_tuned
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
@@ -295,11 +303,13 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     if asked.plan is not None:
         check_runnable(asked.plan, problem, device.threads > 0)
         unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
-        given = Decision(asked.plan, problem, f"this plan was given{unless}")
+        given = Decision(asked.plan, problem, f"this plan was given{unless}", on_cpu=device.threads > 0)
         return given, launches_on(asked.plan, problem, device, True)
     if asked.setting.vendor_better and not problem.halved:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
     first = decide(problem, limits, device)
+    if first.plan == VENDOR and asked.setting.lacking:
+        first = only_choice(first, limits, device)
     if device.chip is None or (first.plan == VENDOR and not problem.halved):
         return first, None
     for plan in (first.plan, *other_plans(problem, first.plan, limits, device)):
@@ -319,7 +329,7 @@ INSTEAD_OF_GIVEN = {
 def _second_choice(first: Decision, plan: Plan) -> Decision:
     """The next plan, where the first one's kernels cannot read arrays that lie like these, or want more workspace."""
     why = f"{first.plan} was chosen first, but cannot run on these arrays within the limits; the model's next choice"
-    return Decision(plan, first.problem, why, first.considered, first.step)
+    return Decision(plan, first.problem, why, first.considered, first.step, on_cpu=first.on_cpu)
 
 
 def launches_at(call: Call, a: int | None, b: int | None, c: int | None) -> LaunchList:

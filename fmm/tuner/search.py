@@ -83,8 +83,9 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
         needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
     except PlanError:
         return False
-    allowed = Limits(needed, usual_growth(device.untuned().batches))
-    return allowed.allow(plan, expected_growth(plan, problem.dtype)) and operands + needed <= device.memory
+    gpu = device.untuned().batches
+    allowed, growth = Limits(needed, usual_growth(gpu)), expected_growth(plan, problem.dtype, not gpu)
+    return allowed.allow(plan, growth) and operands + needed <= device.memory
 
 
 class Race:

@@ -13,6 +13,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, usual_growth
 from fmm.perfmodel.papers import li_thresholds, recursion_points
+from fmm.perfmodel.papers.hasa_rule import alpha, alpha_over_pi, pi
 from fmm.problem import Problem
 from fmm.tuner.trials import Size
 
@@ -43,27 +44,6 @@ def chosen_depth(calibration: Calibration, dtype: str, side: int) -> int:
     limits = Limits(1 << 62, usual_growth(calibration.batches))
     plan = choose(Problem(side, side, side, dtype), calibration, limits).best.plan
     return sum(level.depth for level in plan.levels if level.splits)
-
-
-# ---- alpha and pi
-
-
-def alpha(calibration: Calibration, itemsize: int) -> float:
-    """Seconds of one element of a block addition: two reads, one write."""
-    return 3 * itemsize / calibration.stream
-
-
-def pi(calibration: Calibration, problem: Problem) -> float:
-    """Seconds of one flop of the vendor's product of this problem."""
-    rate = calibration.rate(problem.dtype)
-    slower = 1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k
-    return slower / rate.flops
-
-
-def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
-    """Their ratio, on which Equation 2 rests. (A complex multiply-add counts as the two flops of Equation 2.)"""
-    one = pi(calibration, problem) * problem.type.flops / 2
-    return alpha(calibration, problem.itemsize) / one
 
 
 # ---- all of them

@@ -19,6 +19,8 @@ from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.data_growth import growth_on_data
+from fmm.perfmodel.papers.dalberto import dalberto_bounds, printed_bounds
 from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
 from tests.oracles import dalberto
 from tests.oracles.error_bounds import (
@@ -333,6 +335,46 @@ def test_growth_of_what_is_stored_in_16_bits_by_simulation(schemes: tuple[str, .
     assert errors[1] / errors[0] == pytest.approx(expected_growth(plan, "bfloat16"), rel=0.08)
 
 
+@pytest.mark.parametrize(
+    ("text", "measured"),
+    [
+        ("winograd > vendor", 2.60),
+        ("winograd > winograd > vendor", 6.41),
+        ("winograd > winograd > winograd > vendor", 14.36),
+        ("strassen > strassen > strassen > vendor", 6.23),
+    ],
+)
+def test_expected_growth_on_a_cpu_as_measured(text: str, measured: float) -> None:
+    """n = 4096, normal numbers, float32, OpenBLAS on two threads, which adds up long sums in pieces: without knowing
+    that, less was expected than three levels of Winograd's have."""
+    plan = Plan.parse(text)
+    assert measured <= expected_growth(plan, "float32", in_pieces=True) <= 1.35 * measured
+    assert expected_growth(plan, "float32") < expected_growth(plan, "float32", in_pieces=True)
+
+
+def test_in_pieces_compositions_grow_as_their_factors() -> None:
+    one, two = (expected_growth(Plan.parse(x), in_pieces=True) for x in ("strassen > vendor", "strassen^2 > vendor"))
+    assert (one, two) == pytest.approx((2.0, 4.0))
+    assert expected_growth(VENDOR, in_pieces=True) == 1
+
+
+@pytest.mark.parametrize("text", ["strassen > vendor", "winograd > winograd > vendor", "laderman > vendor"])
+@pytest.mark.parametrize("data", ["normal", "positive", "kaporin"])
+def test_growth_on_data(text: str, data: str, rng: np.random.Generator) -> None:
+    """Within a factor of two of what is measured, where what random data let expect is off by more."""
+    n, plan = 192, Plan.parse(text)
+    if data == "kaporin":
+        u, v = 1 / np.arange(n, 0, -1), np.sqrt(np.arange(1, n + 1))
+        a = np.eye(n) + np.outer(u, v)
+        b = np.eye(n) - np.outer(u, v) / (1 + u @ v)
+    else:
+        a, b = (rng.standard_normal((n, n)) if data == "normal" else rng.random((n, n)) for _ in range(2))
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    exact = a.astype(float) @ b
+    measured = np.linalg.norm(run(plan, a, b) - exact) / np.linalg.norm(run(VENDOR, a, b) - exact)
+    assert 0.5 < measured / growth_on_data(plan, a.astype(float), b.astype(float)) < 2
+
+
 def test_types_grow_differently() -> None:
     """By three levels: a limit of 10 is one for float32, and no longer one for bfloat16."""
     plan = Plan.parse("strassen^3.batched.pad16 > vendor")
@@ -348,3 +390,13 @@ def test_measured_errors_grow_in_the_expected_order(rng: np.random.Generator) ->
     measured = [float(np.sqrt(np.mean((run(plan, a, b) - exact) ** 2))) for plan in (VENDOR, *plans)]
     assert all(x < y for x, y in pairwise(measured))
     assert all(x < y for x, y in pairwise(expected_growth(plan) for plan in (VENDOR, *plans)))
+
+
+def test_the_table_of_bounds_has_equation_1_as_it_is_written_out_elsewhere() -> None:
+    for depth, n in ((0, 900), (2, 3600), (3, 7200)):
+        first, second, brent = printed_bounds(depth, n)
+        assert first == pytest.approx(higham_exact(n, 900), rel=1e-12)
+        assert (second, brent) == (higham_bound(depth, n), brent_bound(depth, n))
+    table = dalberto_bounds()
+    printed, walked = table.column("Equation 1, first line"), table.column("li-fig2, walked")
+    assert walked == pytest.approx(printed, rel=1e-12)

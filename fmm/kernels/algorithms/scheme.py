@@ -112,9 +112,21 @@ class Scheme:
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
+        return max(1.0, sqrt(max(self._variances)) / self.k)
+
+    @cached_property
+    def error_growth_in_pieces(self) -> float:
+        """The same where a product adds up long sums in pieces, as BLAS does on a CPU: the error of a sum of length k
+        then grows like the square root of k, and on average over C's blocks."""
+        if self.factors:
+            return prod(f.error_growth_in_pieces for f in self.factors)
+        return max(1.0, sqrt(sum(self._variances) / len(self.w) / self.k))
+
+    @property
+    def _variances(self) -> list[Fraction]:
+        """Of each block of C, if every product of numbers has a variance of one."""
         left, right = _column_squares(self.u), _column_squares(self.v)
-        worst = max(sum(c * c * x * y for c, x, y in zip(row, left, right, strict=True)) for row in self.w)
-        return max(1.0, sqrt(worst) / self.k)
+        return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]
 
     def defect(self) -> str | None:
         """None if the Brent equations hold exactly, else the first one that does not."""

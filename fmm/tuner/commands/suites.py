@@ -121,7 +121,7 @@ def errors(effort: Effort) -> Iterator[Row]:
                 "error": ours,
                 "vendor_error": theirs,
                 "ratio": ours / theirs,
-                "expected_growth": expected_growth(plan, dtype),
+                "expected_growth": expected_growth(plan, dtype, in_pieces=True),
             }
 
 

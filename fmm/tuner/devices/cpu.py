@@ -154,7 +154,7 @@ class CpuSession:
     def _check(self, plan: Plan) -> None:
         rows, exact = self._exact
         found = _distance(self.c[rows], exact)
-        growth, eps = expected_growth(plan, self.problem.dtype), float(np.finfo(self.c.dtype).eps)
+        growth, eps = expected_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
         allowed = 20 * growth * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))
         if not found <= allowed:
             raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")

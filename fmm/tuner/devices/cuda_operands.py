@@ -63,11 +63,11 @@ def random_normal(shape: tuple[int, int], kind: str) -> Any:
     step = max((1 << 26) // max(shape[1], 1), 1)
     for row in range(0, shape[0], step):
         part = cupy.random.standard_normal((min(step, shape[0] - row), shape[1]), dtype=drawn)
-        x[row : row + step] = _bfloat16_bits(part) if kind == "bfloat16" else part
+        x[row : row + step] = bfloat16_bits(part) if kind == "bfloat16" else part
     return x
 
 
-def _bfloat16_bits(x: Any) -> Any:
+def bfloat16_bits(x: Any) -> Any:
     """float32 rounded to the nearest bfloat16, as bits."""
     bits = x.view(cupy.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)

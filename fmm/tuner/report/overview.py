@@ -67,7 +67,15 @@ def _choice(case: Case, side: int) -> Choice:
 def _gain(case: Case, side: int, kind: str, plan: Plan, speedup: tuple[float, float, float]) -> Gain:
     problem = Problem(side, side, side, case.dtype)
     needed = workspace(plan, *problem.size, problem.itemsize)
-    return Gain(case.dtype, side, kind, *speedup, str(plan), expected_growth(plan, case.dtype), needed)
+    return Gain(
+        case.dtype,
+        side,
+        kind,
+        *speedup,
+        str(plan),
+        expected_growth(plan, case.dtype, not case.calibration.batches),
+        needed,
+    )
 
 
 def largest_side(case: Case) -> float:

@@ -158,7 +158,7 @@ def time_and_error(case: Case) -> Any:
     measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
     everything = {c.plan: c.time for c in ranked_candidates(problem, case.calibration)}
     points = [
-        (expected_growth(p, case.dtype), t, legend_name(p), p in measured or p == VENDOR)
+        (expected_growth(p, case.dtype, not case.calibration.batches), t, legend_name(p), p in measured or p == VENDOR)
         for p, t in {**everything, **measured}.items()
     ]
     front, least = [], np.inf

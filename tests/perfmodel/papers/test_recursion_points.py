@@ -5,9 +5,13 @@ from math import inf
 
 import pytest
 
+import fmm
 from fmm.kernels.algorithms.catalogue import scheme
+from fmm.perfmodel.calibration import cpu
+from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.papers import dalberto
 from fmm.perfmodel.papers.dalberto import TABLE_3
+from fmm.perfmodel.papers.hasa_rule import alpha_over_pi, hasa_choice
 from fmm.perfmodel.papers.recursion_points import (
     STRASSEN,
     WINOGRAD,
@@ -24,6 +28,7 @@ from fmm.perfmodel.papers.recursion_points import (
     scheme_work,
     speedups,
 )
+from fmm.problem import Problem
 from tests.oracles.dalberto import equation_2
 
 Shape = tuple[int, int, int]
@@ -306,3 +311,42 @@ def test_table_3() -> None:
     assert (table.name, len(table.rows)) == ("dalberto-table3", 17)
     assert table.column("follows").count(False) == 5
     assert table.column("epsilon")[-2:] == (None, None)  # two systems were never measured
+
+
+# ---- Equation 2 as a way of choosing
+
+CPU = cpu(2)
+
+
+def chosen(shape: tuple[int, int, int], growth: float = 10.0, workspace: int = 1 << 50, epsilon: float = 0.0) -> str:
+    return str(hasa_choice(Problem(*shape, "float64"), CPU, Limits(workspace, growth), epsilon))
+
+
+def test_hasa_choice_takes_the_levels_that_equation_2_asks_for() -> None:
+    shape = (34000, 30000, 38001)
+
+    def ratio(m: int, k: int, n: int) -> float:
+        return alpha_over_pi(CPU, Problem(m, k, n, "float64"))
+
+    depth = len(levels(shape, ratio))
+    assert depth >= 2 and chosen(shape) == " > ".join(["hasa"] * depth + ["vendor"])
+    assert chosen((100, 100, 100)) == chosen((0, 5, 5)) == "vendor"
+    assert len(levels(shape, ratio, epsilon=500.0)) == chosen(shape, epsilon=500.0).count("hasa") < depth
+
+
+def test_hasa_choice_keeps_the_limits() -> None:
+    shape = (36000, 36000, 36000)
+    assert chosen(shape).count("hasa") > 1
+    assert chosen(shape, growth=2.5) == "hasa > vendor"
+    assert chosen(shape, growth=1.5) == chosen(shape, workspace=0) == "vendor"
+
+
+def test_the_mode_hasa_decides_by_equation_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "hasa")
+    found = fmm.plan(16000, 16000, 16000)
+    assert found.step == "Equation 2" and "hasa" in str(found.plan) and found.error_growth <= 10
+    assert f"asks for {found.plan.depth} level" in found.reason
+    small = fmm.plan(64, 64, 64)
+    assert str(small.plan) == "vendor" and "no levels" in small.reason
+    monkeypatch.setenv("FMM_TUNING_MODE", "off")
+    assert fmm.plan(16000, 16000, 16000).step != "Equation 2"

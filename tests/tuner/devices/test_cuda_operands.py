@@ -42,7 +42,7 @@ def multiplied(module: Any, dtype: str, rows: int = 5) -> Any:
     a, b, c = operands.sets[0]
     exact = module.double_precision(a, operands.kind) @ module.double_precision(b, operands.kind)
     bits = dtype == "bfloat16"
-    c[...] = module._bfloat16_bits(exact.astype(np.float32)) if bits else exact.astype(c.dtype)
+    c[...] = module.bfloat16_bits(exact.astype(np.float32)) if bits else exact.astype(c.dtype)
     return operands
 
 

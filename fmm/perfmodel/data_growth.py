@@ -1,0 +1,92 @@
+"""How much more error a plan has than the vendor's product on given matrices: expected, in the Frobenius norm.
+
+Each product of a plan is taken to err as a classical product of its own operands does: every partial sum is rounded, so
+that the error's variance is the sum of the squares of all partial sums. Those are estimated on random vectors, without
+multiplying matrices. So what sums of blocks do to the data counts: that they cancel, that large rows get into small
+ones, that positive numbers lose their sign. fmm.perfmodel.stability.expected_growth is the same for independent random
+numbers of one size, and needs no data. Left out: the rounding of the operands' sums, which is a k-th of the
+rest, that roundings of one product are not independent, and rows and columns beyond what the blocks divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.algorithms.scheme import Scheme
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.stability import plan_schemes
+
+Array = Any
+PIECE = 256  # terms that a product adds up before it begins a new sum, which it then adds to the others
+STEP = 32
+VECTORS = 4
+
+
+def growth_on_data(plan: Plan, a: Array, b: Array, piece: int = PIECE, seed: int = 0) -> float:
+    """The expected error of the plan on NumPy's matrices A and B, over that of the classical product.
+
+    `piece`: of how many terms a partial sum of the vendor's product is; 0 if it adds up all of k in one sum.
+    """
+    schemes = plan_schemes(plan)
+    m, k, n = (prod(s.size[axis] for s in schemes) for axis in range(3))
+    a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
+    rng = np.random.default_rng(seed)
+    whole = _variance((), a, b, piece, rng)
+    own = plan.leaf_use.leaf.relative_error * prod(level.error_growth for level in plan.levels)
+    return own * sqrt(_variance(schemes, a, b, piece, rng) / whole) if whole else own
+
+
+def _variance(schemes: Sequence[Scheme], a: Array, b: Array, piece: int, rng: Any) -> float:
+    """The error's variance, summed over C, in units of the square of a rounding."""
+    if not schemes:
+        return _of_product(a, b, piece, rng)
+    first, rest = schemes[0], schemes[1:]
+    lefts, rights = _blocks(a, first.m, first.k), _blocks(b, first.k, first.n)
+    additions = [sum(1 for c in row if c) - 1 for row in first.w]
+    columns = zip(*(zip(*x, strict=True) for x in (first.u, first.v, first.w)), strict=True)
+    found = 0.0
+    for u, v, w in columns:
+        left, right = _combined(u, lefts), _combined(v, rights)
+        squares = [float(c) ** 2 for c in w]
+        found += sum(squares) * _variance(rest, left, right, piece, rng)
+        vectors = rng.choice((-1.0, 1.0), (right.shape[1], VECTORS))
+        size = _square(left @ (right @ vectors))
+        found += size * sum(x * n for x, n in zip(squares, additions, strict=True))
+    return found
+
+
+def _blocks(x: Array, rows: int, cols: int) -> list[Array]:
+    return [block for band in np.vsplit(x, rows) for block in np.hsplit(band, cols)]
+
+
+def _combined(coefficients: Sequence[Any], blocks: Sequence[Array]) -> Array:
+    terms = [float(c) * x for c, x in zip(coefficients, blocks, strict=True) if c]
+    return sum(terms[1:], terms[0])
+
+
+def _of_product(a: Array, b: Array, piece: int, rng: Any) -> float:
+    """Of a classical product: all of its partial sums, squared; their sizes are taken at every STEP-th term."""
+    k = a.shape[1]
+    right = b @ rng.choice((-1.0, 1.0), (b.shape[1], VECTORS))
+    total = np.zeros((len(a), VECTORS), right.dtype)
+    found = 0.0
+    for start in range(0, k, piece or k):
+        part, before = np.zeros_like(total), 0.0
+        end = min(start + (piece or k), k)
+        for at in range(start, end, STEP):
+            terms = min(STEP, end - at)
+            part = part + a[:, at : at + terms] @ right[at : at + terms]
+            after = _square(part)
+            found += terms / 2 * (before + after)
+            before = after
+        total = total + part
+        found += _square(total) if piece else 0.0
+    return found
+
+
+def _square(x: Array) -> float:
+    return float((np.abs(x) ** 2).sum()) / VECTORS

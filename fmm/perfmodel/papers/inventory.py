@@ -1,0 +1,107 @@
+"""Every figure and table of the five sources, and what was done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple
+
+from fmm.perfmodel.papers.table import Table
+
+Done = Literal["measured", "computed", "runs", "not measured"]
+
+
+class Entry(NamedTuple):
+    """A figure or table of a source; `see` names tables and figures of `fmm-tune paper`, or what of fmm it became."""
+
+    source: str
+    figure: str
+    what: str
+    done: Done
+    see: str  # names, separated by blanks, if it is measured or computed; else a sentence
+
+
+LI, HUANG, DALBERTO, SFORZA, POSTS, OWN = (
+    "Li, Ranka, Sahni", "Huang, Yu, van de Geijn", "D'Alberto, Nicolau", "Sforza", "D'Alberto's posts", "fmm",
+)  # fmt: skip
+
+ENTRIES: Final = (
+    Entry(LI, "Figure 1", "blocks of A, B and C", "runs", "the blocks of every scheme <2,2,2>"),
+    Entry(LI, "Figure 2", "steps of Strassen's algorithm", "runs", "the step table li-fig2"),
+    Entry(LI, "Figure 3", "steps of Winograd's variant (Douglas et al.)", "runs", "the step table li-fig3"),
+    Entry(LI, "Figures 4 to 6", "the hardware of a C1060", "not measured", "pictures; its datasheet is a row"),
+    Entry(LI, "Figures 7 to 9", "the code of GPU8", "runs", "the leaf tile.gpu8, by our kernel with its block"),
+    Entry(LI, "Figure 10", "a kernel that adds two matrices", "runs", "the sum kernel"),
+    Entry(LI, "Figure 11", "transactions and volume of the kernels", "computed", "li-fig11"),
+    Entry(LI, "Figure 12", "one-level Strassen by these kernels", "runs", "the step table li-fig12"),
+    Entry(LI, "Figure 13", "one-level Winograd by these kernels", "runs", "the step table li-fig13"),
+    Entry(LI, "Figure 14", "one level: counts", "computed", "li-fig14 li-section6"),
+    Entry(LI, "Figure 15", "one level: reductions", "computed", "li-fig15"),
+    Entry(LI, "Figure 16", "Strassen, recursive", "runs", "the step table li-fig16"),
+    Entry(LI, "Figures 17 to 19", "two to four levels: counts", "computed", "li-fig17 li-fig18 li-fig19 li-section7"),
+    Entry(LI, "Figures 20 to 22", "two to four levels: reductions", "computed", "li-fig20 li-fig21 li-fig22"),
+    Entry(LI, "Figure 23", "Winograd, recursive", "runs", "the step table li-fig23"),
+    Entry(LI, "Figures 24, 25", "run time by size", "measured", "li-fig24 li-plans"),
+    Entry(LI, "Figures 26 to 29", "reductions beside that of time", "measured", "li-fig26 li-fig27 li-fig28 li-fig29"),
+    Entry(LI, "Figure 30", "largest errors by size", "measured", "li-fig30"),
+    Entry(LI, "Figure 31", "mean errors by size", "measured", "li-fig31"),
+    Entry(LI, "Figures 32, 33", "largest errors by levels", "measured", "li-fig32 li-errors li-exchanged"),
+    Entry(LI, "Figures 34, 35", "mean errors by levels", "measured", "li-fig34 li-errors li-exchanged"),
+    Entry(LI, "Figure 36", "run time by levels", "measured", "li-fig36 li-section8"),
+    Entry(LI, "Figures 37 to 39", "speedups by levels", "measured", "li-fig37 li-section8"),
+    Entry(LI, "Figures 40 to 42", "double precision: time and speedup", "measured", "li-fig40 li-fig42 li-section8"),
+    Entry(LI, "Figure 43", "double precision: errors", "measured", "li-fig43"),
+    Entry(LI, "Figure 44", "double precision: errors of random matrices", "measured", "li-fig44 li-exchanged"),
+    Entry(HUANG, "Figure 1", "break-even points", "measured", "huang-fig1"),
+    Entry(HUANG, "Figure 2", "memory and threads of CUDA", "not measured", "a picture"),
+    Entry(HUANG, "Figure 3", "block sizes of CUTLASS", "computed", "huang-fig3"),
+    Entry(HUANG, "Figure 4", "the product with sums inside", "runs", "a fused level above the leaf tile"),
+    Entry(HUANG, "Figure 5", "the 49 products of two levels", "computed", "huang-fig6"),
+    Entry(HUANG, "Figure 6", "operands and variants", "computed", "huang-fig6"),
+    Entry(HUANG, "Figure 7", "products on two streams", "computed", "huang-fig7"),
+    Entry(HUANG, "Figure 8", "three sweeps of sizes", "measured", "huang-fig8"),
+    Entry(HUANG, "Figure 9", "rates of the machine", "measured", "huang-fig9 huang-bounds"),
+    Entry(HUANG, "Figure 10", "modelled and measured rates", "measured", "huang-fig10"),
+    Entry(HUANG, "section 5.2", "which strategies are admitted", "computed", "huang-admitted huang-footnote15"),
+    Entry(DALBERTO, "Table 1", "Balanced", "runs", "the level balanced(2)"),
+    Entry(DALBERTO, "Figure 1", "blocks that differ by a row or column", "runs", "the fringe unequal"),
+    Entry(DALBERTO, "Table 2", "HASA", "runs", "the step table hasa"),
+    Entry(DALBERTO, "Figure 2", "errors against Priest's summation", "measured", "dalberto-fig2 dalberto-fig2-ratio"),
+    Entry(
+        DALBERTO, "Figures 3 to 5", "Balanced, HASA and HASA dynamic", "measured", "dalberto-fig3 dalberto-fig3-average"
+    ),
+    Entry(DALBERTO, "Equation 1", "error bounds", "computed", "dalberto-bounds"),
+    Entry(DALBERTO, "Table 3", "recursion points of 17 systems", "computed", "dalberto-table3"),
+    Entry(DALBERTO, "Figures 6 to 9", "S-1, S-2, S-3 and HASA on squares", "measured", "dalberto-fig6 dalberto-n1"),
+    Entry(SFORZA, "Algorithm 1", "AtA", "computed", "sforza-stop"),
+    Entry(SFORZA, "Figure 1", "one level by size", "computed", "sforza-sizes sforza-best"),
+    Entry(SFORZA, "Figure 2", "speedup by depth", "computed", "sforza-depths"),
+    Entry(SFORZA, "Figures 3, 4", "time and speedup by size", "computed", "sforza-sizes"),
+    Entry(POSTS, "Brent's Strassen", "the equations, with their slips", "runs", "the scheme strassen, proved"),
+    Entry(POSTS, "Adaptive Winograd", "a schedule with S, T, P, U", "runs", "the step table adaptive-winograd"),
+    Entry(POSTS, "R-Kleene, 1(a) to (c)", "all-pairs shortest paths", "not measured", "no figures of time are printed"),
+    Entry(POSTS, "3M", "complex products by three real ones", "runs", "the level 3m"),
+    Entry(OWN, "error contract", "expected and measured growth", "measured", "error-growth error-growth-worst"),
+    Entry(OWN, "variants", "which scheme errs how much", "measured", "error-variants"),
+    Entry(OWN, "scaling", "powers of two before a fast product", "measured", "error-scaled"),
+    Entry(OWN, "budget", "max_error_growth on random problems", "measured", "error-budget"),
+)
+
+
+def named_in(entries: Iterable[Entry] = ENTRIES) -> frozenset[str]:
+    """What `see` names of tables and figures."""
+    return frozenset(name for x in entries if x.done in ("measured", "computed") for name in x.see.split())
+
+
+def inventory() -> Table:
+    """The list as a table."""
+    return Table(
+        "paper",
+        "every figure and table of the five sources, and what was done about it",
+        ("source", "figure", "what it shows", "done", "see"),
+        ENTRIES,
+        (
+            "measured: `fmm-tune paper NAME --measure` measures it here. computed: `fmm-tune paper NAME` prints what "
+            "follows from the model. runs: it is an algorithm or a kernel, which any plan may name.",
+            "Sforza's speedups are measured by `python -m benchmarks.gram`; --measured FILE puts them beside.",
+        ),
+    )

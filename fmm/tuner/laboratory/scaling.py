@@ -1,0 +1,107 @@
+"""Exact scaling before a fast product, by powers of two: does it lower the error on badly scaled data?
+
+Outside: rows of A and columns of B, which the product is scaled back by. Inside: columns of A, and rows of B the other
+way, which cancel. Both after each other, inside first (Ballard, Benson, Druinsky, Lipshitz, Schwartz 2016, section 6).
+Nothing is rounded by it. The error is taken in two ways: in the Frobenius norm, and as the largest over the entries of
+|A| |B|, which a classical product's error stays beside whatever the data, and a fast one's does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, Final
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.tuner.laboratory.bench import Bench
+from fmm.tuner.laboratory.figure import Experiment, Figure, Row, quantity
+from fmm.tuner.laboratory.growth import frobenius
+from fmm.tuner.laboratory.matrices import FAMILIES, Array, Pair, graded_inside
+from fmm.tuner.laboratory.precise import reference
+
+SIDE: Final = 2048
+PLANS: Final = ("winograd > vendor", "winograd > winograd > vendor", "strassen > strassen > vendor")
+DATA: Final = {
+    "normal": FAMILIES["normal"],
+    "Kaporin": FAMILIES["Kaporin"],
+    "graded outside": FAMILIES["graded"],
+    "graded inside": graded_inside,
+}
+
+
+def powers_of_two(xp: Any, x: Array) -> Array:
+    """The power of two next to each number; 1 for zeros."""
+    return xp.exp2(xp.rint(xp.log2(xp.where(x > 0, x, 1.0))))
+
+
+def scaled_outside(xp: Any, a: Array, b: Array) -> tuple[Array, Array, Array]:
+    """Scaled rows and columns, and what the product's entries are to be multiplied by."""
+    rows = powers_of_two(xp, abs(a).max(axis=1, keepdims=True)).astype(a.dtype)
+    cols = powers_of_two(xp, abs(b).max(axis=0, keepdims=True)).astype(a.dtype)
+    return a / rows, b / cols, rows * cols
+
+
+def scaled_inside(xp: Any, a: Array, b: Array) -> Pair:
+    """Columns of A and rows of B of the same size."""
+    ratio = (abs(b).max(axis=1) / abs(a).max(axis=0)) ** 0.5
+    d = powers_of_two(xp, ratio).astype(a.dtype)
+    return a * d[None, :], b / d[:, None]
+
+
+Product = Callable[[Array, Array], Array]
+
+
+def _plain(xp: Any, a: Array, b: Array, product: Product) -> Array:
+    return product(a, b)
+
+
+def _outside(xp: Any, a: Array, b: Array, product: Product) -> Array:
+    left, right, back = scaled_outside(xp, a, b)
+    return product(left, right) * back
+
+
+def _inside(xp: Any, a: Array, b: Array, product: Product) -> Array:
+    return product(*scaled_inside(xp, a, b))
+
+
+def _both(xp: Any, a: Array, b: Array, product: Product) -> Array:
+    return _outside(xp, *scaled_inside(xp, a, b), product)
+
+
+SCALINGS: Final = {"none": _plain, "outside": _outside, "inside": _inside, "inside, outside": _both}
+
+
+def _measure(bench: Bench, scale: float) -> Iterator[Row]:
+    side = max(int(SIDE * scale), 32)
+    for data, dtype in product(DATA, ("float32", "float64")):
+        pair = DATA[data](bench.xp, bench.generator(1), side)
+        a, b = (x.astype(dtype) for x in pair)
+        left, right = (bench.widened(x, dtype) for x in (a, b))
+        exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
+        beside = abs(a).astype("float64") @ abs(b).astype("float64")
+
+        def errors(c: Array, exact: Any = exact, beside: Array = beside) -> tuple[float, float]:
+            off = exact.distance(c.astype("float64"))
+            return frobenius(off), float((off / beside).max())
+
+        vendor = errors(bench.multiply(VENDOR, a, b))
+        for text, (name, scaling) in product(PLANS, SCALINGS.items()):
+            plan = Plan.parse(text)
+            own = errors(scaling(bench.xp, a, b, lambda x, y, plan=plan: bench.multiply(plan, x, y)))
+            norm, entry = (x / y for x, y in zip(own, vendor, strict=True))
+            yield {"key": [data, dtype, text, name], "norm": norm, "entry": entry}
+
+
+FIGURES: Final = (
+    Figure(
+        "error-scaled",
+        "Exact scaling by powers of two before a fast product: the error over the vendor's",
+        Experiment("error-scaled", ("data", "type", "plan", "scaling"), SIDE, _measure),
+        {"measured": quantity("norm"), "measured, by entries": quantity("entry")},
+        "Scaling outside lowers the error beside each entry on matrices whose rows and columns are graded, scaling "
+        "inside on those that are graded along k; elsewhere neither does anything.",
+        x="scaling",
+        unit="error over the vendor's",
+    ),
+)
