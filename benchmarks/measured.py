@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.held_out import FILE, environments, grouped, recorded_rows, summary
+from benchmarks.held_out import FILE, environments, grouped, summary, told_rows
 from benchmarks.held_out import Row as HeldOut
 from fmm.kernels.plans.plan import Plan
 
@@ -247,7 +247,7 @@ def halves(results: Path) -> Iterator[str]:
         found = (
             (
                 HALVES[r["kind"]],
-                r["dtype"],
+                r["dtype"] + ", without emulation" * r.get("ieee", False),
                 times(r["size"]),
                 digits(median(r["candidate"])),
                 f"**{paired(r['vendor'], r['candidate']):.2f}**",
@@ -257,6 +257,37 @@ def halves(results: Path) -> Iterator[str]:
             if r["kind"] in HALVES and not r["failure"]
         )
         yield from table(("what", "type", "size", "ms", "speedup", "plan"), found)
+
+
+def structured(results: Path) -> Iterator[str]:
+    """Structured products of random shapes, whole calls, and on CPUs those of the benchmark's list."""
+    for path in sorted(results.glob("*/structured.json")):
+        environment, rows = load(path)
+        where = environment.get("device", environment.get("processor"))
+        yield ""
+        yield f"**{where}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit'][:12]})"
+        yield ""
+        if "ratio" in rows[0] or "failure" in rows[0]:
+            yield from _structured_shapes([r for r in rows if "ratio" in r])
+        else:
+            columns = ("what", "type", "side", "speedup (95 % interval)", "plan")
+            yield from table(columns, (_structured_row(r) for r in rows))
+
+
+def _structured_row(row: Row) -> Sequence[object]:
+    interval = f"**{row['speedup']:.2f}** ({row['low']:.3f} to {row['high']:.3f})"
+    return f"`{row['kind']}`", row["dtype"], row["side"], interval, f"`{row['plan']}`"
+
+
+def _structured_shapes(rows: list[Row]) -> Iterator[str]:
+    """Kind by kind."""
+    for kind in dict.fromkeys(r["kind"] for r in rows):
+        found = [r for r in rows if r["kind"] == kind]
+        ratios = [r["ratio"] for r in found]
+        long = [r["ratio"] for r in found if median(r["vendor"]) > LONG]
+        fast = sum(r["plan"] != "vendor" for r in found)
+        text = f"{len(found)} shapes, {fast} by fast plans: median ratios from {min(ratios):.2f} to {max(ratios):.2f}"
+        yield f"- {kind}: {text}; of those over {LONG} ms ({len(long)}) from {min(long, default=1):.2f}."
 
 
 def complex_products(results: Path) -> Iterator[str]:
@@ -398,9 +429,12 @@ def _call(row: Row) -> Sequence[str]:
 
 def held_out(results: Path) -> Iterator[str]:
     """Default calls on shapes that no fit saw, beside the best of the plans that were tried."""
-    columns = ("type", "shapes", "how many", "by plans", "of the best plan: mean, least", "of the vendor: mean, least")
+    columns = (
+        "type", "shapes", "how many", "by plans", "answered by", "of the best plan: mean, least",
+        "of the vendor: mean, least", "poor choices",
+    )  # fmt: skip
     for path in sorted(results.glob(f"*/{FILE}")):
-        rows = recorded_rows(path)
+        rows = told_rows(path)
         environment = environments(path)[-1]
         yield from heading(path, {"device": environment.get("processor", ""), **environment})
         yield from table(columns, (_held_out_row(*found) for found in grouped(rows)))
@@ -410,4 +444,5 @@ def _held_out_row(dtype: str, kind: str, rows: Sequence[HeldOut]) -> Sequence[ob
     s = summary(rows)
     best = f"{s['mean_share_of_best']:.1%}, {s['least_share_of_best']:.1%}"
     vendor = f"{s['mean_speedup']:.2f}, {s['least_speedup']:.2f}"
-    return dtype, kind, s["shapes"], s["by_plans"], best, vendor
+    steps = ", ".join(dict.fromkeys(row.step for row in rows))
+    return dtype, kind, s["shapes"], s["by_plans"], steps, best, vendor, s["poor"]

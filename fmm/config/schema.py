@@ -53,7 +53,7 @@ from fmm.hardware.chip import Fitted
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.problem import OPERATIONS
+from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
     "ANY",
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 SCHEMA = 1  # the version that is read and written
-PRODUCT = "product"  # the operation of most entries
+PRODUCT: Operation = "product"  # the operation of most entries
 ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
 ANY = "any"  # the layout of entries that hold for rows and columns alike
 Size = tuple[int, int, int]  # (m, k, n)
@@ -100,7 +100,7 @@ class Entry:
     verified: bool = True
     origin: str = "certified"
     lean: bool = False  # the best of the plans without workspace, beside the entry of one with workspace
-    op: str = PRODUCT  # written down only where it is another
+    op: Operation = PRODUCT  # written down only where it is another
 
     @property
     def key(self) -> Key:

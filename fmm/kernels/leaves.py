@@ -40,7 +40,7 @@ VENDOR = Leaf(
     ("cpu", "cuda"),
     ALL,
     types_alone=INTEGERS,  # by the library's own loops
-    halves=("float32", "float64", "complex64", "complex128"),  # BLAS's syrk and herk
+    rank_updates=("float32", "float64", "complex64", "complex128"),
     whole_halves=1024,
     call="one BLAS call",
     forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
@@ -73,6 +73,9 @@ TILE = Leaf(
     ("cuda",),
     (*TILED, *WARPGROUPS),
     types_inside=TILED,
+    halves=TILED,
+    loose_halves=WARPGROUPS,
+    mirrors=True,
     # Those that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with its
     # sums inside; TF32, which needs sums that are turned, less than cuBLASLt's best.)
     considered=("float32", "float16", "bfloat16"),

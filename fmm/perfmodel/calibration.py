@@ -53,6 +53,10 @@ class Rate:
     # One half of a product that is its own adjoint takes this share of the whole product's time, where the vendor has a
     # function for it. (On an H200 0.50 in float32, 0.63 in float64.)
     half: float = 0.6
+    # The same by this package's own kernels, if it is very large; 1: nobody measured it. With so many rows, whole tiles
+    # on the diagonal and a last round that is not full take as long again.
+    half_by_tiles: float = 1.0
+    half_edge: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,9 @@ ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
 # Syrk's time as a share of gemm's, on an H200 at 8192 (of float64 more at 16384: 0.63).
 HALF = {"float32": 0.51, "float64": 0.57}
+# The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
+# of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
+HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.49, 1200.0), "bfloat16": (0.49, 1200.0)}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
@@ -208,6 +215,7 @@ def datasheet(name: str) -> Calibration:
             batch=BATCH.get(t, 1.0),
             tile=SIDE,
             half=HALF.get(t, Rate.half),
+            **_by_tiles(t, gpu),
         )
         for t, peak in peaks.items()
     }
@@ -218,6 +226,12 @@ def datasheet(name: str) -> Calibration:
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
     return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
+
+
+def _by_tiles(dtype: str, gpu: Device) -> dict[str, float]:
+    """What a half by our own tiles takes; they were measured on Hopper alone."""
+    share, edge = HALF_BY_TILES.get(dtype, (1.0, 0.0)) if gpu.capability == WARPGROUPS else (1.0, 0.0)
+    return {"half_by_tiles": share, "half_edge": edge}
 
 
 def _three_products(half: Rate, stream: float) -> Rate:

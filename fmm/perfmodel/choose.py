@@ -194,6 +194,8 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
 
     (Our own kernel is not for types in which it takes about the vendor's time.)
     """
+    if problem.halved and not plan.levels and plan != VENDOR:
+        return _half_is_known(plan, problem, calibration)
     if not plan.considered_for(problem.dtype):
         return False
     rate, own = calibration.known_rate(plan.rate_name(problem.dtype)), plan.timed_by_tiles
@@ -203,6 +205,13 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
     # A batch reads nothing but temporaries, whose rows are aligned.
     aligned = any(level.batched for level in plan.levels) or rows_aligned(problem, plan.leaf_use.leaf.alignment)
     return aligned or (own and rate.tiled_odd > 0)
+
+
+def _half_is_known(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
+    """Was one half by the leaf alone measured on such a device, and may its kernel read these rows?"""
+    rate, leaf = calibration.known_rate(problem.dtype), plan.leaf_use.leaf
+    by_tiles = problem.dtype in (*leaf.halves, *leaf.loose_halves)
+    return by_tiles and rate is not None and rate.half_by_tiles < 1 and rows_aligned(problem, leaf.alignment)
 
 
 def splits(plan: Plan) -> bool:
@@ -215,13 +224,14 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     tile, least = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not least or plan == VENDOR:
         return 0.0
-    return few_tiles_doubt(problem, calibration) if splits(plan) else THIN * tile / least
+    few = splits(plan) or problem.halved
+    return few_tiles_doubt(problem, calibration) if few else THIN * tile / least
 
 
 def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
-    """That, where C has few tiles."""
-    tile = calibration.rate(problem.dtype).tile
-    return DOUBT * tile**2 / (problem.m * problem.n) if tile > 1 and problem.m * problem.n else 0.0
+    """That, where C has few tiles. (A complex number takes the room of two real ones, so C has twice as many.)"""
+    tile, entries = calibration.rate(problem.dtype).tile, problem.m * problem.n * (1 + problem.type.is_complex)
+    return DOUBT * tile**2 / entries if tile > 1 and entries else 0.0
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

@@ -83,7 +83,7 @@ FIGURE = re.compile(
 @pytest.mark.parametrize("path", [README, *DOCS], ids=named)
 def test_no_page_tells_in_prose_what_was_measured(path: Path) -> None:
     text = CODE.sub("", MARK.sub("", prose(path)))
-    text = re.sub(r"[Pp]ython \d\.\d+|NumPy \d\.\d+|torch.{0,40}? \d\.\d+|\]\([^)]*\)", "", text)
+    text = re.sub(r"[Pp]ython \d\.\d+|capability \d\.\d|NumPy \d\.\d+|torch.{0,40}? \d\.\d+|\]\([^)]*\)", "", text)
     stated = STATED.get(named(path), {})
     assert not {found[0].strip() for found in FIGURE.finditer(text)} - stated.keys()
 

@@ -15,6 +15,7 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
+from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, split_launch
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
@@ -69,7 +70,7 @@ class Target:
 
 
 def select_launches(
-    op: SumOp | MirrorOp | GemmOp | RankOp | TileOp | TileGroup, target: Target
+    op: SumOp | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup, target: Target
 ) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
@@ -78,6 +79,8 @@ def select_launches(
         return (mirror_launch(op, target.flagged),)
     if isinstance(op, RankOp):
         return (VendorCall(op, f"cuBLAS, {'herk' if DTYPES[op.dtype].is_complex else 'syrk'}: one half"),)
+    if isinstance(op, MirroredOp):
+        return _select_mirrored(op, target)
     if isinstance(op, GemmOp):
         return _select_product(op, target)
     return _by_tiles(op, target)
@@ -89,6 +92,14 @@ def _select_product(op: GemmOp, target: Target) -> tuple[Launch | VendorCall, ..
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
     return SELECTORS[name](op, op.dtype, target)
+
+
+def _select_mirrored(op: MirroredOp, target: Target) -> tuple[Launch | VendorCall, ...]:
+    """In one launch where our kernel can write the mirror too, else one after the other."""
+    alone = _select_product(op.whole, target) if op.product.use.leaf.mirrors else ()
+    if len(alone) == 1 and isinstance(alone[0], Launch):
+        return alone
+    return (*_select_product(op.product, target), mirror_launch(op.mirror, target.flagged))
 
 
 def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
@@ -153,7 +164,7 @@ def _by_warpgroups(op: GemmOp, dtype: str, target: Target) -> Launch | str:
         return f"an operand does not begin at a multiple of {WIDE} bytes"
     found = wgmma_op(op, dtype, target.chip.multiprocessors)
     if found is None:
-        wants = f"lines of whole {WIDE} bytes, alpha real, beta 0 or 1"
+        wants = f"lines of whole {WIDE} bytes, alpha and beta real"
         inner = ", both along the inner dimension" if dtype == "tf32" else ""
         return f"its kernel cannot do this product: it wants {wants}{inner}"
     return wgmma_launch(found)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Final
 
 from fmm.dtypes import DTYPES
@@ -31,6 +32,7 @@ class CandidateForm:
     patterns: tuple[str, ...]
     most_products: int  # that a plan of the form may make
     reason: str
+    needs: str = ""  # a library without which it is not worth considering
 
     def plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
         """What the form makes of a level and a leaf. Too large compositions are not even tried: they take seconds."""
@@ -49,6 +51,14 @@ CANDIDATE_FORMS: Final = (
         ("{a}", "{a} > {a}", "{a} > {a} > {a}"),
         7**3,
         "level by level: a CPU's caches hold the sums of one level, and not of several at once",
+    ),
+    CandidateForm(
+        "nested",
+        "cpu",
+        ("{a}^2",),
+        7**2,
+        "two levels in one pass: compiled sums load and store every number once, and have no panels to keep in a cache",
+        needs="llvmlite",
     ),
     CandidateForm(
         "one pass",
@@ -149,7 +159,8 @@ def levels_above(device: str) -> tuple[PlanLevel, ...]:
 
 
 def _forms_on(device: str) -> list[CandidateForm]:
-    return [form for form in CANDIDATE_FORMS if form.device == device]
+    usable = [form for form in CANDIDATE_FORMS if not form.needs or find_spec(form.needs) is not None]
+    return [form for form in usable if form.device == device]
 
 
 def _form_names(device: str) -> tuple[str, ...]:
@@ -177,7 +188,8 @@ HALF_LEVELS: Final = 1  # algorithms that are tried there
 @lru_cache(maxsize=4)
 def half_candidates(device: str) -> tuple[Plan, ...]:
     """What is compared for products that are their own adjoints: the vendor's way first, then cuts whose products below
-    the diagonal are the vendor's or one of the plans that are fast for products."""
+    the diagonal are the vendor's or one of the plans that are fast for products; blocks on the diagonal by the plan's
+    leaf, or, instead of the vendor, by one that has a kernel for halves."""
     inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
         levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
@@ -185,8 +197,12 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
         if form.name in HALF_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     found = [VENDOR]
+    of_halves = [leaf.name for leaf in leaves_on(device) if leaf.halves]
+    found += [Plan(leaf=name) for name in of_halves]
     for cuts in CUTS[device]:
-        found += [Plan.parse(f"gram^{cuts} > {plan}") for plan in dict.fromkeys(inner)]
+        for plan in dict.fromkeys(inner):
+            others = [f".{name}" for name in of_halves] if plan.leaf == VENDOR.leaf else []
+            found += [Plan.parse(f"gram^{cuts}{by} > {plan}") for by in ("", *others)]
     return tuple(found)
 
 

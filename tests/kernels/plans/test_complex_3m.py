@@ -85,7 +85,11 @@ def test_conjugated_operands_cost_no_copy(text: str, conjugated: str, rng: np.ra
     plan = Plan.parse(f"{text} > vendor")
     assert str(plan) == f"{text} > vendor"
     expected = a.conj() @ b if conjugated == "a" else a @ b.conj()
-    np.testing.assert_allclose(fmm.matmul(a, b, plan=plan), expected, rtol=0, atol=1e-12)
+    arena, found = Arena(aligned_block(workspace(plan, 40, 40, 40, 16)), a.dtype), np.empty_like(a)
+    execute_plan(plan, a, b, found, NumpyBackend(Threads(1)), arena)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    with pytest.raises(PlanError, match="multiplies conjugates"):  # which a product has none of
+        fmm.matmul(a, b, plan=plan)
     plain = Plan.parse(str(plan).replace(f".conj-{conjugated}", ""))
     assert workspace(plan, 40, 40, 40, 16) == workspace(plain, 40, 40, 40, 16)
     assert cost(plan, 40, 40, 40, 16) == cost(plain, 40, 40, 40, 16)

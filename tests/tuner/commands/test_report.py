@@ -16,7 +16,7 @@ from fmm.tuner.commands import tune
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.report.overview import gains_frame, meaning, shown_gains
+from fmm.tuner.report.overview import _squares, gains_frame, meaning, shown_gains
 from fmm.tuner.report.page import gains_table
 from tests.support import configs as tuned
 
@@ -111,6 +111,22 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     assert '<td class="measured" data-side="4096"' in page and "1.05 to 1.20" in page
     assert "leaves all to it" in meaning([replace(measured, kind="vendor")])
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
+
+
+def test_halves_are_rows_of_their_own(folder: Path) -> None:
+    """Measured ones, which say nothing of whole products: neither in the sentences nor as points of their picture."""
+    (case,) = tuned_cases(folder / "config.json")
+    half = replace(tuned.entry((4096, 4096, 4096), "gram > winograd > vendor", speedup=1.1), op="gram")
+    found = replace(case, tuned=replace(case.tuned, entries={half.key: half}))
+    gains = shown_gains([found])
+    (gain,) = (gain for gain in gains if gain.op == "gram")
+    assert (gain.side, gain.kind, gain.low, gain.plan) == (4096, "measured", 1.05, half.plan) and gain.workspace > 0
+    assert meaning(gains) == meaning([gain for gain in gains if gain.op == "product"])
+    assert "leaves all to it" in meaning([gain]) and "float64, gram" in gains_table(gains)
+    product = tuned.entry((4096, 4096, 4096), speedup=1.1)
+    assert _squares(replace(case, tuned=replace(case.tuned, entries={half.key: half, product.key: product}))) == [
+        product
+    ]
 
 
 def test_the_page_tells_nothing_of_the_machine_s_files(folder: Path, report: Path) -> None:

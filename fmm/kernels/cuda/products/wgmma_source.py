@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.read import with_headers
@@ -38,7 +39,8 @@ class WgmmaKernel:
     element: str
     sizes: WgmmaSizes
     along: tuple[Along, Along]  # how A and B are contiguous
-    lower: bool = False  # only tiles that reach the diagonal or lie below it
+    # Only tiles that reach the diagonal or lie below it; of the other half anything, or (`full`) their mirror.
+    half: Literal["", "loose", "lower", "full"] = ""
 
     @property
     def passes(self) -> int:
@@ -66,12 +68,20 @@ def wgmma_source(kernel: WgmmaKernel) -> str:
         f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
         f"{ENTRY}(const __grid_constant__ fmm::Product p) {{",
         f"    using Element = {element.cpp};",
-        f"    using Sizes = fmm::{'Lower' * kernel.lower}Sizes<Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"    using Sizes = fmm::{_sizes_type(kernel)};",
         "    extern __shared__ __align__(1024) Element memory[];",
         f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, memory);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
+
+
+def _sizes_type(kernel: WgmmaKernel) -> str:
+    s = kernel.sizes
+    numbers = f"Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
+    if not kernel.half:
+        return f"Sizes<{numbers}>"
+    return f"LowerSizes<{numbers}, {str(kernel.half == 'full').lower()}>"
 
 
 def wgmma_instruction(element: DType, width: int) -> list[str]:
