@@ -10,9 +10,10 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
-from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
+from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import PRODUCTS, whole_moduli
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,6 @@ FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex
 CPU_STREAM = 10e9
 # NumPy's loops over every second number do not use vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
 CPU_PARTS = 0.5
-RESIDUES_RATE = "residues-{}"  # of integers on a GPU
 BUILT_IN = "built-in recursion point, device not tuned"
 
 
@@ -199,6 +199,8 @@ OWN_LOOPS = 0.04  # of the vendor's rate in float32: that of cupy.matmul's kerne
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
+# Beside the residues themselves, for every number of A and B, and of C.
+SPLIT_BYTES, JOIN_BYTES = 24, 16
 
 
 def datasheet(name: str) -> Calibration:
@@ -222,6 +224,8 @@ def datasheet(name: str) -> Calibration:
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
+        for name, (moduli, levels) in RESIDUE_LEAVES.items():
+            rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
         rates |= dict(_integers(rates, stream))
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
@@ -242,18 +246,29 @@ def _three_products(half: Rate, stream: float) -> Rate:
     return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
+def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Rate:
+    """float64 by products of bytes, which are twice as fast as those of float16, one for each modulus (and fewer with
+    levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues; those of C are
+    read as such, and written: time that grows as the operands, and as C."""
+    flops = 2 * half.flops / moduli * (8 / PRODUCTS) ** levels
+    planes = moduli * (PRODUCTS / 4) ** levels
+    lost = flops / DTYPES["float64"].flops / stream
+    split, join = (SPLIT_BYTES + planes) * lost, (JOIN_BYTES + planes) * lost
+    return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
+
+
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:
     """Integers by the library's own kernels, and by residues: products of bytes, twice as fast as those of float16, one
     for each modulus. A byte for each is written and read of every number of A, B and C besides."""
     half = rates["float16"]
     for name in INTEGERS:
         item = DTYPES[name].itemsize
-        count = 1 if item == 1 else moduli_needed(8 * item - 1, 8 * item - 1, 8192)
+        count = whole_moduli(name, 8192)
         flops = 2 * half.flops / count
         numbers = flops / stream / 2  # multiply-adds in the time of one byte
         cut, joined = numbers * (item + count), numbers * (item + 2 * count)
         yield name, Rate(rates["float32"].flops * OWN_LOOPS, half.fill, PIPE, tile=SIDE)
-        yield RESIDUES_RATE.format(name), Rate(flops, half.fill / count, PIPE + joined, cut, cut, tile=SIDE)
+        yield WHOLE_RATE.format(name), Rate(flops, half.fill / count, PIPE + joined, cut, cut, tile=SIDE)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

@@ -353,5 +353,5 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         lanes, itemsize = max(lanes, step.lanes), step.itemsize_below(itemsize)
     sides = footprints[-1].sides if footprints else problem.size
     m, k, n = (int(side) for side in sides)
-    scratch = plan.leaf_use.leaf.scratch(m, k, n, int(_together(plan)))
+    scratch = plan.leaf_use.leaf.room(itemsize, m, k, n, int(_together(plan)))
     return held + lanes * scratch

@@ -17,6 +17,9 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
 from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, split_launch
+from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAF, whole_moduli
+from fmm.kernels.cuda.products.residues import residue_launches, residue_op
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
@@ -139,6 +142,19 @@ def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | V
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
 
 
+def _by_residues(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+    """Exponents, planes of residues, their products, C; by the vendor where there are no such tensor cores."""
+    exact, chip = DTYPES[dtype].exact, target.chip
+    moduli, levels = (whole_moduli(dtype, op.k), 0) if exact else RESIDUE_LEAVES[op.use.leaf.name]
+    made = residue_op(op, dtype, moduli, levels, chip.multiprocessors) if chip.has_warpgroups else None
+    if made is not None:
+        return residue_launches(made, dict(target.divides), target.flagged)
+    why = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
+    if exact:
+        raise PlanError(f"{op.leaf} cannot multiply {dtype}, because {why}")
+    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
+
+
 BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
 
 # By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
@@ -149,6 +165,7 @@ SELECTORS: dict[str, Selector] = {
     "lt": _by_candidate,
     "tile": _by_own_kernel,
     "f16x3": _by_three_planes,
+    **dict.fromkeys((WHOLE_LEAF, *RESIDUE_LEAVES), _by_residues),
 }
 
 

@@ -1,4 +1,4 @@
-// Products by the tensor cores of Hopper's warpgroups (sm_90a), of 16-bit numbers and of float32 as TF32.
+// Products by the tensor cores of Hopper's warpgroups (sm_90a), of 16-bit numbers, of float32 as TF32, and of bytes.
 //
 //   Product  where A, B and C lie, and what is to be done with them
 //   bring    one thread: tiles of A and B to shared memory; what both thread blocks of a cluster want comes once for both
@@ -287,6 +287,10 @@ __device__ __forceinline__ float2 widened_pair(const bfloat16* q) {
 }
 __device__ __forceinline__ float2 widened_pair(const tf32* q) { return *reinterpret_cast<const float2*>(q); }
 
+// Of sums that are integers nothing is kept: they are residues.
+template <class Element, int COUNT>
+__device__ __forceinline__ void add_old(const Product&, int (&)[COUNT], int, int, int) {}
+
 // x += keep times what stands in C, of the pairs from this row and column on. (n is even.)
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
@@ -315,16 +319,30 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
     }
 }
 
-template <class Step, class S, class Left, class Right, class Element>
-__device__ __forceinline__ void multiply_all(const Product& p, Element* memory, const Gates& gates, int group) {
+// What becomes of a sum before it is stored: it is multiplied by a factor, the same in all layers.
+struct ByFactor {
+    static constexpr int MOST_STEPS = 0;  // as many steps as there are may be added up
+    float factor;
+    __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
+    __device__ __forceinline__ float operator()(float x) const { return factor * x; }
+};
+
+// Is not read before the instructions that wrote it have ended.
+__device__ __forceinline__ void settled(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ __forceinline__ void settled(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+
+template <class Step, class S, class Left, class Right, class Element, class Finish>
+__device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Gates& gates,
+                                             int group) {
     constexpr int WORDS = S::STAGE * static_cast<int>(sizeof(Element)) / 16, WIDE = 16 / static_cast<int>(sizeof(Element));
     const auto a = Left::described(memory + group * 64 * S::LINE), b = Right::described(memory + Left::SIZE);
     const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
     Round<S::STAGES> round;
     Round<1> staged;
-    float sum[S::WIDTH / 2];  // pairs: of line `row` and of the eighth line behind it, in every 8 columns
+    typename Step::Sum sum[S::WIDTH / 2];  // pairs: of line `row` and of the eighth line behind it, in every 8 columns
     every_tile<S>(p, [&](const Place& place) {
+        const auto finished = finish.of(place.layer);
         int before = 0;
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
@@ -338,10 +356,20 @@ __device__ __forceinline__ void multiply_all(const Product& p, Element* memory, 
             until_multiplied<1>();  // so that the stage before is free
             if (t && thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
             before = round.stage;
+            if constexpr (Finish::MOST_STEPS > 0) {
+                if ((t + 1) % Finish::MOST_STEPS == 0) {
+                    until_multiplied<0>();
+#pragma unroll
+                    for (auto& x : sum) {
+                        settled(x);
+                        x = finished.still(x);
+                    }
+                }
+            }
         }
         until_multiplied<0>();
 #pragma unroll
-        for (float& x : sum) asm volatile("" : "+f"(x)::"memory");  // and is not read before
+        for (auto& x : sum) settled(x);
         if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
         if (p.keep != 0)
             add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
@@ -352,10 +380,10 @@ __device__ __forceinline__ void multiply_all(const Product& p, Element* memory, 
             for (int j = 0; j < S::PART; j += 8)
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    const float* const x = sum + (from + j) / 2 + r * 2;
+                    const auto* const x = sum + (from + j) / 2 + r * 2;
                     const int line = row + r * 8, col = j % S::LINE + lane % 4 * 2, chunk = col / WIDE ^ line % 8;
                     put_pair(staging + j / S::LINE * 64 * S::LINE + line * S::LINE + chunk * WIDE + col % WIDE,
-                             p.factor * x[0], p.factor * x[1]);
+                             finished(x[0]), finished(x[1]));
                 }
             if constexpr (MIRRORED<S>) {
                 const int diagonal = place.row + group * 64 - place.col;
@@ -416,8 +444,8 @@ __device__ __forceinline__ void send_all(const Product& p, Element* memory, cons
 
 // `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates. `Step::multiply` is the one
 // instruction, which the generated source brings: it names all the registers of a tile.
-template <class Step, class Element, class S, Along LEFT, Along RIGHT>
-__device__ __forceinline__ void multiply_by_groups(const Product& p, Element* memory) {
+template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
+__device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
     using Left = Panel<Element, LEFT, S::HEIGHT>;
     using Right = Panel<Element, RIGHT, S::WIDTH>;
     Gate* const full = reinterpret_cast<Gate*>(memory + S::NUMBERS);
@@ -444,7 +472,7 @@ __device__ __forceinline__ void multiply_by_groups(const Product& p, Element* me
         if (warp > 0 && warp <= S::GROUPS && first) send_all<S>(p, memory, gates, warp - 1);
     } else {
         want_registers<232>();
-        multiply_all<Step, S, Left, Right>(p, memory, gates, warp / 4 - 1);
+        multiply_all<Step, S, Left, Right>(p, finish, memory, gates, warp / 4 - 1);
     }
     cluster_meets();  // nobody leaves while others may arrive at its gates
 }

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
+from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
@@ -25,11 +26,23 @@ MOST_KEPT = 2.0**60  # of beta over alpha
 EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
 
 
+class GroupKernel(Protocol):
+    """What is asked of a kernel by warpgroups."""
+
+    @property
+    def sizes(self) -> WgmmaSizes: ...
+    @property
+    def half(self) -> str: ...
+
+
+Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
+
+
 @dataclass(frozen=True)
-class WgmmaOp:
+class WgmmaOp(Generic[Kind]):
     """One launch: C = factor A B, or added to what C holds, layer by layer."""
 
-    kernel: WgmmaKernel
+    kernel: Kind
     maps: tuple[TensorMap, TensorMap, TensorMap]
     steps: int
     tiles: tuple[int, int]  # of clusters, below each other and side by side
@@ -63,7 +76,7 @@ class WgmmaOp:
 
 
 @lru_cache(maxsize=4096)
-def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
+def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKernel] | None:
     """The launch of a GEMM whose bases are aligned; None where the kernel cannot do it."""
     element, (m, n, k) = DTYPES[dtype], (op.n, op.m, op.k)
     left, right, along = kernel_operands(op)
@@ -133,7 +146,7 @@ def sizes_for(m: int, n: int, count: int, multiprocessors: int, half: bool = Fal
 # ---- the launch on a chip
 
 
-def wgmma_launch(op: WgmmaOp) -> Launch:
+def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     """All three operands' bases must be multiples of 16 bytes."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))

@@ -70,7 +70,7 @@ def wgmma_source(kernel: WgmmaKernel) -> str:
         f"    using Element = {element.cpp};",
         f"    using Sizes = fmm::{_sizes_type(kernel)};",
         "    extern __shared__ __align__(1024) Element memory[];",
-        f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, memory);",
+        f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
@@ -87,27 +87,31 @@ def _sizes_type(kernel: WgmmaKernel) -> str:
 def wgmma_instruction(element: DType, width: int) -> list[str]:
     """64 rows of A times `width` columns of B, added to the accumulators, or not, if nothing is kept of these.
 
-    Where 16-bit operands are turned, they lie along the outer dimension. (An instruction names all its registers.)
+    Where 16-bit operands are turned, they lie along the outer dimension; bytes are added up in whole numbers. (An
+    instruction names all its registers.)
     """
-    count = width // 2
+    count, whole = width // 2, element.itemsize == 1
+    sums, number, register = ("s32", "int", "r") if whole else ("f32", "float", "f")
     names = ", ".join(f"%{i}" for i in range(count))
-    accumulators = ", ".join(f'"+f"(x[{i}])' for i in range(count))
+    accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(count))
     deep = INSTRUCTION // element.itemsize
+    signs = "" if whole else ", 1, 1"
     turns = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
     given = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if turns else "")
-    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{deep}.f32.{element.mma}.{element.mma}"
+    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{deep}.{sums}.{element.mma}.{element.mma}"
     return [
         "struct Step {",
+        f"    using Sum = {number};",
         "    template <bool LEFT_TURNED, bool RIGHT_TURNED>",
-        f"    __device__ static __forceinline__ void multiply(float (&x)[{count}], unsigned long long a,",
+        f"    __device__ static __forceinline__ void multiply(Sum (&x)[{count}], unsigned long long a,",
         "                                                    unsigned long long b, int keeps) {",
-        '    asm volatile("{.reg .pred keeps; "',
-        f'                 "setp.ne.b32 keeps, %{count + 2}, 0; "',
-        f'                 "{name} "',
-        f'                 "{{{names}}}, "',
-        f'                 "%{count}, %{count + 1}, keeps, 1, 1{turns};}}"',
-        f"                 : {accumulators}",
-        f"                 : {given});",
+        '        asm volatile("{.reg .pred keeps; "',
+        f'                     "setp.ne.b32 keeps, %{count + 2}, 0; "',
+        f'                     "{name} "',
+        f'                     "{{{names}}}, "',
+        f'                     "%{count}, %{count + 1}, keeps{signs}{turns};}}"',
+        f"                     : {accumulators}",
+        f"                     : {given});",
         "    }",
         "};",
     ]

@@ -44,7 +44,7 @@ def gemm(problem: Problem, plan: str = "tile") -> GemmOp:
     return op
 
 
-def launch(problem: Problem, plan: str = "tile") -> WgmmaOp:
+def launch(problem: Problem, plan: str = "tile") -> WgmmaOp[WgmmaKernel]:
     made = wgmma_op(gemm(problem, plan), problem.dtype, SMS)
     assert made is not None
     return made
