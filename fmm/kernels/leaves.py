@@ -20,7 +20,7 @@ from math import sqrt
 from fmm.dtypes import DTYPES, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
-from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
+from fmm.kernels.cuda.products.f16_planes import f16x3_scratch, kept_room
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
 from fmm.kernels.cuda.products.residue_planes import PRODUCTS, WHOLE_LEAF, residue_scratch, whole_scratch
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
@@ -99,6 +99,8 @@ F16X3 = Leaf(
     scratch=f16x3_scratch,
     forms=("alone", "one pass", "outer", "in place"),
     emulates=True,
+    checks_entries=True,
+    keeps=kept_room,
     rate=F16X3_RATE,
 )
 
@@ -133,8 +135,8 @@ def _residue_leaf(name: str, moduli: int, levels: int) -> Leaf:
         starts=4,
         scratch=partial(residue_scratch, moduli, levels),
         orders=(),
-        # Fewer than the usual are less accurate than the vendor, more are slower. With two levels fewer bytes are
-        # multiplied, but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
+        # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is multiplied,
+        # but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
         forms=("alone",) if moduli == USUAL_MODULI and levels < 2 else (),
         relative_error=RESIDUE_ERRORS.get(moduli, 1.0),
         emulates=True,
