@@ -135,8 +135,9 @@ def _residue_leaf(name: str, moduli: int, levels: int) -> Leaf:
         starts=4,
         scratch=partial(residue_scratch, moduli, levels),
         orders=(),
-        # Fewer than the usual are less accurate than the vendor, more are slower: for who names them.
-        forms=("alone",) if moduli == USUAL_MODULI else (),
+        # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is multiplied,
+        # but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
+        forms=("alone",) if moduli == USUAL_MODULI and levels < 2 else (),
         relative_error=RESIDUE_ERRORS.get(moduli, 1.0),
         emulates=True,
         rate=name,
