@@ -119,13 +119,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     sides = tuple(map(int, options.sides.split(","))) if options.sides else QUICK_SIDES if options.quick else SIDES
     leaves = tuple(options.leaves.split(","))
-    rows = []
+    rows, out = [], options.out or results_folder() / "residues.json"
     for side in sides:
         rows.append(measured(side, leaves, QUICK_ROUNDS if options.quick else ROUNDS))
         cupy.get_default_memory_pool().free_all_blocks()
         print(table(rows[-1]), flush=True)
-    out = options.out or results_folder() / "residues.json"
-    out.write_text(json.dumps({"environment": environment(), "cases": rows}) + "\n", encoding="utf-8")
+        out.write_text(json.dumps({"environment": environment(), "cases": rows}) + "\n", encoding="utf-8")
     return 0
 
 

@@ -15,7 +15,7 @@ from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.compose import Room, composed_plans
 from fmm.perfmodel.predict import Prediction, predict_vendor, predicted_seconds
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import bounds_entries, expected_growth
 from fmm.perfmodel.work import estimated_work, estimated_workspace, rows_aligned
 from fmm.problem import Problem
 
@@ -51,13 +51,15 @@ class Limits:
     workspace: int
     error_growth: float = CPU_GROWTH
     emulation: bool = True  # may numbers be multiplied in another type than theirs?
+    componentwise: bool = False  # is every entry to be right beside its own size, not beside the largest ones alone?
 
     def allow(self, plan: Plan, growth: float) -> bool:
         """May the plan, with this expected growth of the error, be chosen? Who wants no more than the vendor's error
         wants it beside each entry of the product."""
         leaf = plan.leaf_use.leaf
         strict = not self.emulation or self.error_growth <= 1
-        return growth <= self.error_growth and not (strict and leaf.emulates)
+        allowed = growth <= self.error_growth and not (strict and leaf.emulates)
+        return allowed and not (self.componentwise and not bounds_entries(plan))
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,17 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
     if not splits(plan) or work.smallest >= calibration.least:
         prediction = predicted_seconds(plan, problem, work, calibration)
         seconds = max(prediction.seconds, call_seconds(plan, calibration))
-        growth = expected_growth(plan, problem.dtype, not calibration.batches)
         time = seconds / base if base else 1.0
-        margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
-        margin = 0.0 if plan.timed_by_tiles and not plan.levels and calibration.rate(problem.dtype).tiled else margin
-        yield Candidate(plan, prediction, time, growth, margin + _doubt(plan, problem, calibration))
+        growth = expected_growth(plan, problem.dtype, not calibration.batches)
+        yield Candidate(plan, prediction, time, growth, _margin(plan, problem, calibration))
+
+
+def _margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
+    """By how much it must win. Our own kernel alone is as good a choice as the vendor's where it is expected to take as
+    long: it has no sums that the model could be wrong about."""
+    own = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
+    alone = plan.timed_by_tiles and not plan.levels
+    return (0.0 if alone else own) + _doubt(plan, problem, calibration)
 
 
 def call_seconds(plan: Plan, calibration: Calibration) -> float:
@@ -239,6 +247,8 @@ def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Cal
     what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
     if fastest.plan.leaf_use.leaf.emulates and not limits.emulation:
         what = "other types of numbers"
+    elif limits.componentwise and not bounds_entries(fastest.plan):
+        what = "a looser bound on the error of its entries"
     best_of = (
         "no plan within the limits wins clearly" if best.plan == VENDOR else "least predicted time within the limits"
     )

@@ -61,7 +61,7 @@ torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, l
 
 def recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """For those who record torch's calls: its own function; in a compiled graph, where it may pay, the operator."""
-    if out is None and _worth_an_operator(a, b):
+    if out is None and not wishes.componentwise and _worth_an_operator(a, b):
         return OPERATOR(a, b, None if wishes.plan is None else str(wishes.plan), wishes.error_growth, wishes.workspace)
     if wishes.plan not in (None, VENDOR):
         return product(a, b, out, wishes)  # which says why it cannot run

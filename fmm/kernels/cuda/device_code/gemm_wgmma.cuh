@@ -441,12 +441,10 @@ __device__ __forceinline__ void send_all(const Product& p, Element* memory, cons
 
 // ---- the kernel
 
-// `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates. `Step::multiply` is the one
-// instruction, which the generated source brings: it names all the registers of a tile.
-template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
-__device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
-    using Left = Panel<Element, LEFT, S::HEIGHT>;
-    using Right = Panel<Element, RIGHT, S::WIDTH>;
+// How all these kernels begin and end: one thread makes the gates, which stand behind the numbers in `memory`; the first
+// warpgroup copies, for which it needs few registers, and the others multiply.
+template <class S, bool STAGES_RESULT, class Element, class Copy, class Multiply>
+__device__ __forceinline__ void in_warpgroups(Element* memory, const Copy& copy, const Multiply& multiply) {
     Gate* const full = reinterpret_cast<Gate*>(memory + S::NUMBERS);
     Gate* const staged = full + 2 * S::STAGES;
     const Gates gates{full, full + S::STAGES, staged, staged + S::GROUPS};
@@ -455,7 +453,7 @@ __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finis
             make_gate(gates.full + i, 1);
             make_gate(gates.empty + i, S::GROUPS * S::CLUSTER);
         }
-        for (int i = 0; i < S::GROUPS; ++i) {
+        for (int i = 0; STAGES_RESULT && i < S::GROUPS; ++i) {
             make_gate(gates.staged + i, 128);
             make_gate(gates.sent + i, 1);
         }
@@ -466,14 +464,28 @@ __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finis
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp < 4) {
         leave_registers<40>();
+        copy(gates, warp);
+    } else {
+        want_registers<232>();
+        multiply(gates, warp / 4 - 1);
+    }
+    cluster_meets();  // nobody leaves while others may arrive at its gates
+}
+
+// `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates. `Step::multiply` is the one
+// instruction, which the generated source brings: it names all the registers of a tile.
+template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
+__device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
+    using Left = Panel<Element, LEFT, S::HEIGHT>;
+    using Right = Panel<Element, RIGHT, S::WIDTH>;
+    const auto copy = [&](const Gates& gates, int warp) {
         const bool first = threadIdx.x % 32 == 0;
         if (warp == 0 && first) bring_all<S, Left, Right>(p, memory, gates);
         if (warp > 0 && warp <= S::GROUPS && first) send_all<S>(p, memory, gates, warp - 1);
-    } else {
-        want_registers<232>();
-        multiply_all<Step, S, Left, Right>(p, finish, memory, gates, warp / 4 - 1);
-    }
-    cluster_meets();  // nobody leaves while others may arrive at its gates
+    };
+    in_warpgroups<S, true>(memory, copy, [&](const Gates& gates, int group) {
+        multiply_all<Step, S, Left, Right>(p, finish, memory, gates, group);
+    });
 }
 
 }  // namespace fmm
