@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.held_out import FILE, environments, grouped, recorded_rows, summary
+from benchmarks.held_out import FILE, environments, grouped, summary, told_rows
 from benchmarks.held_out import Row as HeldOut
 from fmm.kernels.plans.plan import Plan
 
@@ -452,9 +452,12 @@ def _call(row: Row) -> Sequence[str]:
 
 def held_out(results: Path) -> Iterator[str]:
     """Default calls on shapes that no fit saw, beside the best of the plans that were tried."""
-    columns = ("type", "shapes", "how many", "by plans", "of the best plan: mean, least", "of the vendor: mean, least")
+    columns = (
+        "type", "shapes", "how many", "by plans", "answered by", "of the best plan: mean, least",
+        "of the vendor: mean, least", "poor choices",
+    )  # fmt: skip
     for path in sorted(results.glob(f"*/{FILE}")):
-        rows = recorded_rows(path)
+        rows = told_rows(path)
         environment = environments(path)[-1]
         yield from heading(path, {"device": environment.get("processor", ""), **environment})
         yield from table(columns, (_held_out_row(*found) for found in grouped(rows)))
@@ -464,4 +467,33 @@ def _held_out_row(dtype: str, kind: str, rows: Sequence[HeldOut]) -> Sequence[ob
     s = summary(rows)
     best = f"{s['mean_share_of_best']:.1%}, {s['least_share_of_best']:.1%}"
     vendor = f"{s['mean_speedup']:.2f}, {s['least_speedup']:.2f}"
-    return dtype, kind, s["shapes"], s["by_plans"], best, vendor
+    steps = ", ".join(dict.fromkeys(row.step for row in rows))
+    return dtype, kind, s["shapes"], s["by_plans"], steps, best, vendor, s["poor"]
+
+
+def integers(results: Path) -> Iterator[str]:
+    """Exact products of integers, whole calls, on CPUs and GPUs."""
+    columns = ("type", "n", "numbers", "library", "fmm", "speedup", "workspace", "plan")
+    for path in sorted(results.glob("*/integers.json")):
+        environment, rows = load(path)
+        name = environment.get("device") or machine(environment)
+        yield f"**{name}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit']})"
+        yield ""
+        yield from table(columns, (_integer_row(row) for row in rows if row["equal"]))
+        yield ""
+
+
+def _integer_row(row: Row) -> Sequence[object]:
+    """The library's product may have been timed on some rows only, each of which takes as long."""
+    theirs, ours = median(row["vendor"]) * row["side"] / row["rows"], median(row["candidate"])
+    numbers = f"below 2^{row['bits']}" if row["bits"] else "the whole range"
+    seconds = (f"{digits(1e3 * x)} ms" for x in (theirs, ours))
+    return (
+        row["dtype"],
+        row["side"],
+        numbers,
+        *seconds,
+        f"**{theirs / ours:.1f}**",
+        space(row["workspace"]),
+        f"`{row['plan']}`",
+    )
