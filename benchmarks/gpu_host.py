@@ -1,8 +1,9 @@
 """What a call costs the host, on a GPU: `python -m benchmarks.gpu_host` times the way from Python to the last launch.
 
-Three tables: microseconds of a one-level plan's call while the device is kept busy (launched one by one, replayed as a
-graph, and as a graph that is moved to other operands at each call), whole small products against the library's own, and
-replays against launches where plans pay. Calls are interleaved in shuffled rounds; raw samples are kept.
+Four tables: microseconds of a one-level plan's call while the device is kept busy (launched one by one, replayed as a
+graph, and as a graph that is moved to other operands at each call), whole small products against the library's own,
+replays against launches where plans pay, and torch's small products with fmm installed and without. Calls are
+interleaved in shuffled rounds; raw samples are kept. `--tables` measures some of them, into files of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -208,6 +209,44 @@ def latency(call: Callable[[], Any]) -> float:
     return (time.perf_counter_ns() - began) / 1000
 
 
+# ---- small products of torch that fmm, installed, declines
+
+CALLS = 300  # of a sample
+
+
+def declined(rounds: int) -> list[dict[str, Any]]:
+    a, stack, bias = (torch.randn(*shape, device="cuda") for shape in ((64, 64), (4, 64, 64), (64,)))
+    calls: dict[str, Callable[[], Any]] = {
+        "mm": lambda: torch.mm(a, a),
+        "addmm": lambda: torch.addmm(bias, a, a),
+        "bmm": lambda: torch.bmm(stack, stack),
+    }
+    rows = []
+    for name, call in calls.items():
+        samples: dict[str, list[float]] = {"without": [], "with": []}
+        for _ in range(rounds):
+            for way in random.sample(list(samples), 2):
+                with fmm.installed("torch") if way == "with" else nullcontext():
+                    call()
+                    samples[way].append(launched(call))
+        rows.append({"table": "declined", "operator": name, **samples})
+    return rows
+
+
+def launched(call: Callable[[], Any]) -> float:
+    """Microseconds of the host for one of many calls; the device has little to do."""
+    torch.cuda.synchronize()
+    began = time.perf_counter_ns()
+    for _ in range(CALLS):
+        call()
+    taken = time.perf_counter_ns() - began
+    torch.cuda.synchronize()
+    return taken / CALLS / 1000
+
+
+TABLES = {"host": host, "small": small, "replayed": replayed, "declined": declined}
+
+
 # ---- what is printed
 
 
@@ -228,6 +267,9 @@ def shown(row: dict[str, Any]) -> str:
         return (
             f"{name} {ratio(row['vendor'], row['fmm']):6.3f}  vendor {spread(row['vendor'])}, fmm {spread(row['fmm'])}"
         )
+    if row["table"] == "declined":
+        more = [x - y for x, y in zip(row["with"], row["without"], strict=True)]
+        return f"torch.{row['operator']:6} without fmm {spread(row['without'])}, with it {median(more):+.2f} us"
     ways = [
         f"{what}: {name} {ratio(x['vendor'], x[name]):.3f}" for what, x in timed(row) for name in ("launches", "replay")
     ]
@@ -242,20 +284,23 @@ def timed(row: dict[str, Any]) -> list[tuple[str, dict[str, list[float]]]]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     env = {**environment(), "torch": torch.__version__}
     env["command"] = " ".join(["python -m benchmarks.gpu_host", *arguments])
     random.seed(1)
     np.random.seed(1)
-    rows = [*host(options.rounds), *small(options.rounds), *replayed(options.rounds)]
+    rows = [row for name in options.tables for row in TABLES[name](options.rounds)]
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "host.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
+    name = "host" if options.tables == list(TABLES) else "-".join(["host", *options.tables])
+    (folder / f"{name}.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
     print(*map(shown, rows), sep="\n")
     for library in ("cupy", "torch"):
         found = [ratio(r["vendor"], r["fmm"]) for r in rows if r["table"] == "small" and r["library"] == library]
-        print(f"{library}: small products, median {median(found):.3f}, worst {min(found):.3f}")
+        if found:
+            print(f"{library}: small products, median {median(found):.3f}, worst {min(found):.3f}")
     return 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Mapping
-from numbers import Integral, Number, Real
-from typing import Any
+from collections.abc import Mapping
+from numbers import Complex, Integral, Real
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,18 +72,27 @@ def matmul(
             library = NUMPY if usual else NUMPY.with_options(_options(casting, order, dtype, more))
             return call.product(library, a, b, out, NO_WISHES)
         if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
-            if known.watched():
-                return _recorded_product(a, b, None, NO_WISHES)
-            try:
-                small = a.nbytes * b.nbytes < SMALL_BYTES
-            except RuntimeError:  # sparse tensors have no such numbers
-                small = False
-            if small or left_to_vendor(known, a, b):
-                return known.quick_vendor(a, b)
-            if known.differentiable:
-                return _torch_gradients().product(a, b, None, NO_WISHES)
-            return call.product(known, a, b, None, NO_WISHES)
+            return _plain_product(known, a, b)
     return _product(a, b, out, _options(casting, order, dtype, more), _wishes(plan, max_error_growth, workspace))
+
+
+def _plain_product(library: Library, a: Any, b: Any) -> Any:
+    """The product of two of CuPy's arrays or of torch's tensors, of which nothing else is asked."""
+    if library.watched():
+        return _recorded_product(a, b, None, NO_WISHES)
+    try:
+        small = a.nbytes * b.nbytes < SMALL_BYTES
+    except RuntimeError:  # sparse tensors have no such numbers
+        small = False
+    if small or left_to_vendor(library, a, b):
+        try:
+            return library.quick_vendor(a, b)
+        except RuntimeError:
+            if not library.lacks(a):
+                raise
+    if library.differentiable:
+        return _torch_gradients().product(a, b, None, NO_WISHES)
+    return call.product(library, a, b, None, NO_WISHES)
 
 
 def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
@@ -131,11 +140,8 @@ def gram(
     plan, max_error_growth, workspace
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
-    wishes, request = _wishes(plan, max_error_growth, workspace), _gram_request(b, rows, fill, alpha, beta)
-    library, a, b, out = _gram_arrays(a, b, out)
-    if library.differentiable:
-        return _torch_gradients().gram(a, b, out, request, wishes)
-    return gram_product(library, a, b, out, request, wishes)
+    asked = _checked_gram(a, b, out, (rows, fill, alpha, beta), (plan, max_error_growth, workspace))
+    return _torch_gradients().gram(*asked[1:]) if asked.library.differentiable else gram_product(*asked)
 
 
 def explain_gram(
@@ -153,12 +159,11 @@ def explain_gram(
     workspace: int | None = None,
 ) -> Decision:
     """What fmm.gram would do with this call, and why. Nothing is multiplied."""
-    wishes, request = _wishes(plan, max_error_growth, workspace), _gram_request(b, rows, fill, alpha, beta)
-    library, a, b, out = _gram_arrays(a, b, out)
-    if library.differentiable:
-        found: Decision = _torch_gradients().gram_explained(a, b, out, request, wishes)
+    asked = _checked_gram(a, b, out, (rows, fill, alpha, beta), (plan, max_error_growth, workspace))
+    if asked.library.differentiable:
+        found: Decision = _torch_gradients().gram_explained(*asked[1:])
         return found
-    return gram_explained(library, a, b, out, request, wishes)
+    return gram_explained(*asked)
 
 
 def gemm(
@@ -195,12 +200,9 @@ def gemm(
         As fmm.matmul has them. In place, where inf or NaN could make the product begin anew, c's old numbers are kept
         in the workspace too.
     """
-    update, wishes = _gemm_update(alpha, beta, transpose_a, transpose_b), _wishes(plan, max_error_growth, workspace)
-    library, (a, b, c, out) = _gemm_arrays(a, b, c, out)
-    _check_scalars(library, (a, b, c), update)
-    if library.differentiable:
-        return _torch_gemm().gemm(a, b, c, out, update, wishes)
-    return gemm_product(library, a, b, c, out, update, wishes)
+    wished = plan, max_error_growth, workspace
+    asked = _checked_gemm(a, b, c, out, (alpha, beta, transpose_a, transpose_b), wished)
+    return _torch_gemm().gemm(*asked[1:]) if asked.library.differentiable else gemm_product(*asked)
 
 
 def explain_gemm(
@@ -219,13 +221,12 @@ def explain_gemm(
     workspace: int | None = None,
 ) -> Decision:
     """What fmm.gemm would do with this call, and why. Nothing is computed."""
-    update, wishes = _gemm_update(alpha, beta, transpose_a, transpose_b), _wishes(plan, max_error_growth, workspace)
-    library, (a, b, c, out) = _gemm_arrays(a, b, c, out)
-    _check_scalars(library, (a, b, c), update)
-    if library.differentiable:
-        found: Decision = _torch_gemm().explained(a, b, c, out, update, wishes)
+    wished = plan, max_error_growth, workspace
+    asked = _checked_gemm(a, b, c, out, (alpha, beta, transpose_a, transpose_b), wished)
+    if asked.library.differentiable:
+        found: Decision = _torch_gemm().explained(*asked[1:])
         return found
-    return gemm_explained(library, a, b, c, out, update, wishes)
+    return gemm_explained(*asked)
 
 
 def explain(
@@ -375,13 +376,29 @@ def _in_words(value: Any) -> str:
     return repr(value)
 
 
+class _AskedGram(NamedTuple):
+    """A call of fmm.gram, checked."""
+
+    library: Library
+    a: Any
+    b: Any
+    out: Any
+    request: GramRequest
+    wishes: Wishes
+
+
+def _checked_gram(a: Any, b: Any, out: Any, request: tuple[Any, ...], wished: tuple[Any, ...]) -> _AskedGram:
+    wishes, asked = _wishes(*wished), _gram_request(b, *request)
+    return _AskedGram(*_gram_arrays(a, b, out), asked, wishes)
+
+
 def _gram_request(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramRequest:
     """What else fmm.gram was asked, checked."""
-    if fill not in HALVES:
+    if not isinstance(fill, str) or fill not in HALVES:
         raise ValueError(f"fill must be one of {', '.join(HALVES)}, not {fill!r}")
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{name} must be a real number, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not _is_float(value):
+            raise ValueError(f"{name} must be a real number, not {_in_words(value)}")
     if rows and b is not None:
         raise ValueError("rows says which product of one matrix is meant: there is another one, b")
     return GramRequest(bool(rows), fill, float(alpha), float(beta))
@@ -391,6 +408,7 @@ def _gram_arrays(a: Any, b: Any, out: Any) -> tuple[Library, Any, Any, Any]:
     """The library whose arrays these are, and the arrays; what NumPy makes arrays of, as such."""
     out = _single(out)
     library: Library = library_of(a, a if b is None else b, out)
+    _check_place(library, out)
     if library is NUMPY:
         a, b = np.asanyarray(a), None if b is None else np.asanyarray(b)
     elif (own := library.adopted(a, a if b is None else b, out)) is not None:
@@ -398,23 +416,52 @@ def _gram_arrays(a: Any, b: Any, out: Any) -> tuple[Library, Any, Any, Any]:
     return library, a, b, out
 
 
+class _AskedGemm(NamedTuple):
+    """A call of fmm.gemm, checked."""
+
+    library: Library
+    a: Any
+    b: Any
+    c: Any
+    out: Any
+    update: Update
+    wishes: Wishes
+
+
+def _checked_gemm(a: Any, b: Any, c: Any, out: Any, update: tuple[Any, ...], wished: tuple[Any, ...]) -> _AskedGemm:
+    told, wishes = _gemm_update(*update), _wishes(*wished)
+    library, arrays = _gemm_arrays(a, b, c, out)
+    _check_scalars(library, arrays[:3], told)
+    return _AskedGemm(library, *arrays, told, wishes)
+
+
 def _gemm_update(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> Update:
     """What fmm.gemm was asked besides its arrays, checked."""
     ops = []
     for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
-        if not isinstance(value, Hashable) or value not in OPS:
+        op = OPS.get(value) if isinstance(value, str | int | np.integer | np.bool_) else None
+        if op is None:
             raise ValueError(f"{name} must be False, True or 'C', or 0, 1 or 2, not {value!r}")
-        ops.append(OPS[value])
+        ops.append(op)
     return Update(_scalar("alpha", alpha), _scalar("beta", beta), *ops)
 
 
 def _scalar(name: str, value: Any) -> complex:
     """A number as Python has it: it never changes the type of what it multiplies."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Number):
-        raise ValueError(f"{name} must be a number, not {value!r}")
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _is_float(value):
+        raise ValueError(f"{name} must be a number, not {_in_words(value)}")
     if isinstance(value, Integral):
         return int(value)
-    return float(value) if isinstance(value, Real) else complex(value)  # type: ignore[call-overload]
+    return float(value) if isinstance(value, Real) else complex(value)
+
+
+def _is_float(value: Complex) -> bool:
+    """Is the number within the floats?"""
+    try:
+        complex(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _check_scalars(library: Library, arrays: tuple[Any, ...], update: Update) -> None:
@@ -429,6 +476,7 @@ def _gemm_arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, 
     """The library whose arrays these are, and the arrays."""
     out = _single(out)
     library = library_of(a, b, out if c is None else c)
+    _check_place(library, out)
     if c is not None and out is not None:
         library_of(a, b, out)
     own = library.adopted(a, b, c)
@@ -436,6 +484,11 @@ def _gemm_arrays(a: Any, b: Any, c: Any, out: Any) -> tuple[Library, tuple[Any, 
         a, b, c = own
         out = None if out is None else library.adopted(a, b, out)[2]  # type: ignore[index]
     return library, (a, b, c, out)
+
+
+def _check_place(library: Library, out: Any) -> None:
+    if library is NUMPY and not (out is None or isinstance(out, ndarray)):
+        raise TypeError(f"out must be an array, not a {type(out).__name__}")
 
 
 def _single(out: Any) -> Any:

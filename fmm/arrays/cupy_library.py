@@ -14,7 +14,7 @@ from fmm.arrays import cupy_gemm, halves, updates
 from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.arrays.kinds import kind_of, two_devices
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
-from fmm.dtypes import STORED
+from fmm.dtypes import INTEGERS, STORED
 
 try:  # cupy.matmul, also where somebody has put another in its place: `cupy.matmul = fmm.matmul`
     from cupy.linalg._product import matmul
@@ -24,7 +24,7 @@ except ImportError:  # a CuPy that keeps it elsewhere
 ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
 current_device = runtime.getDevice
 # By name; of bfloat16 NumPy itself knows nothing.
-_TYPES = {name: np.dtype(name) for name in STORED if name != "bfloat16"}
+_TYPES = {name: np.dtype(name) for name in (*STORED, *INTEGERS) if name != "bfloat16"}
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -51,6 +51,9 @@ class CupyLibrary:
         if a.data.device_id != b.data.device_id:
             raise two_devices(a, b)
         return matmul(a, b)
+
+    def lacks(self, x: Any) -> bool:
+        return False
 
     def watched(self) -> bool:
         return False

@@ -11,15 +11,22 @@ def adjoint(module: Any, x: Any) -> Any:
     return module.conj(turned) if x.dtype.kind == "c" else turned
 
 
+def whole_factor(x: float) -> float:
+    """A factor of whole numbers, as one of those if it can be."""
+    return int(x) if x.is_integer() else x
+
+
 def finish_half(module: Any, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-    """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint."""
+    """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint. TypeError where
+    out's type cannot hold that."""
+    if product.dtype.kind in "iu":
+        alpha, beta = whole_factor(alpha), whole_factor(beta)
     value = product if alpha == 1 else product * alpha
     if beta:
         value = value + (out if beta == 1 else out * beta)
-    if out.dtype.kind == "c":
+    if value.dtype.kind == "c":
         module.einsum("...ii->...i", value).imag[...] = 0
     if fill == "full":
-        lower = module.tril(value)
-        out[...] = lower + adjoint(module, module.tril(value, -1))
+        module.copyto(out, module.tril(value) + adjoint(module, module.tril(value, -1)))
     else:
-        out[...] = module.where(module.tri(out.shape[-1], dtype=bool), value, out)
+        module.copyto(out, value, where=module.tri(out.shape[-1], dtype=bool))

@@ -42,6 +42,7 @@ class Setting(NamedTuple):
     adjoint: bool = False  # is b a's transpose, in the same memory?
     casts_result: bool = False  # `out` may have another type, to which the result is then cast
     folds_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
+    lacking: bool = False  # it has no product of these types itself: any plan that can, computes it
     emulation: bool = True  # may products in another type make it? Not where the library was told which one to use
 
 
@@ -115,6 +116,10 @@ class Library(Protocol):
     @property
     def watched(self) -> Callable[[], bool]:
         """Does somebody see the calls of its functions now, who is to see its own product and nothing else?"""
+        ...
+
+    def lacks(self, x: Any) -> bool:
+        """Has it no products of numbers like these at all, but raises an error?"""
         ...
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:

@@ -18,6 +18,7 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
 INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # that NumPy multiplies in loops of its own
 NAMES = {dtype: dtype.name for dtype in (*BLAS_TYPES, *INTEGER_TYPES)}
+CHARS = frozenset(dtype.char for dtype in NAMES)  # NumPy has other names of types that are the same (`long long`)
 CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 UNDERSTOOD = {"casting", "order", "dtype"}  # options that plans can obey; others are NumPy's
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -52,6 +53,9 @@ class NumpyLibrary:
 
     def quick_vendor(self, a: Any, b: Any) -> Any:
         return matmul(a, b)
+
+    def lacks(self, x: Any) -> bool:
+        return False
 
     def watched(self) -> bool:
         return False
@@ -114,7 +118,7 @@ class NumpyLibrary:
         if given is not None and not dtype.isnative:
             return dtype, "NumPy takes only native types as dtype", False
         dtype = dtype.newbyteorder("=")
-        if dtype not in NAMES:
+        if dtype not in NAMES or dtype.char not in CHARS:
             return dtype, f"{dtype} products are NumPy's own", False
         if self.casting not in CASTINGS or self.order not in tuple("CFAK"):
             return dtype, "an option that NumPy rejects", False

@@ -11,12 +11,17 @@ from torch.utils._device import DeviceContext
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MATMUL: Any = torch._C._VariableFunctions.matmul  # torch.matmul, also where somebody has put another in its place
 
-is_compiling, is_exporting = torch.compiler.is_compiling, torch.compiler.is_exporting
+is_compiling = torch.compiler.is_compiling
 tracing_state = torch._C._get_tracing_state
 function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 transform = torch._C._functorch.peek_interpreter_stack
 deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
+
+
+def is_exporting() -> bool:
+    """As torch.compiler.is_exporting says outside of compilers: that of torch 2.11 takes its answer for true always."""
+    return bool(torch.compiler._is_exporting_flag)
 
 
 def _bits(*names: str) -> int:

@@ -13,13 +13,14 @@ from typing import Any, Self
 
 import torch
 
-from fmm.arrays import host_memory
+from fmm.arrays import halves, host_memory
 from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
 from fmm.arrays.torch_calls import MATMUL, calls_are_watched
-from fmm.dtypes import DTYPES, STORED
+from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.thread_pool import blas_threads
 
-NAMES = {getattr(torch, name): name for name in STORED}
+# Older versions have no unsigned types but that of bytes.
+NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
 
@@ -63,6 +64,9 @@ class _TorchTensors:
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return self.quick_vendor(a, b) if out is None else self.quick_vendor(a, b, out=out)
 
+    def lacks(self, x: Any) -> bool:
+        return False
+
     def adopted(self, a: Any, b: Any, out: Any) -> None:
         """torch reads no arrays but tensors."""
 
@@ -103,6 +107,11 @@ class _TorchTensors:
         return torch_update(a, b, c, alpha, beta, c)
 
     def finish_half(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        if out.dtype is not product.dtype:  # torch casts no product
+            raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
+        if not (product.is_floating_point() or product.is_complex()):
+            alpha, beta = halves.whole_factor(alpha), halves.whole_factor(beta)
+            check_whole(product, alpha, beta)
         value = product if alpha == 1 else product * alpha
         value = value + out * beta if beta else value
         if value.is_complex():
@@ -158,7 +167,12 @@ class TorchLibrary(_TorchTensors):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
         # (Where nobody asks for a precision, newer versions say "none", and older ones cannot tell.)
         unasked = _getter is None or precision == "none"
-        return Setting(device, common, refusal=_no_kernels(), emulation=unasked, adjoint=adjoint)
+        lacking = self.lacks(a)
+        return Setting(device, common, refusal=_no_kernels(), emulation=unasked, adjoint=adjoint, lacking=lacking)
+
+    def lacks(self, x: Any) -> bool:
+        """torch has no products of integers on CUDA devices."""
+        return bool(x.is_cuda) and NAMES.get(x.dtype) in INTEGERS
 
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
@@ -241,12 +255,19 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
     return bool(turned.shape == b.shape and turned.stride() == b.stride())
 
 
+def check_whole(x: Any, *factors: Any) -> None:
+    """RuntimeError, as torch.add has it, for other factors of whole numbers: torch.addmm would drop their fractions."""
+    if not (x.is_floating_point() or x.is_complex()) and any(isinstance(factor, float) for factor in factors):
+        raise RuntimeError("alpha and beta must be whole numbers for tensors of whole numbers")
+
+
 TORCH = TorchLibrary()
 TORCH_ON_HOST = TorchHostLibrary()
 
 
 def torch_update(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
     """alpha a b + beta c by torch's own functions, in `out` if that is given; they record what they do."""
+    check_whole(a, alpha, beta)
     if a.dim() == b.dim() == 2:
         added = a.new_zeros(()) if c is None else c
         return torch.addmm(added, a, b, beta=beta, alpha=alpha, out=out)

@@ -77,15 +77,16 @@ def uninstall(*names: str) -> None:
 @contextmanager
 def installed(*names: str) -> Iterator[None]:
     """The same for a `with` statement, in all threads while it is executed."""
-    places = _named(names)
-    for place in places:
-        with _lock:
-            place.holders += 1
-            _settle(place)
+    held: list[Place] = []
     try:
+        for place in _named(names):  # which may take seconds, in which somebody may press Ctrl-C
+            with _lock:
+                place.holders += 1
+                held.append(place)
+                _settle(place)
         yield
     finally:
-        for place in places:
+        for place in held:
             with _lock:
                 place.holders -= 1
                 _settle(place)

@@ -55,28 +55,30 @@ class Report:
         self.decisions[kind] = found
 
     def __str__(self) -> str:
-        planned = [kind for kind in self.counts if _plan(self.decisions[kind])]
-        calls, by_plans = sum(self.counts.values()), sum(self.counts[kind] for kind in planned)
-        flops = {kind: count * kind.flops for kind, count in self.counts.items()}
+        with self._lock:  # threads of the program may go on multiplying
+            counts, decisions = dict(self.counts), dict(self.decisions)
+        planned = [kind for kind in counts if _plan(decisions[kind])]
+        calls, by_plans = sum(counts.values()), sum(counts[kind] for kind in planned)
+        flops = {kind: count * kind.flops for kind, count in counts.items()}
         share = sum(flops[kind] for kind in planned) / max(sum(flops.values()), 1)
         lines = [f"fmm: {by_plans} of {calls} products ran by plans, {share:.0%} of the arithmetic"]
-        order = sorted(self.counts, key=lambda kind: -flops[kind])
-        lines += [f"  {self.counts[kind]:7d}  {line}" for kind in order[:LINES] for line in self._lines(kind)]
+        order = sorted(counts, key=lambda kind: -flops[kind])
+        lines += [f"  {counts[kind]:7d}  {line}" for kind in order[:LINES] for line in _lines(kind, decisions[kind])]
         if len(order) > LINES:
             lines.append(f"  and {len(order) - LINES} kinds of smaller products")
         return "\n".join(lines)
 
-    def _lines(self, kind: Kind) -> Iterator[str]:
-        decision = self.decisions[kind]
-        head = f"{kind.where}, {kind.dtype}, {kind.sizes}: "
-        if isinstance(decision, str):
-            yield head + f"left alone: {decision}"
-        elif decision.plan == VENDOR:
-            yield head + f"left alone: {decision.reason}"
-        else:
-            faster = expected_speedup(decision)
-            told = f"{faster:.2f} times as fast is expected" if faster else decision.reason
-            yield head + f"{decision.plan}: {told}"
+
+def _lines(kind: Kind, decision: Decision | str) -> Iterator[str]:
+    head = f"{kind.where}, {kind.dtype}, {kind.sizes}: "
+    if isinstance(decision, str):
+        yield head + f"left alone: {decision}"
+    elif decision.plan == VENDOR:
+        yield head + f"left alone: {decision.reason}"
+    else:
+        faster = expected_speedup(decision)
+        told = f"{faster:.2f} times as fast is expected" if faster else decision.reason
+        yield head + f"{decision.plan}: {told}"
 
 
 def _plan(decision: Decision | str) -> bool:

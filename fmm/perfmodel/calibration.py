@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
+from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
@@ -111,6 +112,7 @@ FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex
 CPU_STREAM = 10e9
 # NumPy's loops over every second number do not use vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
 CPU_PARTS = 0.5
+RESIDUES_RATE = "residues-{}"  # of integers on a GPU
 BUILT_IN = "built-in recursion point, device not tuned"
 
 
@@ -179,6 +181,7 @@ SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
 FILLED = 8  # so many tiles an SM has where the device is busy for all but half of one's time
 PIPE = 32.0
+OWN_LOOPS = 0.04  # of the vendor's rate in float32: that of cupy.matmul's kernel for integers
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
@@ -204,6 +207,7 @@ def datasheet(name: str) -> Calibration:
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
+        rates |= dict(_integers(rates, stream))
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     return Calibration(
         gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
@@ -216,6 +220,20 @@ def _three_products(half: Rate, stream: float) -> Rate:
     flops, split = half.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
     return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
+
+
+def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:
+    """Integers by the library's own kernels, and by residues: products of bytes, twice as fast as those of float16, one
+    for each modulus. A byte for each is written and read of every number of A, B and C besides."""
+    half = rates["float16"]
+    for name in INTEGERS:
+        item = DTYPES[name].itemsize
+        count = 1 if item == 1 else moduli_needed(8 * item - 1, 8 * item - 1, 8192)
+        flops = 2 * half.flops / count
+        numbers = flops / stream / 2  # multiply-adds in the time of one byte
+        cut, joined = numbers * (item + count), numbers * (item + 2 * count)
+        yield name, Rate(rates["float32"].flops * OWN_LOOPS, half.fill, PIPE, tile=SIDE)
+        yield RESIDUES_RATE.format(name), Rate(flops, half.fill / count, PIPE + joined, cut, cut, tile=SIDE)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

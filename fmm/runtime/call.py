@@ -20,7 +20,16 @@ from fmm.runtime.decide import Decision, decide, leaner_plans, other_plans
 from fmm.runtime.devices import Device
 from fmm.runtime.left_to_vendor import remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.prepare import Call, Question, answer_question, launches_at, launches_on, prepare, prepared
+from fmm.runtime.prepare import (
+    Call,
+    Question,
+    answer_question,
+    launches_at,
+    launches_on,
+    prepare,
+    prepared,
+    writes_there,
+)
 
 
 def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
@@ -41,9 +50,10 @@ def product(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
         return _runner(library.processor).measured_product(
             library, call, lambda plan: product(library, a, b, out, wishes._replace(plan=plan, replaceable=True))
         )
-    if out is not None and call.direct and call.overlap(*(library.pointer(x) for x in (a, b, out))):
+    there = out is not None and writes_there(library, call, a, b, out)
+    if call.direct and not there:  # `out` overlaps an operand
         call = prepared(library, a, b, None, wishes)
-    target = out if call.direct else None
+    target = out if there else None
     c = by_plan(library, call, a, b, target, wishes)
     if c is None:
         return library.vendor(a, b, out)
@@ -140,7 +150,8 @@ def planned(problem: Problem, limits: Limits, device: Device, given: Plan | None
     else:
         a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
         setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
-        call = answer_question(Question(a, b, None, setting, device, limits, given))
+        asked = Asked(problem.alpha, problem.beta, problem.op, problem.fill)
+        call = answer_question(Question(a, b, None, setting, device, limits, given, asked=asked))
         decision, launches = call.decision, call.launches
     if device.threads:
         return replace(decision, kernels=host_run.products_described(decision.plan, problem, device.threads))

@@ -34,6 +34,8 @@ from fmm.runtime.probe import MEASURED
 STEPS = {BUILT_IN: "built-in model", MEASURED: "probed model"}
 # From so many flops on, it is worth a line in the log that the device is not tuned.
 WORTH_TUNING = 2 * 2048**3
+# On the host integers with a shorter side are NumPy's, who multiplies them in a millisecond or two.
+SMALLEST_EXACT_SIDE = 129
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
 
 def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Integers are not tuned: what is known of floating point products on the device says enough."""
+    if device.threads and min(problem.size) < SMALLEST_EXACT_SIDE:
+        return Decision(VENDOR, problem, f"NumPy answers: a side of integers is shorter than {SMALLEST_EXACT_SIDE}")
     known, tuned = _known_of_integers(problem, limits, device)
     return model_choice(problem, limits, known, tuned, device.identity)
 
@@ -284,6 +288,16 @@ def leaner_plans(problem: Problem, than: Plan, limits: Limits, device: Device) -
             return
         yield found
         room = _workspace(found, problem)
+
+
+def only_choice(vendors: Decision, limits: Limits, device: Device) -> Decision:
+    """Where the library has no such product: the fastest plan within the limits, if there is one."""
+    problem = vendors.problem
+    assert problem is not None
+    for c in () if environment.tuning_disabled() else _considered(problem, limits, device):
+        if c.plan != VENDOR and limits.allow(c.plan, c.error_growth) and c.fits(limits.workspace):
+            return replace(vendors, plan=c.plan, reason="the library has no product of this type")
+    return vendors
 
 
 LEANER = 0.8  # a share that makes a difference where memory is in pieces

@@ -17,8 +17,8 @@ from fmm.runtime.call import by_plan, kernel_lines
 from fmm.runtime.decide import Decision
 from fmm.runtime.left_to_vendor import small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.operands import byte_span
-from fmm.runtime.prepare import Call, prepare, prepared
+from fmm.runtime.operands import byte_span, spans_meet
+from fmm.runtime.prepare import prepare, prepared, writes_there
 
 # What SciPy's gemm, BLAS and people call it: as it is, transposed, transposed and conjugated.
 OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1
@@ -38,13 +38,14 @@ class Update(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The factors as they lie in memory, which of them are to be conjugated, and the array that C is computed in: with
-    its old numbers in it if they are added; None: a new one."""
+    """The factors as they lie in memory, which of them are to be conjugated, and the array that C is computed in; None:
+    a new one. If something is added, it holds that, or is given `added` at last: whoever refuses leaves it as it is."""
 
     a: Any
     b: Any
     conjugated: tuple[bool, bool]
     target: Any
+    added: Any = None
 
 
 def gemm_product(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Any:
@@ -74,7 +75,9 @@ def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: U
 
 
 def turned_operands(library: Library, a: Any, b: Any, update: Update) -> tuple[Any, Any, tuple[bool, bool]]:
-    """Transposed in the same memory, and whether to be conjugated."""
+    """Transposed in the same memory, and whether to be conjugated; ValueError for what is no matrix."""
+    if min(a.ndim, b.ndim) < 2:
+        raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     ops = update.op_a, update.op_b
     a, b = (x if op == "N" else library.transposed(x) for x, op in zip((a, b), ops, strict=True))
     conjugated = [op == "C" and library.is_complex(x) for x, op in zip((a, b), ops, strict=True)]
@@ -88,7 +91,7 @@ def _operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update
     """ValueError for shapes that do not match; the library's own error for what it does not multiply."""
     a, b, conjugated = turned_operands(library, a, b, update)
     shape = product_shape(tuple(a.shape), tuple(b.shape))
-    if min(a.ndim, b.ndim) < 2 or shape is None:
+    if shape is None:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     if out is not None and tuple(out.shape) != shape:
         raise ValueError(f"out is {tuple(out.shape)}, the product {shape}")
@@ -102,7 +105,7 @@ def _operands(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update
     if not _same_array(library, c, out):
         if _meet(library, c, out):
             return Operands(a, b, conjugated, library.copied(c, shape, a))
-        library.copy(c, out)
+        return Operands(a, b, conjugated, out, c)
     return Operands(a, b, conjugated, out)
 
 
@@ -114,12 +117,8 @@ def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
 
 def _meet(library: Library, x: Any, y: Any) -> bool:
     """May the two arrays share memory?"""
-    spans = [byte_span(library.operand(v)) for v in (x, y)]
-    if spans[0] is None or spans[1] is None:
-        return True
-    (low, high), (start, end) = spans[0], spans[1]
-    p, q = library.pointer(x), library.pointer(y)
-    return p + low < q + end and q + start < p + high
+    of_x, of_y = (byte_span(library.operand(v)) for v in (x, y))
+    return spans_meet(library.pointer(x), of_x, library.pointer(y), of_y)
 
 
 def _same_array(library: Library, x: Any, y: Any) -> bool:
@@ -141,15 +140,21 @@ def _computed(library: Library, found: Operands, wishes: Wishes, apart: bool = F
         raise PlanError(call.refused_plan)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
         return _by_library(library, found, wishes)
-    if found.target is not None and not apart and not _writes_there(library, call, found):
-        old = library.copied(found.target, tuple(found.target.shape), found.a) if wishes.asked.beta else None
-        return _computed(library, found._replace(target=old), wishes, apart=True)
+    there = found.target is None or apart or writes_there(library, call, found.a, found.b, found.target)
+    if not there:
+        old = found.target if found.added is None else found.added
+        old = library.copied(old, tuple(found.target.shape), found.a) if wishes.asked.beta else None
+        return _computed(library, found._replace(target=old, added=None), wishes, apart=True)
+    found = _holding(library, found)
     c = by_plan(library, call, found.a, found.b, found.target, wishes)
     return _by_library(library, found, wishes) if c is None else c
 
 
-def _writes_there(library: Library, call: Call, found: Operands) -> bool:
-    return call.direct and not call.overlap(*(library.pointer(x) for x in (found.a, found.b, found.target)))
+def _holding(library: Library, found: Operands) -> Operands:
+    """The same, the target holding what is added."""
+    if found.added is not None:
+        library.copy(found.added, found.target)
+    return found._replace(added=None)
 
 
 def _unconjugated(library: Library, found: Operands, wishes: Wishes) -> tuple[Operands, Wishes]:
@@ -169,7 +174,7 @@ def _unconjugated(library: Library, found: Operands, wishes: Wishes) -> tuple[Op
 
 def _by_library(library: Library, found: Operands, wishes: Wishes) -> Any:
     """By the library's own functions, in the target if there is one."""
-    alpha, beta = wishes.asked.alpha, wishes.asked.beta
+    alpha, beta, found = wishes.asked.alpha, wishes.asked.beta, _holding(library, found)
     a, b = (
         library.conjugated(x) if wanted else x for x, wanted in zip((found.a, found.b), found.conjugated, strict=True)
     )

@@ -5,6 +5,7 @@ The lower half is what plans compute; an upper one is the lower one of the trans
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,7 @@ from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
 from fmm.runtime.decide import Decision
 from fmm.runtime.limits import Wishes
-from fmm.runtime.prepare import Call, prepare, prepared
+from fmm.runtime.prepare import Call, prepare, prepared, writes_there
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")
@@ -46,15 +47,18 @@ class Operands(NamedTuple):
 def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
     """alpha a^H a + beta out (of `rows` a a^H, with b the product a b)."""
     found = _operands(library, a, b, out, request)
-    c = _computed(library, found, wishes._replace(asked=found.asked))
+    c = _computed(library, found, wishes)
     return out if out is not None else library.transposed(c) if found.turned else c
 
 
 def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:
     """What `gram_product` would do, and why."""
     found = _operands(library, a, b, out, request)
-    call = prepare(library, found.left, found.right, found.out, wishes._replace(asked=found.asked))
-    return replace(call.decision, kernels=kernel_lines(library, call, *found[:3]))
+    call, chosen = _chosen(library, found, wishes, prepare)
+    decision = replace(call.decision, kernels=kernel_lines(library, call, chosen.left, chosen.right, chosen.out))
+    if chosen is found:
+        return decision
+    return replace(decision, reason=f"{decision.reason}; in an array of its own, from which what was asked is copied")
 
 
 def _operands(library: Library, a: Any, b: Any, out: Any, request: GramRequest) -> Operands:
@@ -89,20 +93,36 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
     """C, in `out` if that is given."""
-    left, right, out = found[:3]
-    call = prepared(library, left, right, out, wishes)
+    call, chosen = _chosen(library, found, wishes, prepared)
+    left, right = chosen.left, chosen.right
     if call.refused_plan:
         library.vendor(left, right)
         raise PlanError(call.refused_plan)
-    fits = out is None or _writes_there(library, call, found)
-    if not fits and wishes.plan is None and _predicted_time(call) > WORTH_A_COPY:
-        call = prepared(library, left, right, out, wishes._replace(plan=VENDOR))
-        fits = _writes_there(library, call, found)
-    if call.plan is not None and fits:
-        c = by_plan(library, call, left, right, out, wishes)
-        if c is not None:
-            return c
-    return _finished(library, found, _whole_product(library, found, wishes))
+    c = None
+    if call.plan is not None:
+        c = by_plan(library, call, left, right, chosen.out, wishes._replace(asked=chosen.asked))
+    if c is not None and chosen is found:
+        return c
+    return _finished(library, found, library.vendor(left, right) if c is None else c)
+
+
+Ask = Callable[[Library, Any, Any, Any, Wishes], Call]
+
+
+def _chosen(library: Library, found: Operands, wishes: Wishes, ask: Ask) -> tuple[Call, Operands]:
+    """The call that is made, and what it is asked: all, or where no plan can do that in `out`, the whole product and
+    nothing besides as a new array."""
+    left, right, out = found[:3]
+    own = wishes._replace(asked=found.asked)
+    call = ask(library, left, right, out, own)
+    if out is None or call.refused_plan or _can_write_there(library, call, found):
+        return call, found
+    if wishes.plan is None and _predicted_time(call) > WORTH_A_COPY:
+        vendors = ask(library, left, right, out, own._replace(plan=VENDOR))
+        if _can_write_there(library, vendors, found):
+            return vendors, found
+    whole = found._replace(out=None, asked=_whole(found.asked))
+    return ask(library, left, right, None, wishes._replace(asked=whole.asked)), whole
 
 
 # A plan that cannot write into `out` needs another array and another pass; this share of the vendor's time leaves room
@@ -115,30 +135,19 @@ def _predicted_time(call: Call) -> float:
     return next((c.time for c in call.decision.considered if c.plan == call.plan), 0.0)
 
 
-def _writes_there(library: Library, call: Call, found: Operands) -> bool:
+def _can_write_there(library: Library, call: Call, found: Operands) -> bool:
     """Can a plan do all that is asked in `out` itself? Not where inf or NaN, or on the host an exception, could make it
     begin anew: the old numbers would be gone."""
-    if call.plan is None or not call.direct:
+    if call.plan is None:
         return False
     again = library.processor == "cpu" or may_differ(call.plan)
-    if found.asked != _whole(found.asked) and again:
-        return False
-    return not call.overlap(*(library.pointer(x) for x in (found.left, found.right, found.out)))
+    kept = found.asked == _whole(found.asked) or not again
+    return kept and writes_there(library, call, found.left, found.right, found.out)
 
 
 def _whole(asked: Asked) -> Asked:
     """All of the product, and nothing besides."""
     return Asked(op=asked.op)
-
-
-def _whole_product(library: Library, found: Operands, wishes: Wishes) -> Any:
-    """As a new array, by a plan or by the library."""
-    whole = wishes._replace(asked=_whole(found.asked))
-    call = prepared(library, found.left, found.right, None, whole)
-    c = None
-    if call.plan is not None:
-        c = by_plan(library, call, found.left, found.right, None, whole)
-    return library.vendor(found.left, found.right) if c is None else c
 
 
 def _finished(library: Library, found: Operands, product: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import FLOPS_PER_BYTE
-from fmm.runtime.decide import Decision
+from fmm.runtime.decide import SMALLEST_EXACT_SIDE, Decision
 
 # ---- on CUDA devices
 
@@ -42,7 +42,10 @@ def left_to_vendor(library: Library, a: Any, b: Any) -> bool:
         (m, k), (_, n) = a.shape, b.shape
     except (ValueError, RuntimeError):  # not two matrices; nested tensors have no shape
         return False
-    return small_enough_for_vendor(m, k, n, a.itemsize) or just_left_to_vendor(library, a, b)
+    itemsize = a.itemsize
+    if itemsize == 2 and getattr(a.dtype, "kind", "f") in "iu":
+        itemsize = 4  # the vendor's tensor cores multiply halves, and no integers
+    return small_enough_for_vendor(m, k, n, itemsize) or just_left_to_vendor(library, a, b)
 
 
 # ---- on the host
@@ -59,8 +62,6 @@ def smallest_side() -> int:
 
 
 SMALLEST_SIDE = smallest_side()
-# The same of integers, whose products are many times as fast by BLAS as by NumPy's own loops.
-SMALLEST_EXACT_SIDE = 100
 
 
 def small_enough_for_numpy(a: Any, b: Any) -> bool:

@@ -169,6 +169,11 @@ def byte_span(x: Operand) -> Span | None:
     return sum(min(r, 0) for r in reach) * item, (sum(max(r, 0) for r in reach) + 1) * item
 
 
+def spans_meet(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
+    """May two arrays share memory, whose first elements are at these addresses?"""
+    return of_x is None or of_y is None or (y + of_y[0] < x + of_x[1] and x + of_x[0] < y + of_y[1])
+
+
 # ---- stacks
 
 

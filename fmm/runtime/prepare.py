@@ -28,7 +28,15 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.perfmodel.work import rows_aligned
 from fmm.problem import Problem
 from fmm.runtime import devices
-from fmm.runtime.decide import Decision, check_runnable, decide, faster_as_half, other_plans, without_layouts
+from fmm.runtime.decide import (
+    Decision,
+    check_runnable,
+    decide,
+    faster_as_half,
+    only_choice,
+    other_plans,
+    without_layouts,
+)
 from fmm.runtime.devices import Device, chip_as_tuned
 from fmm.runtime.limits import Wishes, good_until, memory_share
 from fmm.runtime.operands import (
@@ -39,6 +47,7 @@ from fmm.runtime.operands import (
     Span,
     arranged_matrices,
     byte_span,
+    spans_meet,
 )
 
 RECURRING_OPS, RECURRING_WORK = 64, 1 << 36  # sums and products, multiply-adds
@@ -75,11 +84,7 @@ class Call:
 
     def overlap(self, a: int, b: int, c: int) -> bool:
         """With these pointers, may C share memory with an operand?"""
-        return _meet(a, self.spans[0], c, self.spans[2]) or _meet(b, self.spans[1], c, self.spans[2])
-
-
-def _meet(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:
-    return of_x is None or of_y is None or (y + of_y[0] < x + of_x[1] and x + of_x[0] < y + of_y[1])
+        return spans_meet(a, self.spans[0], c, self.spans[2]) or spans_meet(b, self.spans[1], c, self.spans[2])
 
 
 # ---- asking the library
@@ -104,6 +109,11 @@ def prepared(library: Library, a: object, b: object, out: object, wishes: Wishes
         kept = _kept(library, key, a, b, out, wishes)
     call: Call = kept.call
     return call
+
+
+def writes_there(library: Library, call: Call, a: object, b: object, out: object) -> bool:
+    """Can the call's plan write into `out` itself?"""
+    return call.direct and not call.overlap(*(library.pointer(x) for x in (a, b, out)))
 
 
 def _kept(library: Library, key: Hashable, a: object, b: object, out: object, wishes: Wishes) -> Kept:
@@ -298,6 +308,8 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     if asked.setting.vendor_better and not problem.halved:
         return Decision(VENDOR, problem, asked.setting.vendor_better), None
     first = decide(problem, limits, device)
+    if first.plan == VENDOR and asked.setting.lacking:
+        first = only_choice(first, limits, device)
     if device.chip is None or (first.plan == VENDOR and not problem.halved):
         return first, None
     for plan in (first.plan, *other_plans(problem, first.plan, limits, device)):

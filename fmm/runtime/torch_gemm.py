@@ -76,6 +76,8 @@ def _turned(x: Any, op: str) -> Any:
 
 def _by_torch(a: Any, b: Any, c: Any, out: Any, update: Update) -> Any:
     """torch's own, with its own exceptions; it records what it does."""
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return TORCH.vendor(a, b)
     a, b = _turned(a, update.op_a), _turned(b, update.op_b)
     return torch_update(a, b, c if update.beta else None, update.alpha, update.beta, out)
 

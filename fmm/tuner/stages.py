@@ -6,7 +6,7 @@ Ctrl-C, is worth as much as it can be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,29 +119,53 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
 
     The vendor's products come first, the largest ahead: they need no kernels of ours, and suffer least while the
-    processor compiles those. On a GPU sums are measured up to half of the largest side, since they reach their rate
-    long before that, and since filling large operands takes longer than adding them; what needs no kernel that takes
-    long to compile goes first. On a CPU with several lanes sums and products are timed inside whole plans, and the
-    largest square is left out: it would take more time than it tells.
+    processor compiles those. Then plans in turns, those on held-out shapes among them, so that the model can be fitted
+    and is checked whenever the time is up: on a GPU first what is soon compiled.
+
+    On a GPU sums are measured up to half of the largest side, since they reach their rate long before that, and since
+    filling large operands takes longer than adding them. On a CPU with several lanes sums and products are timed inside
+    whole plans, and the largest square is left out: it would take more time than it tells.
     """
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in light_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
-    parts = ("sums", "products")
     for size in shapes.probe_shapes(side):
         _raced(journal, "rates", Problem(*size, dtype), [Run()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares = squares[1:] if device.untuned().lanes > 1 else squares
-    twins = Run(), Run(VENDOR, "whole", 1)
-    for some, beside in ((plans[:2], twins), (plans[2:], ())):  # the kernels of the third take longest to compile
-        for problem in squares:
-            own = [p for p in some if within_limits(device, p, problem)]
-            runs = [*beside, *(Run(p, part) for p in own for part in parts)]
-            if side // 2 <= problem.m + shapes.STEP < side:
-                runs += [Run(p) for p in own]
-            _raced(journal, "probe", problem, runs, effort)
-    probe_own_kernel(journal, squares[::2], effort)
-    for stage, problem, found in sorted(probe_scattered(device, dtype, side, effort), key=lambda x: _heavy(x[2])):
-        _raced(journal, stage, problem, [Run(), *(Run(p) for p in found if within_limits(device, p, problem))], effort)
+    scattered = list(probe_scattered(device, dtype, side, effort))
+    for turn in (SOON, OWN_KERNELS, LAST):
+        probe_squares(journal, squares, [p for p in plans if turn_of(p, gpu) == turn], turn, side, effort)
+        if turn == OWN_KERNELS:
+            probe_own_kernel(journal, squares[::2], effort)
+        for stage, problem, found in scattered:
+            able = [p for p in found if within_limits(device, p, problem)]
+            runs = [Run(p) for p in able if turn_of(p, gpu) == turn]
+            if runs or (turn == SOON and not able):
+                _raced(journal, stage, problem, [Run(), *runs], effort)
+
+
+# When a plan is probed: where its kernels are soon compiled, or it has none; where it has product kernels of our own,
+# which are compiled when they are needed; and those with sums that take longest to compile.
+SOON, OWN_KERNELS, LAST = range(3)
+
+
+def turn_of(plan: Plan, gpu: bool) -> int:
+    if gpu and compile_weight(plan) >= HEAVY:
+        return LAST
+    return OWN_KERNELS if gpu and (plan.timed_by_tiles or plan.leaf_use.leaf.rate) else SOON
+
+
+def probe_squares(
+    journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], turn: int, side: int, effort: Effort
+) -> None:
+    """Sums and products of the plans, of the largest squares whole plans too; in the first turn twins beside them."""
+    for problem in squares:
+        own = [p for p in plans if within_limits(journal.device, p, problem)]
+        runs = [Run(p, part) for p in own for part in ("sums", "products")]
+        if side // 2 <= problem.m + shapes.STEP < side:
+            runs += [Run(p) for p in own]
+        twins = (Run(), Run(VENDOR, "whole", 1)) if turn == SOON else ()
+        _raced(journal, "probe", problem, [*twins, *runs], effort)
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
@@ -185,11 +209,6 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
         _raced(journal, blocks.STAGE, Problem(*size, blocks.DTYPE), [Run(), *blocks.strategy_runs()], effort)
 
 
-def _heavy(plans: Iterable[Plan]) -> bool:
-    """Are there kernels to be waited for?"""
-    return max(map(compile_weight, plans)) >= HEAVY
-
-
 def _raced(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
     if runs:
         with journal.open(stage, problem) as timed:
@@ -214,7 +233,9 @@ def probe_scattered(
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
             beside += plans_of_own_rate(device, problem, effort)
             found = plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
-            yield stage, problem, [*found, *beside]
+            if untuned.batches:  # for others there may be no time
+                found += [p for p in plans if turn_of(p, True) == SOON][:1]
+            yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:

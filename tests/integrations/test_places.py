@@ -63,6 +63,20 @@ def test_nested_and_kept() -> None:
     assert np.matmul is MATMUL
 
 
+def test_ctrl_c_while_something_is_being_installed_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take a compiler's seconds to get in."""
+
+    def get_in() -> None:
+        raise KeyboardInterrupt
+
+    slow = Place("numpy", "slow", "get_in")
+    monkeypatch.setitem(sys.modules, "slow", SimpleNamespace(get_in=get_in))
+    monkeypatch.setitem(places.PLACES, "slow", slow)
+    with pytest.raises(KeyboardInterrupt), fmm.installed("numpy", "slow"):
+        pass
+    assert not slow.wanted and np.matmul is MATMUL
+
+
 def test_many_threads_install_and_multiply() -> None:
     a = np.arange(12.0).reshape(3, 4)
     wrong: list[Any] = []

@@ -3,6 +3,7 @@ launches keep what C held for a device."""
 
 from __future__ import annotations
 
+from decimal import Decimal
 from itertools import product
 from typing import Any
 
@@ -219,6 +220,11 @@ WRONG: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"alpha": "2"}, ValueError, "alpha must be a number, not '2'"),
     ({"alpha": True}, ValueError, "alpha must be a number, not True"),
     ({"alpha": 1j}, TypeError, "alpha and beta must be real numbers for real matrices"),
+    ({"alpha": 10**400}, ValueError, "alpha must be a number, not a number of 1329 bits"),
+    ({"beta": Decimal(2)}, ValueError, "beta must be a number, not Decimal"),
+    ({"out": [[0.0] * 4] * 4}, TypeError, "out must be an array, not a list"),
+    ({"out": (ONES, ONES)}, TypeError, "out must be an array, not a tuple"),
+    ({"transpose_a": ([],)}, ValueError, "transpose_a must be False"),
     ({"transpose_a": 3}, ValueError, "transpose_a must be False, True or 'C', or 0, 1 or 2, not 3"),
     ({"transpose_b": []}, ValueError, "transpose_b must be False"),
     ({"out": np.ones((4, 5))}, ValueError, r"out is \(4, 5\), the product \(4, 4\)"),
@@ -233,11 +239,25 @@ def test_what_is_refused(options: dict[str, Any], error: type[Exception], messag
         fmm.gemm(ONES, ONES, **options)
 
 
+def test_a_call_that_is_refused_leaves_out_as_it_is() -> None:
+    """Also where c is to be copied there first."""
+    a, c = np.ones((64, 64)), np.ones((64, 64))
+    for plan in ("tile", "strassen^9 > vendor", "3m > vendor"):
+        out = np.full((64, 64), 7.25)
+        with pytest.raises(PlanError):
+            fmm.gemm(a, a, c, beta=2, out=out, plan=plan)
+        assert (out == 7.25).all()
+    np.testing.assert_array_equal(fmm.gemm(a, a, c, beta=2, out=out, plan="winograd > vendor"), a @ a + 2 * c)
+
+
 def test_shapes_that_do_not_match() -> None:
     with pytest.raises(ValueError, match=r"wants matrices that match, not \(4, 4\) and \(3, 4\)"):
         fmm.gemm(ONES, ONES[:3])
     with pytest.raises(ValueError, match="wants matrices that match"):
         fmm.gemm(ONES, ONES[0])
+    for ask in (fmm.gemm, fmm.explain_gemm):
+        with pytest.raises(ValueError, match="wants matrices that match"):
+            ask(ONES[0], ONES[0], transpose_a=True)
     with pytest.raises(ValueError, match=r"c is \(3, 4\), the product \(4, 4\)"):
         fmm.gemm(ONES, ONES, ONES[:3], beta=1)
 

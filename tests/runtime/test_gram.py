@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from fmm.arrays.library import Operand, Setting
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import call, devices, host_run, prepare
+from fmm.runtime import call, devices, gram, host_run, prepare
 from fmm.runtime.decide import Decision
 from fmm.runtime.gram import HALVES
+from fmm.runtime.limits import NO_WISHES
 from fmm.runtime.prepare import Question, answer_question
 from tests.support.chips import H200
 
@@ -145,9 +147,32 @@ def test_out_may_overlap_or_have_another_type() -> None:
             half = np.tri(50, dtype=bool)
             np.testing.assert_allclose(x[half], (a.T @ a + a)[half], rtol=1e-9, atol=1e-9)
             np.testing.assert_array_equal(x[~half], (x.T if fill == "full" else a)[~half])
+    with pytest.raises(TypeError, match="out must be an array, not a list"):
+        fmm.gram(a, out=[[0.0] * 50] * 50)
     single = np.zeros((50, 50), np.float32)
     np.testing.assert_allclose(fmm.gram(a, out=single), a.T @ a, rtol=1e-4, atol=1e-4)
     assert single.dtype == np.float32
+
+
+@pytest.mark.parametrize("plan", [None, "gram > strassen > vendor"])
+def test_out_of_a_type_that_cannot_hold_the_result_is_refused(plan: str | None) -> None:
+    """As numpy.matmul refuses it; a wider one, complex too, is taken."""
+    a = np.random.default_rng(6).standard_normal((50, 40))
+    for dtype, asked in (("int64", {}), ("int64", {"fill": "lower"}), ("bool", {"alpha": 2.0})):
+        out = np.zeros((40, 40), dtype)
+        before = out.copy()
+        with pytest.raises(TypeError, match="annot cast"):
+            fmm.gram(a, out=out, plan=plan, **asked)
+        np.testing.assert_array_equal(out, before)
+    for fill in HALVES:
+        out = np.zeros((40, 40), complex)
+        fmm.gram(a, out=out, fill=fill, plan=plan)
+        half = {"full": out, "lower": np.tril(a.T @ a), "upper": np.triu(a.T @ a)}[fill]
+        np.testing.assert_allclose(out, a.T @ a if fill == "full" else half)
+    with pytest.raises(TypeError, match="annot cast"):
+        fmm.gram(np.arange(12).reshape(3, 4), alpha=0.5)  # whole numbers stay such, as with fmm.gemm
+    whole = np.arange(12).reshape(3, 4)
+    np.testing.assert_array_equal(fmm.gram(whole, alpha=2), 2 * whole.T @ whole)
 
 
 @pytest.mark.parametrize("plan", [None, "gram^2 > winograd > vendor", "sforza(2) > vendor"])
@@ -172,6 +197,8 @@ def test_inf_and_nan_as_the_vendor_has_them(dtype: str, plan: str | None) -> Non
         ({"fill": "both"}, "full, lower, upper"),
         ({"alpha": 1j}, "alpha must be a real number"),
         ({"beta": True}, "beta must be a real number"),
+        ({"alpha": 10**400}, "alpha must be a real number, not a number of 1329 bits"),
+        ({"fill": np.array(["full", "lower"])}, "full, lower, upper"),
         ({"beta": 1}, "out, which was not given"),
         ({"out": np.zeros((4, 4))}, "out is"),
         ({"plan": "strassen > vendor"}, "whole products"),
@@ -208,6 +235,10 @@ def test_decisions_without_arrays() -> None:
     assert found.problem is not None and found.problem.op == "gram" and found.plan == VENDOR
     with pytest.raises(ValueError, match="square"):
         fmm.plan(500, 400, 501, op="gram")
+    given = fmm.plan(500, 400, 500, op="gram", plan="gram > strassen > vendor")
+    assert str(given.plan) == "gram > strassen > vendor" and given.problem is not None and given.problem.op == "gram"
+    with pytest.raises(PlanError, match="whole products"):
+        fmm.plan(500, 400, 500, op="gram", plan="strassen > vendor")
 
 
 def test_a_workspace_of_nothing() -> None:
@@ -292,3 +323,39 @@ def test_asked_is_part_of_a_prepared_calls_key() -> None:
         np.testing.assert_allclose(fmm.gram(x, x, plan="gram > strassen > vendor"), x @ x)
         np.testing.assert_allclose(fmm.gram(x, x, alpha=3, plan="gram > strassen > vendor"), 3 * x @ x)
     assert Asked(3.0, 0, "symmetric") != Asked(1.0, 0, "symmetric")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "plan", "copied"),
+    [
+        (0.7, "gram > strassen > vendor", True),  # of the vendor's time: that leaves room for a copy
+        (0.9, "vendor", False),
+    ],
+)
+def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
+    predicted: float, plan: str, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU no plan that may have to begin anew adds to `out`."""
+    fast, ran = fmm.Plan.parse("gram > strassen > vendor"), list[tuple[str, bool]]()
+
+    def answered(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> prepare.Call:
+        chosen = wishes.plan or fast
+        decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
+        spans = ((0, 8),) * 3
+        return prepare.Call(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
+
+    def run(library: Any, ready: prepare.Call, a: Any, b: Any, out: Any, wishes: Any) -> Any:
+        ran.append((str(ready.plan), out is None))
+        return np.zeros((4, 4)) if out is None else out
+
+    library = SimpleNamespace(
+        processor="cuda", adjoint=adjoint, pointer=id, finish_half=lambda *_: None, written=lambda out: None
+    )
+    for name, put in (("prepare", answered), ("prepared", answered), ("by_plan", run)):
+        monkeypatch.setattr(gram, name, put)
+    monkeypatch.setattr(gram, "kernel_lines", lambda library, ready, a, b, out: ())
+    a, request = np.ones((3, 4)), gram.GramRequest(beta=1.0)
+    out, wishes = np.ones((4, 4)), NO_WISHES
+    assert gram.gram_product(library, a, None, out, request, wishes) is out
+    explained = gram.gram_explained(library, a, None, out, request, wishes)
+    assert [(str(explained.plan), "copied" in explained.reason)] == ran == [(plan, copied)]

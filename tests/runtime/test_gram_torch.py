@@ -39,6 +39,19 @@ def test_types_that_numpy_does_not_multiply(dtype: Any) -> None:
     assert c.dtype == dtype and torch.equal(c, c.mT) and torch.equal(c, x.mT @ x)
 
 
+def test_what_torch_does_not_cast_is_refused() -> None:
+    """Nothing is written there; whole numbers have no fractions."""
+    x, whole = tensor((6, 5)), torch.arange(30).reshape(6, 5)
+    for dtype in (torch.int64, torch.float32, torch.complex128):
+        out = torch.ones(5, 5, dtype=dtype)
+        with pytest.raises(RuntimeError, match="out is of"):
+            fmm.gram(x, out=out, fill="lower")
+        assert (out == 1).all()
+    with pytest.raises(RuntimeError, match="must be whole numbers"):
+        fmm.gram(whole, alpha=0.5)
+    assert torch.equal(fmm.gram(whole, alpha=2), 2 * whole.mT @ whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize(("rows", "fill"), [(False, "full"), (True, "full"), (False, "lower"), (True, "upper")])
 def test_gradients(rows: bool, fill: Any, dtype: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ from fmm.dtypes import INTEGERS, RINGS
 from fmm.kernels.cpu import exact_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.registry import forget_everything
-from fmm.runtime import host_run, left_to_vendor
+from fmm.runtime import decide, host_run, left_to_vendor
+from fmm.runtime.left_to_vendor import small_enough_for_numpy
+from tests.support.integers import KINDS, by_python, drawn, laid_out, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,6 +27,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Many blocks of all sides, tiles and panels, on threads of ours, at sizes that NumPy multiplies at once."""
     for name, value in (("BLOCK", 40), ("DEPTH", 64), ("TILE", 12), ("LEAST", 4), ("PANEL", 1024)):
         monkeypatch.setattr(exact_product, name, value)
+    monkeypatch.setattr(exact_product, "ALONE", 0)
     monkeypatch.setattr(host_run, "SMALL", 0)
     forget()
     yield
@@ -35,74 +38,6 @@ def forget() -> None:
     """How much memory a product takes depends on the blocks."""
     forget_everything()
     NUMPY.calls.clear()
-
-
-# ---- numbers
-
-
-def spread(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    i = np.iinfo(dtype)
-    return draw.integers(i.min, i.max, shape, dtype=dtype, endpoint=True)
-
-
-def with_bits(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Of so many bits, with both signs if the type has them."""
-    bits, i = int(draw.integers(1, 8 * np.dtype(dtype).itemsize)), np.iinfo(dtype)
-    most = min((1 << bits) - 1, int(i.max))
-    return draw.integers(max(-most, int(i.min)), most, shape, dtype=dtype, endpoint=True)
-
-
-def extremes(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    i = np.iinfo(dtype)
-    return draw.choice(np.array([i.min, i.max, i.min + 1, i.max - 1, 0, 1], dtype), shape)
-
-
-def all_lowest(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    return np.full(shape, np.iinfo(dtype).min, dtype)
-
-
-def all_highest(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    return np.full(shape, np.iinfo(dtype).max, dtype)
-
-
-def alternating(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    found = np.full(shape, np.iinfo(dtype).max, dtype)
-    found.reshape(-1)[::2] = np.iinfo(dtype).min
-    return found
-
-
-def powers(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Powers of two, one more and one less: where digits carry."""
-    bits = 8 * np.dtype(dtype).itemsize
-    found = np.uint64(1) << draw.integers(0, bits, shape).astype(np.uint64)
-    return (found + draw.integers(0, 3, shape).astype(np.uint64) - np.uint64(1)).astype(dtype)
-
-
-KINDS: list[Callable[..., Array]] = [spread, with_bits, extremes, all_lowest, all_highest, alternating, powers]
-
-
-def drawn(draw: np.random.Generator, dtype: str, shape: tuple[int, ...], kind: int | None = None) -> Array:
-    if dtype == "bool":
-        return np.asarray(draw.random(shape) < draw.choice([0.02, 0.5, 1.0]))
-    return KINDS[draw.integers(len(KINDS)) if kind is None else kind](draw, dtype, shape)
-
-
-def by_python(a: Array, b: Array) -> Array:
-    """With integers that have no end, of which the lowest bits are kept."""
-    if a.dtype == np.bool_:
-        return np.asarray((a.astype(object) @ b.astype(object)) > 0)
-    bits = 8 * a.dtype.itemsize
-    whole = np.asarray(a.astype(object) @ b.astype(object)) % (1 << bits)
-    return whole.astype(f"u{a.dtype.itemsize}").view(a.dtype) if whole.size else np.zeros(whole.shape, a.dtype)
-
-
-def laid_out(x: Array, how: int) -> Array:
-    """The same numbers, otherwise in memory."""
-    if how == 1:
-        return np.asfortranarray(x)
-    if how == 2:
-        return np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3]
-    return x[::-1].copy()[::-1] if how == 3 else x
 
 
 # ---- products
@@ -138,7 +73,7 @@ def test_random_products(count: int) -> None:
 def test_the_usual_blocks(dtype: str) -> None:
     """On several threads, over more than one block of the inner side, and unasked."""
     draw = np.random.default_rng(3)
-    a, b = drawn(draw, dtype, (200, 2100), 0), drawn(draw, dtype, (2100, 101), 0)
+    a, b = drawn(draw, dtype, (200, 2100), 0), drawn(draw, dtype, (2100, 131), 0)
     assert str(fmm.explain(a, b).plan) == "digits"
     np.testing.assert_array_equal(fmm.matmul(a, b), np.matmul(a, b))
 
@@ -213,6 +148,17 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products by plans too."""
     monkeypatch.setattr(left_to_vendor, "SMALLEST_SIDE", 1)
     monkeypatch.setattr(left_to_vendor, "SMALLEST_EXACT_SIDE", 1)
+    monkeypatch.setattr(decide, "SMALLEST_EXACT_SIDE", 1)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("char", "bBhHiIlLqQ?")
+def test_types_keep_their_names(char: str) -> None:
+    """On Linux `long` and `long long` are the same numbers, and two types."""
+    a = np.ones((20, 20), char)
+    found, expected = fmm.matmul(a, a), np.matmul(a, a)
+    assert found.dtype.char == expected.dtype.char
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("out_type", ["int64", "float64", "complex64", "object"])
@@ -254,9 +200,11 @@ def test_errors_are_numpys() -> None:
 
 
 def test_small_products_are_numpys() -> None:
-    for side in (1, 16, 64):
+    for side in (1, 16, 128):
         a = np.ones((side, side), int)
-        assert fmm.explain(a, a).plan == VENDOR
+        assert small_enough_for_numpy(a, a) and fmm.explain(a, a).plan == VENDOR
+    a = np.ones((200, 200), int)
+    assert not small_enough_for_numpy(a, a) and small_enough_for_numpy(a.astype(float), a)
 
 
 def test_what_is_explained() -> None:

@@ -23,6 +23,11 @@ def test_an_interrupt_at_each_step_of_the_callers_code(every: int) -> None:
     assert min(here, new) > 500 and min(apart) > 150, "as many steps as there were when this was written"
 
 
+@pytest.mark.parametrize("every", [97, pytest.param(3, marks=pytest.mark.slow)])
+def test_an_interrupt_at_each_step_of_an_exact_product(every: int) -> None:
+    printed("-m", "tests.support.interrupted_host", str(every), "digits", "int64", seconds=400)
+
+
 def test_interrupts_forks_threads_and_faults_at_random() -> None:
     assert "interrupts" in printed("-m", "tests.support.hostile_use", "--seconds", "1", "--seed", "1")
 

@@ -50,6 +50,20 @@ def test_values(dtype: str, plan: str | None) -> None:
         assert c._version > version  # torch is told
 
 
+def test_whole_numbers_have_no_fractions() -> None:
+    """torch.addmm would drop them."""
+    x = torch.arange(12).reshape(3, 4)
+    for alpha, beta in ((0.5, 0), (2.0, 0), (1, 0.5)):
+        with pytest.raises(RuntimeError, match="must be whole numbers"):
+            fmm.gemm(x, x, x.new_ones(3, 3), transpose_b=True, alpha=alpha, beta=beta)
+    assert torch.equal(fmm.gemm(x, x, x.new_ones(3, 3), transpose_b=True, alpha=2, beta=3), 2 * (x @ x.mT) + 3)
+
+
+def test_what_is_no_tensor_is_refused_by_torch() -> None:
+    with pytest.raises(TypeError, match="must be Tensor, not list"):
+        fmm.gemm(torch.ones(2, 2), [[1.0, 2.0], [3.0, 4.0]])
+
+
 @pytest.mark.parametrize(
     ("dtype", "plan"),
     quick_and_slow(

@@ -1,19 +1,12 @@
 """Hostile use of a CUDA device: interrupts, threads and faults at random moments, each product checked.
 
-`python -m tests.support.hostile_device --seconds 60` ends with the counts of what was done, one line; or with what was
-wrong, and status 1. Operands are whole numbers, so that every plan of theirs is exact.
+`python -m tests.support.hostile_device --seconds 60`. Operands are whole numbers, so that every plan is exact.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
 import operator
-import random
 import sys
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -26,9 +19,8 @@ import fmm
 from fmm.kernels.cuda.launch import prepared_calls
 from fmm.runtime import device_run
 from tests.support.device_arrays import CupyLibrary, TorchLibrary
-from tests.support.interrupts import Fire, watched
+from tests.support.hostile import UNTOUCHED, HostileUse, check_place, main
 
-HANGS = 120  # seconds after which the watchdog calls it a hang
 PLANS = (
     "strassen.batched.pad16 > vendor",
     "winograd > vendor",
@@ -43,11 +35,6 @@ SHAPES = (
     ((512, 512), (512, 512)),
     ((3, 96, 128), (3, 128, 160)),
 )
-UNTOUCHED = 7.25
-
-
-class Wrong(Exception):  # noqa: N818
-    """A product, or what was left behind, was not as promised."""
 
 
 def libraries() -> list[Any]:
@@ -75,19 +62,15 @@ class Operands:
         return fmm.matmul(self.a, self.b, out, plan=self.plan)
 
     def check(self, found: Any, done: bool) -> None:
-        """Complete, or (unless the call is done) untouched; and it stays so."""
-        before = self.library.host(found)  # waits for the device
-        complete = (before == self.right).all()
-        if not complete and (done or not (before == UNTOUCHED).all()):
-            raise Wrong(f"{self.plan}, {self.dtype}: neither complete nor untouched")
-        time.sleep(0.001)
-        if not (before == self.library.host(found)).all():
-            raise Wrong(f"{self.plan}: written after the call has ended")
+        """It is read once the device has come so far."""
+        check_place(lambda: self.library.host(found), self.right, done, f"{self.plan}, {self.dtype}")
 
 
-class HostileUse:
+class HostileDevice(HostileUse):
+    hangs = 120
+
     def __init__(self, seed: int) -> None:
-        self.chance, self.counts, self.fire = random.Random(seed), Counter[str](), Fire()
+        super().__init__(seed)
         self.operands = [
             Operands(library, shapes, dtype, plan, 7 * i)
             for library in libraries()
@@ -99,12 +82,8 @@ class HostileUse:
         for each in self.operands:  # compiled before the interrupts begin
             each.check(each.multiply(), True)
 
-    def rounds(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        kinds = [self.interrupt] * 40 + [self.fault] * 8 + [self.among_threads]
-        while time.monotonic() < until:
-            with watched(HANGS):
-                self.chance.choice(kinds)()
+    def attacks(self) -> list[Callable[[], None]]:
+        return [self.interrupt] * 40 + [self.fault] * 8 + [self.among_threads]
 
     def interrupt(self) -> None:
         """Some of the calls go to graphs, to one place or to changing ones."""
@@ -146,38 +125,14 @@ class HostileUse:
 
     def among_threads(self) -> None:
         """Other threads multiply while this one is interrupted."""
-        wrong: list[BaseException] = []
 
         def work(some: list[Operands]) -> None:
-            try:
-                for each in some:
-                    each.check(each.multiply(), True)
-            except BaseException as error:
-                wrong.append(error)
+            for each in some:
+                each.check(each.multiply(), True)
 
-        threads = [threading.Thread(target=work, args=(self.chance.sample(self.operands, 6),)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for _ in range(6):
-            self.interrupt()
-        for thread in threads:
-            thread.join()
+        self.interrupt_among([partial(work, self.chance.sample(self.operands, 6)) for _ in range(3)], 6)
         self.counts["calls in other threads"] += 18
-        if wrong:
-            raise wrong[0]
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    told = parser.parse_args(arguments)
-    gc.disable()  # what is raised in a collector's callback is lost, which would look like a call that was quicker
-    use = HostileUse(told.seed)
-    use.rounds(told.seconds)
-    print(f"{use.fire.hits} interrupts;", *(f"{count} {what};" for what, count in sorted(use.counts.items())))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(HostileDevice, sys.argv[1:], 60))

@@ -1,25 +1,20 @@
 """Hostile use: interrupts, forks, threads and faults at random moments, each product checked.
 
-`python -m tests.support.hostile_use --seconds 120` ends with the counts of what was done, one line; or with what was
-wrong, and status 1. `--device` does it to products on CUDA device 0. Whatever hangs is ended by a watchdog, with the
-tracebacks of all threads.
+`python -m tests.support.hostile_use --seconds 120`; to products on CUDA device 0, tests.support.hostile_device does it.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
 import os
 import random
 import resource
 import signal
 import sys
 import threading
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +26,9 @@ from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime import host_run
-from tests.support.interrupts import Fire, watched
+from tests.support.hostile import UNTOUCHED, HostileUse, Wrong, check_place, main
 
 Array = np.ndarray[Any, Any]
-HANGS = 60  # seconds after which the watchdog calls it a hang
 PLANS = (
     "winograd > vendor",
     "winograd > winograd > vendor",
@@ -42,27 +36,29 @@ PLANS = (
     "li-fig3.peel > vendor",
     "hasa > strassen.pad > vendor",
 )
-UNTOUCHED = 7.25
+HALF_PLANS = ("gram > vendor", "gram^2 > winograd > vendor", "sforza > vendor")
 SMALL, PANEL = host_run.SMALL, numpy_backend.PANEL
 LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = side_by_side.LEAST_FLOPS, side_by_side.LEAST_ROWS, side_by_side.ROW_UNIT
-
-
-class Wrong(Exception):  # noqa: N818
-    """A product, or what was left behind, was not as promised."""
 
 
 # ---- products
 
 
 class Case:
-    """A random product on the host: operands of whole numbers, so that any plan is exact; and a place for it."""
+    """A random product on the host, one that is its own adjoint or has a factor among them: operands of whole numbers,
+    so that any plan is exact; and a place for it."""
 
     def __init__(self, chance: random.Random, sides: tuple[int, int, int] | None = None) -> None:
         rng = np.random.default_rng(chance.randrange(1 << 30))
         m, k, n = sides or [chance.randrange(24, 180) for _ in range(3)]
         dtype = chance.choice(("f4", "f8", "c8"))
+        self.op = "product" if sides else chance.choice(("product", "product", "product", "gram", "gemm"))
         self.a, self.b = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((m, k), (k, n)))
-        self.plan, self.right = chance.choice(PLANS), np.matmul(self.a, self.b)
+        self.plan = chance.choice(HALF_PLANS if self.op == "gram" else PLANS)
+        if self.op == "gram":
+            self.right, m, n = np.matmul(self.a.conj().T, self.a), k, k
+        else:
+            self.right = np.matmul(self.a, self.b) * (3 if self.op == "gemm" else 1)
         place = np.full((m, n), UNTOUCHED, dtype)
         places = {
             "none": None,
@@ -75,21 +71,19 @@ class Case:
         self.out: Array | None = places[self.where]
 
     def multiply(self) -> Any:
+        if self.op == "gram":
+            return fmm.gram(self.a, out=self.out, plan=self.plan)
+        if self.op == "gemm":
+            return fmm.gemm(self.a, self.b, alpha=3, out=self.out, plan=self.plan)
         return fmm.matmul(self.a, self.b, out=self.out, plan=self.plan)
 
     def check(self, done: bool, found: Any = None) -> None:
         """`out` is complete, or (unless the call is done) untouched; and stays as it is."""
         if self.out is None:
             if done and not np.array_equal(found, self.right):
-                raise Wrong(f"{self.plan}: a wrong product")
+                raise Wrong(f"{self.op} by {self.plan}: wrong")
             return
-        before = self.out.copy()
-        complete = np.array_equal(before, self.right)
-        if not complete and (done or not (before == UNTOUCHED).all()):
-            raise Wrong(f"{self.plan}, {self.where}: neither complete nor untouched")
-        time.sleep(0.001)
-        if not np.array_equal(before, self.out):
-            raise Wrong(f"{self.plan}: written after the call has ended")
+        check_place(self.out.copy, self.right, done, f"{self.op} by {self.plan}, {self.where}")
 
 
 def sound(threads: int) -> None:
@@ -103,29 +97,24 @@ def sound(threads: int) -> None:
 # ---- what is done to them
 
 
-class HostileUse:
+class HostileHost(HostileUse):
     def __init__(self, seed: int) -> None:
-        self.chance, self.counts, self.fire = random.Random(seed), Counter[str](), Fire()
+        super().__init__(seed)
         self.threads = blas_threads()
-        for plan in PLANS:
+        for plan in (*PLANS, *HALF_PLANS):
             Plan.parse(plan)  # whose algorithms are proved on first sight, which takes memory too
 
-    def rounds(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        kinds = (
-            [self.interrupt] * 60 + [self.fault] * 8 + [self.fork, self.interrupt_among_threads, self.interrupt_large]
-        )
-        while time.monotonic() < until:
-            with watched(HANGS):
-                self.settings()
-                self.chance.choice(kinds)()
+    def attacks(self) -> list[Callable[[], None]]:
+        rare = [self.fork, self.interrupt_among_threads, self.interrupt_large]
+        return [self.interrupt] * 60 + [self.fault] * 8 + rare
 
-    def settings(self) -> None:
+    def attack(self) -> None:
         """Small products on the caller's thread or on ours, one or two at a time."""
         host_run.SMALL = self.chance.choice((0, 0, 0, 256 * 1024))
         side_by_side.LEAST_FLOPS = self.chance.choice((0, 1 << 60))
         numpy_backend.PANEL = self.chance.choice((16, 256)) * 1024
         side_by_side.LEAST_ROWS = side_by_side.ROW_UNIT = self.chance.choice((8, 192))
+        super().attack()
 
     def interrupt(self) -> None:
         """Once, or again and again, at any moment of a call."""
@@ -215,25 +204,13 @@ class HostileUse:
 
     def interrupt_among_threads(self) -> None:
         """Other threads multiply while this one is interrupted."""
-        cases, wrong = [Case(self.chance) for _ in range(3)], []
 
         def work(case: Case) -> None:
-            try:
-                for _ in range(10):
-                    case.check(True, case.multiply())
-            except BaseException as error:
-                wrong.append(error)
+            for _ in range(10):
+                case.check(True, case.multiply())
 
-        threads = [threading.Thread(target=work, args=(case,)) for case in cases]
-        for thread in threads:
-            thread.start()
-        for _ in range(10):
-            self.interrupt()
-        for thread in threads:
-            thread.join()
+        self.interrupt_among([partial(work, Case(self.chance)) for _ in range(3)], 10)
         self.counts["calls in other threads"] += 30
-        if wrong:
-            raise wrong[0]
 
 
 def _child(case: Case, full: bool) -> None:
@@ -256,17 +233,5 @@ def _child(case: Case, full: bool) -> None:
         os._exit(code)
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--seed", type=int, default=0)
-    told = parser.parse_args(arguments)
-    gc.disable()  # what is raised in a collector's callback is lost, which would look like a call that was quicker
-    use = HostileUse(told.seed)
-    use.rounds(told.seconds)
-    print(f"{use.fire.hits} interrupts;", *(f"{count} {what};" for what, count in sorted(use.counts.items())))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(HostileHost, sys.argv[1:], 120))

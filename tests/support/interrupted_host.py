@@ -1,5 +1,5 @@
 """A product on the host, interrupted at every step of what runs on its caller's thread: `python -m
-tests.support.interrupted_host every` (every so many steps) prints how many there were."""
+tests.support.interrupted_host every [plan] [type]` (every so many steps) prints how many there were."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy as np
 
 import fmm
 from fmm.arrays import host_memory
-from fmm.kernels.cpu import helper_threads, side_by_side, thread_pool
+from fmm.kernels.cpu import exact_product, helper_threads, side_by_side, thread_pool
 from fmm.runtime import host_run
 from tests.support.interrupts import AtStep, watched
 
-MODULES = (helper_threads, thread_pool, host_memory, host_run)
+MODULES = (helper_threads, thread_pool, host_memory, host_run, exact_product)
 FILES = [os.path.basename(str(module.__file__)) for module in MODULES]
-PLAN = "winograd > vendor"
-UNTOUCHED = 7.25
+UNTOUCHED = 100  # no entry of the product
 
 
-def interrupt_each_step(small: int, flops: int, given: bool, every: int) -> int:
+def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: str, kind: str) -> int:
     """`small`, `flops`: below which a product is multiplied on the caller's thread, and one after the other."""
     host_run.SMALL, side_by_side.LEAST_FLOPS = small, flops
     rng = np.random.default_rng(0)
-    a, b = (rng.integers(-4, 5, (40, 40)).astype(float) for _ in range(2))
+    a, b = (rng.integers(-4, 5, (40, 40)).astype(kind) for _ in range(2))
     right, steps = a @ b, AtStep(FILES)
-    fmm.matmul(a, b, plan=PLAN)
+    assert not (right == UNTOUCHED).any()
+    fmm.matmul(a, b, plan=plan)
     step = 1
     while True:
-        out = np.full((40, 40), UNTOUCHED) if given else None
+        out = np.full((40, 40), UNTOUCHED, kind) if given else None
         with watched(30):
-            hit = steps.interrupted(lambda out=out: fmm.matmul(a, b, out=out, plan=PLAN), step)  # type: ignore[misc]
+            hit = steps.interrupted(lambda out=out: fmm.matmul(a, b, out=out, plan=plan), step)  # type: ignore[misc]
             if out is not None:
                 left = out.copy()
                 assert (left == right).all() or (hit and (left == UNTOUCHED).all()), f"half written at step {step}"
-            assert (fmm.matmul(a, b, plan=PLAN) == right).all(), f"the next product is wrong after step {step}"
+            assert (fmm.matmul(a, b, plan=plan) == right).all(), f"the next product is wrong after step {step}"
             assert out is None or (out == left).all(), f"written after the call has ended, step {step}"
         assert len(host_memory._idle) <= 1
         if not hit:
@@ -43,9 +43,9 @@ def interrupt_each_step(small: int, flops: int, given: bool, every: int) -> int:
         step += every
 
 
-def main(every: int) -> None:
+def main(every: int, plan: str = "winograd > vendor", kind: str = "float64") -> None:
     found = [
-        interrupt_each_step(small, flops, given, every)
+        interrupt_each_step(small, flops, given, every, plan, kind)
         for small, flops in ((1 << 60, 1 << 60), (0, 1 << 60), (0, 0))
         for given in (True, False)
     ]
@@ -55,4 +55,4 @@ def main(every: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -32,6 +32,7 @@ DEPTH = 4096  # columns of all planes of A together that are held at a time, and
 TILE = 512  # rows of a tile that one thread multiplies
 LEAST = 64  # rows, or columns, below which a tile is not cut
 PANEL = 256 * 1024  # bytes of one array that are split, or added up, at a time
+ALONE = 1 << 18  # numbers of A and B below which they are not worth handing panels over to another thread
 MOST_PLANES = 4  # of an operand
 WIDE = 8  # bytes of the widest planes' numbers
 
@@ -56,6 +57,8 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
     if not left.size or not right.size:
         dest.fill(0)
         return
+    if left.size + right.size < ALONE:
+        threads = Threads(1)
     if _by_columns(dest):
         left, right, dest = right.T, left.T, dest.T
     logical, bits, k = dest.dtype == np.bool_, 8 * dest.itemsize, left.shape[1]
@@ -65,8 +68,8 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
     else:
         a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
         way, inner = digit_products(_magnitude(a, threads), _magnitude(b, threads), k, bits)
-    alone = threads_per_product(threads.count) if in_own_thread() else nullcontext((1, threads.count))
-    with alone as (at_once, _):
+    apart = threads.count > 1 and in_own_thread()
+    with threads_per_product(threads.count) if apart else nullcontext((1, threads.count)) as (at_once, _):
         _BlockedProduct(way, inner, (a, b, c), memory, threads, at_once).run()
 
 

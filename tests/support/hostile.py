@@ -1,0 +1,90 @@
+"""What hostile use of the host and of a device have in common: rounds of attacks, what is looked at after each, and the
+command, which ends with the counts of what was done, one line; or with what was wrong, and status 1."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tests.support.interrupts import Fire, watched
+
+UNTOUCHED = 7.25
+
+
+class Wrong(Exception):  # noqa: N818
+    """A product, or what was left behind, was not as promised."""
+
+
+def check_place(read: Callable[[], Any], right: Any, done: bool, what: str) -> None:
+    """What `read` finds is complete, or (unless the call is done) untouched; and it stays so."""
+    before = read()
+    if not (before == right).all() and (done or not (before == UNTOUCHED).all()):
+        raise Wrong(f"{what}: neither complete nor untouched")
+    time.sleep(0.001)
+    if not (before == read()).all():
+        raise Wrong(f"{what}: written after the call has ended")
+
+
+class HostileUse(ABC):
+    """Attacks on products, at random until the time is up. A watchdog ends what hangs, with all threads' tracebacks."""
+
+    hangs = 60  # seconds after which it is called a hang
+
+    def __init__(self, seed: int) -> None:
+        self.chance, self.counts, self.fire = random.Random(seed), Counter[str](), Fire()
+
+    @abstractmethod
+    def attacks(self) -> Sequence[Callable[[], None]]:
+        """One of these at a time; what stands here more often is done more often."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Signals in the middle of a call."""
+
+    def attack(self) -> None:
+        self.chance.choice(self.attacks())()
+
+    def rounds(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with watched(self.hangs):
+                self.attack()
+
+    def interrupt_among(self, works: Iterable[Callable[[], None]], times: int) -> None:
+        """So often, while other threads do their work, in which nothing may go wrong."""
+        wrong: list[BaseException] = []
+
+        def work(own: Callable[[], None]) -> None:
+            try:
+                own()
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(own,)) for own in works]
+        for thread in threads:
+            thread.start()
+        for _ in range(times):
+            self.interrupt()
+        for thread in threads:
+            thread.join()
+        if wrong:
+            raise wrong[0]
+
+
+def main(attacker: Callable[[int], HostileUse], arguments: Sequence[str], seconds: float) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=seconds)
+    parser.add_argument("--seed", type=int, default=0)
+    told = parser.parse_args(arguments)
+    gc.disable()  # what is raised in a collector's callback is lost, which would look like a call that was quicker
+    use = attacker(told.seed)
+    use.rounds(told.seconds)
+    print(f"{use.fire.hits} interrupts;", *(f"{count} {what};" for what, count in sorted(use.counts.items())))
+    return 0
