@@ -24,7 +24,8 @@ PYTEST = (sys.executable, "-m", "pytest", "-v", "-m", "gpu")  # names as they en
 TIMED = "tests/tuner/test_gpu_tuner.py"
 KERNELS = "tests/kernels/cuda"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
-FEW = (*PYTEST, "-k", "few_launches", f"{KERNELS}/test_gpu_kernels.py", f"{KERNELS}/products/test_gpu_tiled.py")
+WITH_FEW = (f"{KERNELS}/test_gpu_kernels.py", *(f"{KERNELS}/products/test_gpu_{x}.py" for x in ("tiled", "halves")))
+FEW = (*PYTEST, "-k", "few_launches", *WITH_FEW)
 # Racecheck does not follow gates (mbarriers): it calls every sum that such a kernel reads behind one a race.
 GATED = (f"{KERNELS}/products/test_gpu_tma.py", f"{KERNELS}/products/test_gpu_wgmma.py")
 SANITIZER = "compute-sanitizer"

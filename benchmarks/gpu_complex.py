@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -101,17 +102,31 @@ def relative_error(c: Any, a: Any, b: Any) -> float:
     return float(np.linalg.norm((found - expected).astype(complex)) / np.linalg.norm(expected.astype(complex)))
 
 
+def chosen_without_emulation(a: Any, b: Any) -> str:
+    """The plan that fmm.matmul takes where FMM_EMULATION=0."""
+    before = os.environ.get("FMM_EMULATION")
+    os.environ["FMM_EMULATION"] = "0"
+    try:
+        return str(fmm.explain(a, b).plan)
+    finally:
+        del os.environ["FMM_EMULATION"]
+        os.environ |= {} if before is None else {"FMM_EMULATION": before}
+
+
 def measured_product(case: Case, rounds: int) -> dict[str, Any]:
     a, b = (random_normal(case.side, case.dtype) for _ in range(2))
     plans = (*case.plans, "vendor3m")
     calls: dict[str, Callable[[], object]] = {"vendor": partial(cupy.matmul, a, b), "fmm": partial(fmm.matmul, a, b)}
     calls |= {plan: partial(fmm.matmul, a, b, plan=plan) for plan in plans}
+    alone = chosen_without_emulation(a, b)
+    calls["without emulation"] = partial(fmm.matmul, a, b, plan=alone)
     errors = {name: relative_error(call(), a, b) for name, call in calls.items()}
     calls["three real products"] = three_real_products(case.side, case.dtype)
     samples = paired_samples(calls, rounds)
     chosen = fmm.explain(a, b)
     return {
         "kind": "product",
+        "chosen_without_emulation": alone,
         **case._asdict(),
         "chosen": str(chosen.plan),
         "answered": chosen.step,

@@ -64,19 +64,29 @@ def named(text: str) -> tuple[int, int, int]:
 
 def measured(size: tuple[int, int, int], dtype: str, limits: dict[str, Any]) -> dict[str, Any]:
     a, b, vendor = operands(size, dtype)
-    calls = {"vendor": partial(vendor, a, b), "fmm": partial(fmm.matmul, a, b, **limits)}
+    samples = paired_samples(partial(vendor, a, b), partial(fmm.matmul, a, b, **limits))
+    return {"dtype": dtype, "size": size, **compared(samples, fmm.explain(a, b, **limits))}
+
+
+def paired_samples(vendor: Callable[[], object], own: Callable[[], object]) -> dict[str, list[float]]:
+    """Milliseconds of both in shuffled rounds, after both have run."""
+    calls = {"vendor": vendor, "fmm": own}
     for call in calls.values():
         elapsed(call, 2)
-    single = max(1e3 * elapsed(calls["vendor"], 1), 1e-3)
+    single = max(1e3 * elapsed(vendor, 1), 1e-3)
     repeats = max(int(LEAST / single), 1)
     rounds = max(min(15, int(1000 * SECONDS / (2 * single * repeats))), 5)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), 2):
             samples[name].append(1e3 * elapsed(calls[name], repeats))
+    return samples
+
+
+def compared(samples: dict[str, list[float]], decision: Any) -> dict[str, Any]:
+    """What a row says of them: the median of the paired ratios, and which plan it was."""
     ratio = median(v / f for v, f in zip(samples["vendor"], samples["fmm"], strict=True))
-    decision = fmm.explain(a, b, **limits)
-    return {"dtype": dtype, "size": size, "ratio": ratio, "plan": str(decision.plan), "step": decision.step, **samples}
+    return {"ratio": ratio, "plan": str(decision.plan), "step": decision.step, **samples}
 
 
 def main(arguments: list[str]) -> int:

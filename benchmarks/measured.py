@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.held_out import FILE, environments, grouped, recorded_rows, summary
+from benchmarks.held_out import Row as HeldOut
 from fmm.kernels.plans.plan import Plan
 
 Row = dict[str, Any]
@@ -245,7 +247,7 @@ def halves(results: Path) -> Iterator[str]:
         found = (
             (
                 HALVES[r["kind"]],
-                r["dtype"],
+                r["dtype"] + ", without emulation" * r.get("ieee", False),
                 times(r["size"]),
                 digits(median(r["candidate"])),
                 f"**{paired(r['vendor'], r['candidate']):.2f}**",
@@ -255,6 +257,37 @@ def halves(results: Path) -> Iterator[str]:
             if r["kind"] in HALVES and not r["failure"]
         )
         yield from table(("what", "type", "size", "ms", "speedup", "plan"), found)
+
+
+def structured(results: Path) -> Iterator[str]:
+    """Structured products of random shapes, whole calls, and on CPUs those of the benchmark's list."""
+    for path in sorted(results.glob("*/structured.json")):
+        environment, rows = load(path)
+        where = environment.get("device", environment.get("processor"))
+        yield ""
+        yield f"**{where}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit'][:12]})"
+        yield ""
+        if "ratio" in rows[0] or "failure" in rows[0]:
+            yield from _structured_shapes([r for r in rows if "ratio" in r])
+        else:
+            columns = ("what", "type", "side", "speedup (95 % interval)", "plan")
+            yield from table(columns, (_structured_row(r) for r in rows))
+
+
+def _structured_row(row: Row) -> Sequence[object]:
+    interval = f"**{row['speedup']:.2f}** ({row['low']:.3f} to {row['high']:.3f})"
+    return f"`{row['kind']}`", row["dtype"], row["side"], interval, f"`{row['plan']}`"
+
+
+def _structured_shapes(rows: list[Row]) -> Iterator[str]:
+    """Kind by kind."""
+    for kind in dict.fromkeys(r["kind"] for r in rows):
+        found = [r for r in rows if r["kind"] == kind]
+        ratios = [r["ratio"] for r in found]
+        long = [r["ratio"] for r in found if median(r["vendor"]) > LONG]
+        fast = sum(r["plan"] != "vendor" for r in found)
+        text = f"{len(found)} shapes, {fast} by fast plans: median ratios from {min(ratios):.2f} to {max(ratios):.2f}"
+        yield f"- {kind}: {text}; of those over {LONG} ms ({len(long)}) from {min(long, default=1):.2f}."
 
 
 def complex_products(results: Path) -> Iterator[str]:
@@ -358,24 +391,54 @@ def _share(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.1%}"
 
 
-def regret(results: Path) -> Iterator[str]:
-    """What the choices of a config lose on 20 shapes that were not among its own, and whose config it is."""
-    columns = ("judged config", "type", "shapes", "won by a plan", "regret: mean, worst", "of the best")
-    yield from table(columns, _regret_rows(results))
+# ---- what fmm.matmul does after a tuning
 
 
-def _regret_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path in sorted(results.glob("*/regret-*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        known, rows = found["regret"], found["rows"]
-        contested = sum(max(row["speedups"].values()) > 1 for row in rows)
-        losses = f"{known['mean']:.2%}, {known['worst']:.1%}" if contested else "nothing to choose"
-        best = f"{known['share_of_best']:.1%}" if contested else ""
-        yield f"`{judged_config(found['environment'])}`", found["dtype"], known["shapes"], contested, losses, best
+def calls(results: Path) -> Iterator[str]:
+    """Default calls on named products."""
+    columns = ("type", "m x k x n", "library", "fmm", "speedup", "error", "workspace", "answered by", "plan")
+    for path in sorted(results.glob("*/calls.json")):
+        environment, rows = load(path)
+        yield from heading(path, environment)
+        found = ((r["dtype"], times(r["size"]), *_call(r), r["step"], f"`{r['plan']}`") for r in rows if _whole(r))
+        yield from table(columns, found)
 
 
-def judged_config(environment: Row) -> str:
-    """The folder of the config whose choices were judged, from the command that did."""
-    words = str(environment["command"]).split()
-    option = next(name for name in ("--recorded", "--config") if name in words)
-    return words[words.index(option) + 1].removesuffix("/config.json")
+def large(results: Path) -> Iterator[str]:
+    """The largest products, alone on the device and beside others."""
+    columns = ("type", "m x k x n", "taken", "library", "fmm", "speedup", "error", "workspace", "plan")
+    for path in sorted(results.glob("*/large.json")):
+        environment, rows = load(path)
+        yield from heading(path, environment)
+        found = (
+            (r["dtype"], times(r["size"]), f"{r['taken']:.0%}", *_call(r), f"`{r['plan']}`") for r in rows if _whole(r)
+        )
+        yield from table(columns, found)
+
+
+def _whole(row: Row) -> bool:
+    return bool(row["seconds"]) and not row["failure"]
+
+
+def _call(row: Row) -> Sequence[str]:
+    """Milliseconds of both, speedup, error and workspace."""
+    theirs, ours = (f"{digits(1e3 * median(row[x]))} ms" for x in ("vendor_seconds", "seconds"))
+    speedup = f"**{paired(row['vendor_seconds'], row['seconds']):.2f}**"
+    return theirs, ours, speedup, f"{row['error']:.2f}", space(row["workspace"])
+
+
+def held_out(results: Path) -> Iterator[str]:
+    """Default calls on shapes that no fit saw, beside the best of the plans that were tried."""
+    columns = ("type", "shapes", "how many", "by plans", "of the best plan: mean, least", "of the vendor: mean, least")
+    for path in sorted(results.glob(f"*/{FILE}")):
+        rows = recorded_rows(path)
+        environment = environments(path)[-1]
+        yield from heading(path, {"device": environment.get("processor", ""), **environment})
+        yield from table(columns, (_held_out_row(*found) for found in grouped(rows)))
+
+
+def _held_out_row(dtype: str, kind: str, rows: Sequence[HeldOut]) -> Sequence[object]:
+    s = summary(rows)
+    best = f"{s['mean_share_of_best']:.1%}, {s['least_share_of_best']:.1%}"
+    vendor = f"{s['mean_speedup']:.2f}, {s['least_speedup']:.2f}"
+    return dtype, kind, s["shapes"], s["by_plans"], best, vendor

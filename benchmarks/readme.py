@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import measured
+from benchmarks.held_out import IEEE
 from benchmarks.measured import Row, digits, load, times
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +23,7 @@ MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ON_GPU = [
     ("float32", [4096] * 3),
     ("float32", [16384] * 3),
+    (IEEE, [16384] * 3),
     ("float64", [16384] * 3),
     ("bfloat16", [16384] * 3),
     ("bfloat16", [8191] * 3),
@@ -52,7 +54,7 @@ def example(results: Path) -> Iterator[str]:
         yield f"On {where}: NumPy {theirs:.2f} s, fmm **{ours:.2f} s**."
     for environment, row in _on_gpu(results):
         if (row["dtype"], row["size"]) == EXAMPLE_ON_GPU:
-            ours, theirs = (digits(median(row[who])) for who in ("candidate", "vendor"))
+            ours, theirs = (digits(1e3 * median(row[who])) for who in ("seconds", "vendor_seconds"))
             what = f"{row['dtype']}, n = {row['size'][0]}"
             yield f"On {environment['device']}, {what}: cuBLAS {theirs} ms, fmm **{ours} ms**."
 
@@ -60,22 +62,25 @@ def example(results: Path) -> Iterator[str]:
 def shortlist(results: Path) -> Iterator[str]:
     """A row for each product of the lists above."""
     columns = ("on", "type", "m x k x n", "vendor", "fmm", "speedup", "workspace")
-    rows = [_short_row(e["device"], row, "ms") for e, row in _on_gpu(results)]
-    rows += [_short_row(f"{e['processor']}, {e['blas_threads']} threads", row, "s") for e, row in _on_cpu(results)]
+    rows = [_short_row(e["device"], row, row["vendor_seconds"], row["seconds"]) for e, row in _on_gpu(results)]
+    for e, row in _on_cpu(results):
+        where = f"{e['processor']}, {e['blas_threads']} threads"
+        rows.append(_short_row(where, row, row["vendor"], row["candidate"]))
     yield from measured.table(columns, iter(rows))
 
 
-def _short_row(where: str, row: Row, unit: str) -> Sequence[object]:
-    theirs, ours = (f"{digits(median(row[who]))} {unit}" for who in ("vendor", "candidate"))
-    speedup = f"**{measured.paired(row['vendor'], row['candidate']):.2f}**"
-    return where, row["dtype"], times(row["size"]), theirs, ours, speedup, measured.space(row["workspace"])
+def _short_row(where: str, row: Row, theirs: Sequence[float], ours: Sequence[float]) -> Sequence[object]:
+    unit, scale = ("s", 1.0) if median(theirs) > 1 else ("ms", 1e3)
+    both = (f"{digits(scale * median(x))} {unit}" for x in (theirs, ours))
+    speedup = f"**{measured.paired(theirs, ours):.2f}**"
+    return where, row["dtype"], times(row["size"]), *both, speedup, measured.space(row["workspace"])
 
 
 def _on_gpu(results: Path) -> Iterator[tuple[Row, Row]]:
-    """Environment and fastest plan of each product of the list."""
-    for folder in measured.gpu_folders(results):
-        environment, rows = load(folder / "gpu.json")
-        found = {(case[0]["dtype"], str(case[0]["size"])): measured.best_of(case) for case in measured.cases(rows)}
+    """Environment and default call of each product of the list."""
+    for path in sorted(results.glob("*/calls.json")):
+        environment, rows = load(path)
+        found = {(row["dtype"], str(row["size"])): row for row in rows if row["seconds"] and not row["failure"]}
         yield from ((environment, found[dtype, str(size)]) for dtype, size in ON_GPU if (dtype, str(size)) in found)
 
 
@@ -90,7 +95,8 @@ SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
     "shortlist": shortlist,
     **{make.__name__: make for make in (
         measured.cpu, measured.gpu, measured.no_workspace, measured.own_kernel, measured.host, measured.tuned,
-        measured.regret, measured.emulation, measured.halves, measured.complex_products,
+        measured.held_out, measured.calls, measured.large, measured.emulation, measured.halves,
+        measured.complex_products, measured.structured,
     )},
 }  # fmt: skip
 

@@ -1,16 +1,18 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
-from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, plan
+from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, shortest_paths
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
 from fmm.integrations.places import install_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
+from fmm.runtime.semiring import NegativeCycleError
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Decision",
+    "NegativeCycleError",
     "Plan",
     "PlanError",
     "explain",
@@ -21,8 +23,10 @@ __all__ = [
     "install",
     "installed",
     "matmul",
+    "minplus",
     "plan",
     "release_workspace",
+    "shortest_paths",
     "uninstall",
 ]
 

@@ -27,6 +27,7 @@ from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
 from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.semiring import Method, PathRequest, all_shortest_paths, minplus_product
 
 NO_OPTIONS: Mapping[str, Any] = {}
 ndarray = np.ndarray  # asked for at each call
@@ -229,6 +230,53 @@ def explain_gemm(
     return gemm_explained(*asked)
 
 
+def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin: bool = False) -> Any:
+    """The min-plus product: c[i, j] is the smallest of all sums a[i, k] + b[k, j].
+
+    Of two matrices of NumPy's, CuPy's or torch's, in float32, float64, int32 or int16. Whole numbers are saturated: the
+    largest one of their type means "none" and stays that, whatever is added to it; a sum beyond the type's range
+    is the nearest number in it. A sum that is NaN is never the smallest.
+
+    out
+        Where the result goes, of its shape and type; it may overlap a and b.
+    maximum
+        The greatest of all sums instead (max-plus); then "none" is -inf, or the smallest whole number.
+    argmin
+        Return the pair of the result and, in int32, of the k that each number comes from: the first of several, and -1
+        where no sum is better than "none".
+    """
+    return minplus_product(a, b, _single(out), bool(maximum), bool(argmin))
+
+
+def shortest_paths(
+    d: Any,
+    directed: bool = True,
+    return_predecessors: bool = False,
+    unweighted: bool = False,
+    overwrite: bool = False,
+    *,
+    out: Any = None,
+    method: Method = "auto",
+) -> Any:
+    """The lengths of the shortest paths between all nodes of a graph, as SciPy's floyd_warshall returns them.
+
+    d is a dense n x n matrix of edges' lengths, of NumPy, CuPy or torch. Zero, NaN, inf and -inf are no edge (and
+    so are floats up to 1e-8, as in SciPy). float32, float64, int32 and int16 stay what they are; all else is computed
+    in float64. Of int32 and int16 the largest number means "no edge" and "no path" too, and lengths beyond it are that.
+
+    directed, return_predecessors, unweighted, overwrite
+        As SciPy has them. Predecessors are int32: the node before j on the way from i, -9999 where there is none.
+    out
+        Where the lengths go; it may be d.
+    method
+        "r-kleene" (by min-plus products; "auto" is that) or, on the host, "floyd-warshall", one node after the other.
+
+    NegativeCycleError, if there is a cycle of negative length.
+    """
+    request = PathRequest(bool(directed), bool(return_predecessors), bool(unweighted), bool(overwrite), method)
+    return all_shortest_paths(d, _single(out), request)
+
+
 def explain(
     a: Any,
     b: Any,
@@ -345,7 +393,10 @@ def _wishes(plan: Plan | Decision | str | None, max_error_growth: Any, workspace
         if isinstance(workspace, bool) or not isinstance(workspace, Integral) or workspace < 0:
             raise ValueError(f"workspace must be a whole number of bytes, 0 or more, not {_in_words(workspace)}")
         workspace = min(int(workspace), LONGEST)
-    return Wishes(_given(plan), growth, workspace)
+    given = _given(plan)
+    if given is not None and any(given.conjugates):
+        raise PlanError(f"{given} multiplies conjugates: of fmm.gemm, transpose_a and transpose_b ask for them")
+    return Wishes(given, growth, workspace)
 
 
 def _error_growth(growth: Any) -> float:
@@ -429,7 +480,10 @@ class _AskedGemm(NamedTuple):
 
 
 def _checked_gemm(a: Any, b: Any, c: Any, out: Any, update: tuple[Any, ...], wished: tuple[Any, ...]) -> _AskedGemm:
-    told, wishes = _gemm_update(*update), _wishes(*wished)
+    given = _given(wished[0])
+    if given is not None:  # a plan that was explained may conjugate, which the call itself decides
+        given = given.conjugating(*given.conjugates) or given
+    told, wishes = _gemm_update(*update), _wishes(given, *wished[1:])
     library, arrays = _gemm_arrays(a, b, c, out)
     _check_scalars(library, arrays[:3], told)
     return _AskedGemm(library, *arrays, told, wishes)

@@ -77,3 +77,5 @@ FLOATS: tuple[str, ...] = tuple(row.name for row in _ROWS)  # which round; compl
 STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # what arrays of such can hold
 RINGS: tuple[str, ...] = tuple(name for name, row in DTYPES.items() if row.exact and name != "bool")  # modulo 2^bits
 INTEGERS: tuple[str, ...] = (*RINGS, "bool")
+# Of planes of residues, which nobody but kernels sees: a row of no table.
+BYTE = DType("byte", 1, 0.0, "fmm::byte", 3, 72, "int32", 10, tensor_map=0, mma="s8")

@@ -220,7 +220,7 @@ def as_cupy(x: Any) -> Any:
 
 
 def _numba(c: Any) -> Any:
-    from numba import cuda  # type: ignore[import-not-found]
+    from numba import cuda
 
     return cuda.as_cuda_array(c)
 

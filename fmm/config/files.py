@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import stat
 import time
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from fmm.config.environment import emulation_allowed, environment_value, log_once, tuning_disabled, tuning_mode
 from fmm.config.identity import Identity
-from fmm.config.locate import search_path
+from fmm.config.locate import SHIPPED, search_path
 from fmm.config.schema import ConfigError, Raw, Tuned, checked_section, read_document
 
 LARGEST_FILE = 16 << 20
@@ -64,7 +65,7 @@ class Configs:
     def _find(self, identity: Identity, dtype: str) -> Tuned | None:
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)
-            if raw is None:
+            if raw is None or (path == SHIPPED and not is_named(identity.name, raw)):
                 continue
             try:
                 found = checked_section(raw, f"{identity.key}.{dtype}", identity, dtype)
@@ -73,8 +74,25 @@ class Configs:
                 continue
             if found.changed and found.entries:
                 log_once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
-            return found
+            return of_another_card(found) if path == SHIPPED else found
         return None
+
+
+def is_named(name: str, raw: Raw) -> bool:
+    """Is a section of a device of that name? Cards of several names may have one key, and other memory."""
+    conditions = raw.get("conditions") if isinstance(raw, dict) else None
+    return isinstance(conditions, dict) and conditions.get("device") == name
+
+
+def of_another_card(found: Tuned) -> Tuned:
+    """What ships with the package was measured on another card of that name, and says so."""
+    known = found.calibration
+    if known is None:
+        return found
+    return replace(found, calibration=replace(known, source=known.source.replace("on this device", OTHER_CARD)))
+
+
+OTHER_CARD = "on another card of this name"
 
 
 def configs_in_force() -> Configs:

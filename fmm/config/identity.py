@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from fmm.kernels.cpu.compiled_sums import compiler_installed
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -23,9 +25,12 @@ class Identity:
 @lru_cache(maxsize=64)
 def cpu_identity(threads: int) -> Identity:
     """This CPU with so many BLAS threads."""
-    return Identity(
-        cpu_key(threads), processor_name(), MappingProxyType({"numpy": np.__version__, "blas": _blas_version()})
-    )
+    versions = {"numpy": np.__version__, "blas": _blas_version(), SUMS: COMPILED if compiler_installed() else "numpy"}
+    return Identity(cpu_key(threads), processor_name(), MappingProxyType(versions))
+
+
+# Who does the sums of plans on a CPU: a tuning with compiled ones says nothing of NumPy's, which take longer.
+SUMS, COMPILED = "sums", "llvmlite"
 
 
 def cpu_key(threads: int) -> str:

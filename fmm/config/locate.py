@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 FILE = "config.json"
+SHIPPED = Path(__file__).parent / FILE  # what comes with the package
 
 
 def user_folder() -> Path:
@@ -47,8 +48,7 @@ def search_path(given: str) -> tuple[Path, ...]:
     """Where configs are looked for: in the one given alone, else the user's, the site's, the package's."""
     if given:
         return (_file_in(Path(given)),)
-    shipped = Path(__file__).parent / FILE
     try:
-        return user_folder() / FILE, site_folder() / FILE, shipped
+        return user_folder() / FILE, site_folder() / FILE, SHIPPED
     except RuntimeError:  # no home
-        return site_folder() / FILE, shipped
+        return site_folder() / FILE, SHIPPED

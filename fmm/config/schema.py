@@ -46,14 +46,14 @@ from fmm.config.checks import (
     wrong_value,
 )
 from fmm.config.environment import log_once
-from fmm.config.identity import Identity
+from fmm.config.identity import COMPILED, SUMS, Identity
 from fmm.config.thresholds import Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Fitted
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.problem import OPERATIONS
+from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
     "ANY",
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 SCHEMA = 1  # the version that is read and written
-PRODUCT = "product"  # the operation of most entries
+PRODUCT: Operation = "product"  # the operation of most entries
 ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
 ANY = "any"  # the layout of entries that hold for rows and columns alike
 Size = tuple[int, int, int]  # (m, k, n)
@@ -100,7 +100,7 @@ class Entry:
     verified: bool = True
     origin: str = "certified"
     lean: bool = False  # the best of the plans without workspace, beside the entry of one with workspace
-    op: str = PRODUCT  # written down only where it is another
+    op: Operation = PRODUCT  # written down only where it is another
 
     @property
     def key(self) -> Key:
@@ -272,6 +272,8 @@ def checked_section(given: Raw, where: str, identity: Identity, dtype: str) -> T
     entries_by_key = MappingProxyType({e.key: e for e in entries})
     unchecked = _inner(_inner(found["error"], "speedup"), "count") == 0
     doubts = tuple(found.get("doubts", ["the model was not checked on other shapes"] if unchecked else ()))
+    if found["versions"].get(SUMS) == COMPILED != now.get(SUMS, COMPILED):
+        doubts += ("it was tuned with compiled sums, and llvmlite is installed no more",)
     terms = read_terms(_inner(found.get("blocks"), "fitted"))
     return Tuned(identity, dtype, known, entries_by_key, changed, read_thresholds(found["thresholds"]), terms, doubts)
 

@@ -10,9 +10,10 @@ from types import MappingProxyType
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
-from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
+from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import PRODUCTS, whole_moduli
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Rate:
     # One half of a product that is its own adjoint takes this share of the whole product's time, where the vendor has a
     # function for it. (On an H200 0.50 in float32, 0.63 in float64.)
     half: float = 0.6
+    # The same by this package's own kernels, if it is very large; 1: nobody measured it. With so many rows, whole tiles
+    # on the diagonal and a last round that is not full take as long again.
+    half_by_tiles: float = 1.0
+    half_edge: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,10 @@ class Calibration:
     parts: float = 1.0  # to and from the real or imaginary parts of complex numbers, every second number in memory
     deep: float = 1.0  # in three levels in one pass: so many values are held that few threads have registers
     host: float = 0.0  # seconds of the processor, at least, to start one product
+    # Seconds that a call by a plan takes the processor, at least: by one with levels, and by another leaf than the
+    # vendor's alone. (What the tuner times are launches; a user's call has its Python, too.)
+    call: float = 0.0
+    call_of_leaf: float = 0.0
     least: float = 0.0  # plans with leaf products that have a shorter side are not chosen: the formula is wrong there
     lanes: int = 1  # products that run at a time
     idle: float = 0.0  # seconds in which a thread has nothing to do, at a plan's beginning and end
@@ -112,7 +121,6 @@ FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex
 CPU_STREAM = 10e9
 # NumPy's loops over every second number do not use vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
 CPU_PARTS = 0.5
-RESIDUES_RATE = "residues-{}"  # of integers on a GPU
 BUILT_IN = "built-in recursion point, device not tuned"
 
 
@@ -169,13 +177,19 @@ STREAM_SHARE = 0.75
 MARGIN = 0.03  # nothing of this device was measured
 LEAST = 512.0
 LAUNCH = 4e-6
+# On the hosts of two H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after 43
+# to 60 where another leaf does, after 46 to 105 by a plan with levels.
+CALL, CALL_OF_LEAF = 90e-6, 40e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
-UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 1.5}
+UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
 ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
 # Syrk's time as a share of gemm's, on an H200 at 8192 (of float64 more at 16384: 0.63).
 HALF = {"float32": 0.51, "float64": 0.57}
+# The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
+# of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
+HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.49, 1200.0), "bfloat16": (0.49, 1200.0)}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
@@ -185,6 +199,8 @@ OWN_LOOPS = 0.04  # of the vendor's rate in float32: that of cupy.matmul's kerne
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
+# Beside the residues themselves, for every number of A and B, and of C.
+SPLIT_BYTES, JOIN_BYTES = 24, 16
 
 
 def datasheet(name: str) -> Calibration:
@@ -201,17 +217,25 @@ def datasheet(name: str) -> Calibration:
             batch=BATCH.get(t, 1.0),
             tile=SIDE,
             half=HALF.get(t, Rate.half),
+            **_by_tiles(t, gpu),
         )
         for t, peak in peaks.items()
     }
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
+        for name, (moduli, levels) in RESIDUE_LEAVES.items():
+            rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
         rates |= dict(_integers(rates, stream))
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
-    return Calibration(
-        gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True, margin=MARGIN, least=LEAST
-    )
+    found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
+    return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
+
+
+def _by_tiles(dtype: str, gpu: Device) -> dict[str, float]:
+    """What a half by our own tiles takes; they were measured on Hopper alone."""
+    share, edge = HALF_BY_TILES.get(dtype, (1.0, 0.0)) if gpu.capability == WARPGROUPS else (1.0, 0.0)
+    return {"half_by_tiles": share, "half_edge": edge}
 
 
 def _three_products(half: Rate, stream: float) -> Rate:
@@ -222,18 +246,29 @@ def _three_products(half: Rate, stream: float) -> Rate:
     return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
+def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Rate:
+    """float64 by products of bytes, which are twice as fast as those of float16, one for each modulus (and fewer with
+    levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues; those of C are
+    read as such, and written: time that grows as the operands, and as C."""
+    flops = 2 * half.flops / moduli * (8 / PRODUCTS) ** levels
+    planes = moduli * (PRODUCTS / 4) ** levels
+    lost = flops / DTYPES["float64"].flops / stream
+    split, join = (SPLIT_BYTES + planes) * lost, (JOIN_BYTES + planes) * lost
+    return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
+
+
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:
     """Integers by the library's own kernels, and by residues: products of bytes, twice as fast as those of float16, one
     for each modulus. A byte for each is written and read of every number of A, B and C besides."""
     half = rates["float16"]
     for name in INTEGERS:
         item = DTYPES[name].itemsize
-        count = 1 if item == 1 else moduli_needed(8 * item - 1, 8 * item - 1, 8192)
+        count = whole_moduli(name, 8192)
         flops = 2 * half.flops / count
         numbers = flops / stream / 2  # multiply-adds in the time of one byte
         cut, joined = numbers * (item + count), numbers * (item + 2 * count)
         yield name, Rate(rates["float32"].flops * OWN_LOOPS, half.fill, PIPE, tile=SIDE)
-        yield RESIDUES_RATE.format(name), Rate(flops, half.fill / count, PIPE + joined, cut, cut, tile=SIDE)
+        yield WHOLE_RATE.format(name), Rate(flops, half.fill / count, PIPE + joined, cut, cut, tile=SIDE)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

@@ -133,7 +133,8 @@ def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequenc
 
 
 def _by_time(*found: Candidate) -> tuple[Candidate, ...]:
-    return tuple(sorted(found, key=lambda c: c.time))
+    """Of those whose calls take the processor as long, the first is the one that the device ends first."""
+    return tuple(sorted(found, key=lambda c: (c.time, c.prediction.seconds)))
 
 
 def composed_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
@@ -151,12 +152,19 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
     work = estimated_work(plan, problem)
     if not splits(plan) or work.smallest >= calibration.least:
         prediction = predicted_seconds(plan, problem, work, calibration)
-        time, growth = (
-            prediction.seconds / base if base else 1.0,
-            expected_growth(plan, problem.dtype, not calibration.batches),
-        )
+        seconds = max(prediction.seconds, call_seconds(plan, calibration))
+        growth = expected_growth(plan, problem.dtype, not calibration.batches)
+        time = seconds / base if base else 1.0
         margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
+        margin = 0.0 if plan.timed_by_tiles and not plan.levels and calibration.rate(problem.dtype).tiled else margin
         yield Candidate(plan, prediction, time, growth, margin + _doubt(plan, problem, calibration))
+
+
+def call_seconds(plan: Plan, calibration: Calibration) -> float:
+    """What a call by the plan takes the processor, at least; the vendor's own is not counted."""
+    if plan == VENDOR:
+        return 0.0
+    return calibration.call if plan.levels else calibration.call_of_leaf
 
 
 def _cut_too_small(plan: Plan, problem: Problem, least: float) -> bool:
@@ -180,6 +188,8 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
 
     (Our own kernel is not for types in which it takes about the vendor's time.)
     """
+    if problem.halved and not plan.levels and plan != VENDOR:
+        return _half_is_known(plan, problem, calibration)
     if not plan.considered_for(problem.dtype):
         return False
     rate, own = calibration.known_rate(plan.rate_name(problem.dtype)), plan.timed_by_tiles
@@ -189,6 +199,13 @@ def may_be_chosen(plan: Plan, problem: Problem, calibration: Calibration) -> boo
     # A batch reads nothing but temporaries, whose rows are aligned.
     aligned = any(level.batched for level in plan.levels) or rows_aligned(problem, plan.leaf_use.leaf.alignment)
     return aligned or (own and rate.tiled_odd > 0)
+
+
+def _half_is_known(plan: Plan, problem: Problem, calibration: Calibration) -> bool:
+    """Was one half by the leaf alone measured on such a device, and may its kernel read these rows?"""
+    rate, leaf = calibration.known_rate(problem.dtype), plan.leaf_use.leaf
+    by_tiles = problem.dtype in (*leaf.halves, *leaf.loose_halves)
+    return by_tiles and rate is not None and rate.half_by_tiles < 1 and rows_aligned(problem, leaf.alignment)
 
 
 def splits(plan: Plan) -> bool:
@@ -201,13 +218,14 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     tile, least = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not least or plan == VENDOR:
         return 0.0
-    return few_tiles_doubt(problem, calibration) if splits(plan) else THIN * tile / least
+    few = splits(plan) or problem.halved
+    return few_tiles_doubt(problem, calibration) if few else THIN * tile / least
 
 
 def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
-    """That, where C has few tiles."""
-    tile = calibration.rate(problem.dtype).tile
-    return DOUBT * tile**2 / (problem.m * problem.n) if tile > 1 and problem.m * problem.n else 0.0
+    """That, where C has few tiles. (A complex number takes the room of two real ones, so C has twice as many.)"""
+    tile, entries = calibration.rate(problem.dtype).tile, problem.m * problem.n * (1 + problem.type.is_complex)
+    return DOUBT * tile**2 / entries if tile > 1 and entries else 0.0
 
 
 def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:

@@ -7,6 +7,7 @@ from math import ceil
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import Work, counted_work, estimated_work
@@ -127,14 +128,19 @@ def _halves(
     plan: Plan, work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int
 ) -> tuple[float, float]:
     """The same of products that are their own adjoints: where the leaf does one half alone a share of the whole's."""
-    leaf = plan.leaf_use.leaf
     seconds = starts = 0.0
-    for m, k, n, count, batch in work.halves:
+    for m, k, count, batch, name, loose in work.halves:
         if m and k:
-            whole = dtype.name not in leaf.halves or (calibration.batches and batch > 1 and m <= leaf.whole_halves)
-            share = 1.0 if whole else rate.half
-            compute = dtype.flops * m * k * n / rate.flops * _vendors(rate, m, k, n, max(batch, lanes))
-            moved = (m * k + m * n) * dtype.itemsize / (rate.memory or calibration.stream)
+            leaf = leaf_use(name).leaf
+            by_tiles = dtype.name in (*leaf.halves, *(leaf.loose_halves if loose else ()))
+            if by_tiles:  # those on the diagonal are whole
+                share = min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
+            elif dtype.name in leaf.rank_updates:
+                share = 1.0 if calibration.batches and batch > 1 and m <= leaf.whole_halves else rate.half
+            else:
+                share = 1.0
+            compute = dtype.flops * m * k * m / rate.flops * _vendors(rate, m, k, m, max(batch, lanes))
+            moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(share * leaf.relative_time * compute, moved)
             starts += count / batch
     return seconds, starts

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.products.tma import ALONE, BEGIN, IN_TURN, makespan, parts_of
+from fmm.kernels.cuda.products.tiled import TileOp, lower_tiles
+from fmm.kernels.cuda.products.tma import ALONE, BEGIN, IN_TURN, Part, makespan, parts_of
 from fmm.kernels.cuda.select import ALIGNED, Alignment, Target
 from fmm.perfmodel.block_time import GEMM, ROWS, Alongs, Shape, full_rate, launch_seconds, resident_blocks
 
@@ -49,8 +50,11 @@ BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs], TileSizes]] = {"float32"
 
 def time_of(op: TileOp, s: TileSizes, chip: Chip) -> float:
     """Seconds of one product: its tiles at the rate of Square times the strategy's `rate`."""
-    tiles, steps = -(-op.m // s.m_s) * -(-op.n // s.n_s), -(-op.k // s.k_s)
-    parts = parts_of(1, tiles, op.count, steps, s.k_s, 1, chip.multiprocessors)
+    sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
+    if op.kernel.half:
+        parts: tuple[Part, ...] = (Part(0, 0, lower_tiles(sides, s.m_s, s.n_s), 0, steps),)
+    else:
+        parts = parts_of(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
     edge = (BEGIN + (ALONE if len(parts) == 1 else IN_TURN)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
     adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
@@ -75,7 +79,8 @@ class BlockModel:
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
         time, s = best_by_engine(op, chip)
         tiled = launch_seconds(op.kernel.strategy, GEMM, (op.m, op.k, op.n), chip, op.count, op.kernel.along)
-        return s if time < tiled else None
+        made = op.grid[0] / (prod(op.tiles) * op.count)  # of one half, fewer tiles
+        return s if time < made * tiled else None
 
 
 BLOCK_MODEL = BlockModel()

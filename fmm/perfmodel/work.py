@@ -30,6 +30,9 @@ DEEP = 7**3  # products of three levels in one pass
 DEEP_ACCESS = 8  # bytes that their sums move at a time at most, where all others move ACCESS
 Leaf = tuple[float, float, float, float, float]  # m, k, n, how many, how many of them start together
 
+# Rows, k, how many, how many of them start together; by which leaf, and may it leave anything in the other half?
+Half = tuple[float, float, float, float, str, bool]
+
 
 class Tiles(NamedTuple):
     """How the tiled kernel makes leaf products: the sides of its tiles; how many blocks of A and of B each product adds
@@ -77,12 +80,12 @@ class Work:
     copied: float = 0.0  # ... or takes aligned copies of either kind instead
     alone: bool = False  # are A's rows the only ones of these kinds?
     tiles: Tiles | None = None  # of leaf products by the tiled kernel
-    halves: tuple[Leaf, ...] = ()  # leaf products that are their own adjoints, of which half is computed
+    halves: tuple[Half, ...] = ()  # leaf products that are their own adjoints, of which half is computed
 
     @property
     def smallest(self) -> float:
         """The shortest side of the leaf products."""
-        return min(min(leaf[:3]) for leaf in (*self.leaves, *self.halves))
+        return min([min(leaf[:3]) for leaf in self.leaves] + [min(half[:2]) for half in self.halves])
 
 
 def counted_work(plan: Plan, problem: Problem) -> Work:
@@ -192,18 +195,19 @@ class _Parts:
     def __init__(self) -> None:
         self.traffic = self.passes = self.held = 0.0  # held: elements of temporaries, levels below each other
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()  # the last: how many start together
-        self.halves: Counter[tuple[Shape, int]] = Counter()
+        self.halves: Counter[tuple[Shape, int, str, bool]] = Counter()  # by which leaf, and is it loose
 
     def walk(self, plan: Plan, size: Shape, asked: Asked, together: int = 1) -> None:
         steps = lower_level(plan, *size, *asked) if asked.op != "product" else None
         if asked.op == "product":
             self.products[plan, size, 1 if plan.levels else together] += 1
         elif steps is None:
-            self.halves[size, together] += 1
+            self.halves[size, together, plan.leaf, asked.fill == "loose"] += 1
         else:
             held = self.held
             self.held = most = held + sum(rows * cols for _, rows, cols in steps.temporaries)
-            for step in steps.steps:
+            mirrored = not plan.levels and plan.leaf_use.leaf.mirrors  # by the kernel itself
+            for step in steps.steps[: 1 if mirrored else None]:
                 before, self.held = self.held, most
                 self._step(step)
                 self.held = max(before, self.held)
@@ -243,7 +247,9 @@ def half_work(plan: Plan, problem: Problem) -> Work:
         for (inner, size, together), count in found.products.items()
     ]
     leaves = [(m, k, n, c * times, max(b, t)) for c, t, w in parts for m, k, n, times, b in w.leaves]
-    halves = [(float(m), float(k), float(n), float(c), float(t)) for ((m, k, n), t), c in found.halves.items()]
+    halves = [
+        (float(m), float(k), float(c), float(t), by, loose) for ((m, k, _), t, by, loose), c in found.halves.items()
+    ]
     traffic = found.traffic + sum(c * w.traffic for c, _, w in parts)
     passes = found.passes + sum(c * w.passes for c, _, w in parts)
     return Work(
@@ -347,5 +353,5 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         lanes, itemsize = max(lanes, step.lanes), step.itemsize_below(itemsize)
     sides = footprints[-1].sides if footprints else problem.size
     m, k, n = (int(side) for side in sides)
-    scratch = plan.leaf_use.leaf.scratch(m, k, n, int(_together(plan)))
+    scratch = plan.leaf_use.leaf.room(itemsize, m, k, n, int(_together(plan)))
     return held + lanes * scratch

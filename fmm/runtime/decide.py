@@ -257,9 +257,9 @@ def _workspace(plan: Plan, problem: Problem) -> int:
 
 def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     """PlanError for a plan that a CPU cannot run, or that is too deep for the product."""
-    use = plan.leaf_use  # in which order a leaf wants its operands, a CPU's sums need not hear
-    if on_cpu and "cpu" not in use.leaf.devices:
-        raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+    for use in plan.leaf_uses:  # in which order a leaf wants its operands, a CPU's sums need not hear
+        if on_cpu and "cpu" not in use.leaf.devices:
+            raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
     check_type(plan, problem.dtype)
     check_products(plan, *problem.size)
 

@@ -77,9 +77,9 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
         raise
     except Exception:
         # A launch has failed: what the others wrote is written over, if the device still can.
-        if out is not None and _is_plain(call):
+        if out is not None:
             with suppress(Exception):
-                library.vendor(a, b, out)
+                _completed(library, call, a, b, out)
         raise
     del kept  # given back in the stream's order: what is launched next may have it
     return c
@@ -90,10 +90,19 @@ def _recomputes(call: Call) -> bool:
     return call.launches is not None and may_differ(call.launches.plan)
 
 
-def _is_plain(call: Call) -> bool:
-    """Is it the whole product, and nothing besides?"""
+def _completed(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any) -> None:
+    """What is asked of a call, by the library's own functions; but if something was added to `out`, nobody knows to
+    what."""
     problem = call.launches.problem if call.launches else None
-    return problem is not None and (problem.alpha, problem.beta, problem.fill) == (1, 0, "full")
+    if problem is None or problem.beta or call.launches is None or any(call.launches.plan.conjugates):
+        return
+    alpha = problem.alpha
+    if problem.halved:
+        library.finish_half(library.vendor(a, b), out, complex(alpha).real, 0.0, problem.fill)
+    elif alpha != 1:
+        library.updated(a, b, out, alpha, 0)
+    else:
+        library.vendor(a, b, out)
 
 
 def _made_ready(call: Call, flag: StreamFlag, device: int) -> StreamCall:

@@ -18,7 +18,7 @@ from fmm.runtime.decide import Decision
 from fmm.runtime.left_to_vendor import small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes
 from fmm.runtime.operands import byte_span, spans_meet
-from fmm.runtime.prepare import prepare, prepared, writes_there
+from fmm.runtime.prepare import Call, prepare, prepared, writes_there
 
 # What SciPy's gemm, BLAS and people call it: as it is, transposed, transposed and conjugated.
 OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1
@@ -64,10 +64,13 @@ def gemm_product(library: Library, a: Any, b: Any, c: Any, out: Any, update: Upd
 def gemm_explained(library: Library, a: Any, b: Any, c: Any, out: Any, update: Update, wishes: Wishes) -> Decision:
     """What `gemm_product` would do, and why; of C, only how it lies in memory counts."""
     a, b, c = library.promoted(a, b, c if update.beta else None)
-    turned = turned_operands(library, a, b, update)
-    wishes = wishes._replace(asked=update.asked)
-    found, wishes = _unconjugated(library, Operands(*turned, out), wishes)
+    found, wishes = Operands(*turned_operands(library, a, b, update), out), wishes._replace(asked=update.asked)
     call = prepare(library, found.a, found.b, found.target, wishes)
+    if any(found.conjugated):
+        plan = call.plan.conjugating(*found.conjugated) if call.plan is not None else None
+        found = found if plan is not None else _conjugated_copies(library, found)
+        wishes = wishes if plan is None else wishes._replace(plan=plan, replaceable=True)
+        call = prepare(library, found.a, found.b, found.target, wishes)
     own = library.gemm_name if call.decision.plan == VENDOR else ""
     return replace(
         call.decision, kernels=(own,) if own else kernel_lines(library, call, found.a, found.b, found.target)
@@ -133,7 +136,6 @@ def _computed(library: Library, found: Operands, wishes: Wishes, apart: bool = F
     arrays that lie in no usual way nobody can tell."""
     if wishes.asked.alpha == 0 or 0 in found.a.shape:  # nothing of A and B counts, be it inf or NaN
         return _by_library(library, found, wishes)
-    found, wishes = _unconjugated(library, found, wishes)
     call = prepared(library, found.a, found.b, found.target, wishes)
     if call.refused_plan:
         library.vendor(found.a, found.b)
@@ -145,8 +147,30 @@ def _computed(library: Library, found: Operands, wishes: Wishes, apart: bool = F
         old = found.target if found.added is None else found.added
         old = library.copied(old, tuple(found.target.shape), found.a) if wishes.asked.beta else None
         return _computed(library, found._replace(target=old, added=None), wishes, apart=True)
+    if any(found.conjugated):
+        return _of_conjugates(library, call, found, wishes)
     found = _holding(library, found)
     c = by_plan(library, call, found.a, found.b, found.target, wishes)
+    return _by_library(library, found, wishes) if c is None else c
+
+
+def _of_conjugates(library: Library, call: Call, found: Operands, wishes: Wishes) -> Any:
+    """The same where operands are to be conjugated: by the call's plan if it can do so on its way, else of copies.
+
+    No other plan may take the place of one that conjugates: it would multiply the operands as they lie in memory.
+    """
+    assert call.plan is not None
+    plan = call.plan.conjugating(*found.conjugated)
+    if plan is None:
+        return _computed(library, _conjugated_copies(library, found), wishes, apart=True)
+    found, own = _holding(library, found), wishes._replace(plan=plan, replaceable=False)
+    try:
+        ready = prepared(library, found.a, found.b, found.target, own)
+        c = by_plan(library, ready, found.a, found.b, found.target, own)
+    except (library.out_of_memory, PlanError):
+        if wishes.insists:
+            raise
+        c = None
     return _by_library(library, found, wishes) if c is None else c
 
 
@@ -157,27 +181,17 @@ def _holding(library: Library, found: Operands) -> Operands:
     return found._replace(added=None)
 
 
-def _unconjugated(library: Library, found: Operands, wishes: Wishes) -> tuple[Operands, Wishes]:
-    """The same with nothing to be conjugated: by a plan that does so on its way, else in copies."""
-    if not any(found.conjugated):
-        return found, wishes
-    call = prepared(library, found.a, found.b, found.target, wishes)
-    plan = call.plan.conjugating(*found.conjugated) if call.plan is not None else None
-    if plan is not None:
-        own = wishes._replace(plan=plan, replaceable=wishes.plan is None or wishes.replaceable)
-        return found._replace(conjugated=(False, False)), own
-    a, b = (
-        library.conjugated(x) if wanted else x for x, wanted in zip((found.a, found.b), found.conjugated, strict=True)
-    )
-    return found._replace(a=a, b=b, conjugated=(False, False)), wishes
+def _conjugated_copies(library: Library, found: Operands) -> Operands:
+    pairs = zip((found.a, found.b), found.conjugated, strict=True)
+    a, b = (library.conjugated(x) if wanted else x for x, wanted in pairs)
+    return found._replace(a=a, b=b, conjugated=(False, False))
 
 
 def _by_library(library: Library, found: Operands, wishes: Wishes) -> Any:
     """By the library's own functions, in the target if there is one."""
-    alpha, beta, found = wishes.asked.alpha, wishes.asked.beta, _holding(library, found)
-    a, b = (
-        library.conjugated(x) if wanted else x for x, wanted in zip((found.a, found.b), found.conjugated, strict=True)
-    )
+    alpha, beta = wishes.asked.alpha, wishes.asked.beta
+    found = _conjugated_copies(library, _holding(library, found))
+    a, b = found.a, found.b
     if alpha == 0:
         a, b, alpha = a[..., :0], b[..., :0, :], 1
     c = library.updated(a, b, found.target, alpha, beta)

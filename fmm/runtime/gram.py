@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fmm.arrays.library import Library
-from fmm.kernels.cuda.recompute.recompute import may_differ
+from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
@@ -140,7 +140,9 @@ def _can_write_there(library: Library, call: Call, found: Operands) -> bool:
     begin anew: the old numbers would be gone."""
     if call.plan is None:
         return False
-    again = library.processor == "cpu" or may_differ(call.plan)
+    problem = call.decision.problem
+    updates = problem is None or not can_compute_again(problem)
+    again = library.processor == "cpu" or (may_differ(call.plan) and updates)
     kept = found.asked == _whole(found.asked) or not again
     return kept and writes_there(library, call, found.left, found.right, found.out)
 

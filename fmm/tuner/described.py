@@ -7,13 +7,24 @@ from typing import Any
 
 from fmm.config import schema
 from fmm.config.thresholds import Thresholds, read_thresholds
+from fmm.kernels.plans.plan import VENDOR
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Limits, choose, usual_growth
+from fmm.problem import Problem
 
 NOT_MEASURED = "not measured"
 
 
-def described(section: dict[str, Any]) -> Iterator[str]:
-    """A section in a few lines."""
+SIDES = tuple(round(2 ** (i / 2)) for i in range(16, 33))  # of squares, from 256 to 65536
+SHOWN = (2048, 4096, 8192, 16384, 32768)
+
+
+def described(section: dict[str, Any], dtype: str) -> Iterator[str]:
+    """A section in a few lines: first what it means to those who multiply."""
     if section["calibration"]:
+        if not section.get("doubts"):
+            known = schema.checked_calibration(section["calibration"], "calibration", dtype, "", "")
+            yield f"  {meaning(known, dtype)}"
         rates = section["calibration"]
         yield f"  products at {rates['rate']['flops'] / 1e9:.4g} Gflop/s, sums at {rates['stream'] / 1e9:.4g} GB/s"
         yield from described_thresholds(read_thresholds(section["thresholds"]))
@@ -26,6 +37,22 @@ def described(section: dict[str, Any]) -> Iterator[str]:
         entry = schema.checked_entry(raw, "entry")
         trusted = "" if entry.verified else " (set aside until `fmm-tune canary`)"
         yield f"  {' x '.join(map(str, entry.size))}: {entry.plan}, {entry.text}{trusted}"
+
+
+def meaning(calibration: Calibration, dtype: str) -> str:
+    """From which side on squares are not left to the vendor, and what the model promises, however much workspace that
+    takes."""
+    limits = Limits(1 << 62, usual_growth(calibration.batches))
+
+    def gain(side: int) -> float:
+        best = choose(Problem(side, side, side, dtype), calibration, limits).best
+        return 1.0 if best.plan == VENDOR else 1 / best.time
+
+    first = next((side for side in SIDES if gain(side) > 1), None)
+    if first is None:
+        return "fmm.matmul leaves all squares to the vendor's product: no plan is predicted to be faster"
+    gains = ", ".join(f"{gain(side):.2f} at {side}" for side in SHOWN if side >= first)
+    return f"fmm.matmul gains on squares from a side of about {first} on; predicted times as fast: {gains}"
 
 
 def share_or_nothing(value: float | None) -> str:

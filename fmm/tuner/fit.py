@@ -116,7 +116,8 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
         start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
     found = _with_tiled(determined_fit(start, dtype, others), dtype, tiled)
     for name in start.rates.keys() - {dtype}:
-        found = _with_rate(found, name, [o for o in observed if o.run.plan.leaf_use.leaf.rate == name])
+        own = [o for o in observed if o.run.plan.leaf_use.leaf.rate == name]
+        found = _with_rate(found, name, [o for o in own if o.run.part != "sums"])
     return found
 
 
@@ -239,7 +240,7 @@ class Solver:
 
 def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
     if start.lanes == 1:
-        return [WEIGHTS.get(o.kind, 1.0) for o in observed]
+        return [WEIGHTS.get(o.run.part, 1.0) for o in observed]
     vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
     near = [WORTH_FITTING * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
     return [min(x, 1.0) ** 2 for x in near]

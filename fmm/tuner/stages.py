@@ -19,7 +19,7 @@ from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
 from fmm.tuner import blocks, shapes
 from fmm.tuner.conclude import concluded_section, fit_journal, starting_calibration
-from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
+from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import Device
 from fmm.tuner.doubts import UNDISTURBED, noise_floor
 from fmm.tuner.effort import Effort
@@ -133,7 +133,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares = squares[1:] if device.untuned().lanes > 1 else squares
     scattered = list(probe_scattered(device, dtype, side, effort))
-    for turn in (SOON, OWN_KERNELS, LAST):
+    for turn in TURNS:
         probe_squares(journal, squares, [p for p in plans if turn_of(p, gpu) == turn], turn, side, effort)
         if turn == OWN_KERNELS:
             probe_own_kernel(journal, squares[::2], effort)
@@ -144,15 +144,9 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
                 _raced(journal, stage, problem, [Run(), *runs], effort)
 
 
-# When a plan is probed: where its kernels are soon compiled, or it has none; where it has product kernels of our own,
-# which are compiled when they are needed; and those with sums that take longest to compile.
-SOON, OWN_KERNELS, LAST = range(3)
-
-
 def turn_of(plan: Plan, gpu: bool) -> int:
-    if gpu and compile_weight(plan) >= HEAVY:
-        return LAST
-    return OWN_KERNELS if gpu and (plan.timed_by_tiles or plan.leaf_use.leaf.rate) else SOON
+    """In which turn a plan is probed."""
+    return compile_turn(plan) if gpu else SOON
 
 
 def probe_squares(
@@ -255,12 +249,13 @@ def tune_halves(
         known = ranked_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
-            found = race_plans(journal, problem, [*plans[:FEW_HALVES], *own_halves(journal.device, problem)], effort)
+            raced = dict.fromkeys([*plans[:FEW_HALVES], *own_halves(journal.device, problem)])
+            found = race_plans(journal, problem, list(raced), effort)
             confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share), noise)
 
 
 def own_halves(device: Device, problem: Problem) -> list[Plan]:
-    """One half by our own kernel alone, of types whose time the model does not tell."""
+    """One half by our own kernel alone, of types whose time the model may not tell."""
     leaves = leaves_on("cuda" if device.untuned().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_inside]
     plans = [Plan(leaf=leaf.name) for leaf in silent]

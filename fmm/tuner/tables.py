@@ -56,7 +56,7 @@ def with_predictions(trials: Any, sections: Sections) -> Any:
         calibration = known.get((row.device, row.dtype))
         if calibration is None:
             return None
-        run, problem = Run(Plan.parse(row.plan), row.part, row.twin), Problem(row.m, row.k, row.n, row.dtype)
+        run, problem = Run(Plan.parse(row.plan), row.part, row.twin), Problem(row.m, row.k, row.n, row.dtype, op=row.op)
         return formula_seconds(run, problem, cached_work(run.plan, problem), calibration)
 
     return trials.assign(predicted=[predicted(row) for row in trials.itertuples()])

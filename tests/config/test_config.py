@@ -352,6 +352,35 @@ def test_the_users_config_comes_before_the_sites(path: Path, monkeypatch: pytest
     assert str(decided().plan) == "hasa > vendor"
 
 
+@pytest.mark.parametrize(("name", "step"), [(HERE.name, "calibrated model"), ("another card", "built-in model")])
+def test_what_ships_with_the_package_is_for_cards_of_its_name(
+    name: str, step: str, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Cards of one key may differ in their memory."""
+    monkeypatch.delenv("FMM_CONFIG")
+    for folder in ("site_folder", "user_folder"):
+        monkeypatch.setattr(locate, folder, lambda: tmp_path / "empty")
+    shipped = tuned.write(tmp_path / "shipped.json", HERE.key, found=tuned.section(conditions={"device": name}))
+    for module in (locate, files):
+        monkeypatch.setattr(module, "SHIPPED", shipped)
+    found = decided()
+    assert found.step == step
+    assert ("calibrated on another card of this name" in found.reason) == (step == "calibrated model")
+
+
+def test_a_tuning_with_compiled_sums_is_not_used_without_them(path: Path) -> None:
+    """NumPy's sums take longer than it says. The other way round it is only too cautious."""
+    for then, now, trusted in (
+        ("llvmlite", "numpy", False),
+        ("llvmlite", "llvmlite", True),
+        ("numpy", "llvmlite", True),
+    ):
+        section = tuned.section(versions={**tuned.VERSIONS, "sums": then})
+        here = Identity(HERE.key, HERE.name, {**HERE.versions, "sums": now})
+        found = schema.checked_section(section, "test", here, "float64")
+        assert (found.trusted is not None) == trusted, (then, now)
+
+
 def test_without_a_home_there_is_no_config_and_no_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("no home")
@@ -365,6 +394,7 @@ def test_an_identity_is_of_this_machine() -> None:
     found = identity.cpu_identity(blas_threads())
     assert found.key.startswith("cpu-") and found.key.endswith(f"{blas_threads()}t")
     assert found.versions["numpy"] == np.__version__
+    assert found.versions["sums"] in ("numpy", "llvmlite")
     assert identity.gpu_key("9.0", 132) == "cuda-9.0-132sm"
 
 

@@ -53,9 +53,7 @@ def test_a_module_runs_and_its_status_is_the_programs(program: Path) -> None:
     assert done.stdout.startswith("__main__ ['end'] Replaced")
     assert "fmm: 0 of 3 products ran by plans" in done.stderr
     assert "1  numpy.dot, float64, 4 x 5 by 5 x 6: left alone: " in done.stderr
-    assert (
-        "numpy.matmul, int64, 3 x 3 by 3 x 3: left alone: NumPy answers: a side of integers" in done.stderr
-    )
+    assert "numpy.matmul, int64, 3 x 3 by 3 x 3: left alone: NumPy answers: a side of integers" in done.stderr
 
 
 def test_what_is_wrong_with_our_options_is_said(program: Path) -> None:

@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readme import MARK, SECTIONS, filled, pages
+from fmm.config.certify import CONFIDENCE, GAIN
 from fmm.kernels import Plan
-from fmm.tuner import cli
+from fmm.tuner import blocks as strategies
+from fmm.tuner import cli, doubts
 from tests.support import ROOT
 
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 # Every page for people: what is written about the code and about what was measured.
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted((ROOT / "results").rglob("*.md"))]
+NEAR = 1.03  # within which the composed plan of any limit is, of the best one: tests/perfmodel/test_compose.py
 MOST_BYTES = 6 * 1024  # of the README
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -53,6 +56,46 @@ def test_every_measured_table_stands_on_a_page() -> None:
     assert {README, ROOT / "docs" / "benchmarks.md"} <= set(pages())
     shown = [mark[2] for path in pages() for mark in MARK.finditer(read(path))]
     assert sorted(shown) == sorted(SECTIONS)
+
+
+# Figures in the prose are the code's: what was measured stands in marked places alone. Which constant each one is:
+STATED = {
+    "docs/glossary.md": {"1.02": GAIN},
+    "docs/limits.md": {"1.4 times": round(2**0.5, 1), "3 %": NEAR - 1},
+    "docs/plans.md": {"1.5": 1.5},
+    "docs/tuning.md": {
+        "5 %": strategies.CLOSE,
+        "1 %": doubts.MARGIN,
+        "95 %": CONFIDENCE,
+        "1.02": GAIN,
+        "2 %": GAIN - 1,
+    },
+}
+FIGURE = re.compile(
+    r"(?<![\d^-])\d[\d.,]* ?(?:m?s|µs|us|(?:micro)?seconds|minutes|times|points|[KMGT]i?B(?:/s)?|[GT]flop(?:/s)?)\b"
+    r"|(?<![\d^])\d[\d.,]* %|\b\d+\.\d+\b|\b(?:two|three|four|five|six|seven|eight|nine|ten|twice) (?:times )?as fast",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("path", [README, *DOCS], ids=named)
+def test_no_page_tells_in_prose_what_was_measured(path: Path) -> None:
+    text = CODE.sub("", MARK.sub("", prose(path)))
+    text = re.sub(r"[Pp]ython \d\.\d+|NumPy \d\.\d+|torch.{0,40}? \d\.\d+|\]\([^)]*\)", "", text)
+    stated = STATED.get(named(path), {})
+    assert not {found[0].strip() for found in FIGURE.finditer(text)} - stated.keys()
+
+
+@pytest.mark.parametrize(("page", "figure"), [(page, x) for page, known in STATED.items() for x in known])
+def test_figures_in_prose_are_the_codes(page: str, figure: str) -> None:
+    number, value = float(figure.split()[0]), STATED[page][figure]
+    assert number == pytest.approx(100 * value if figure.endswith("%") else value)
+    assert figure in read(ROOT / page), "it is said no more"
+
+
+@pytest.mark.parametrize("text", ["gains 1.12 in all", "off by 6.3 %", "four times as fast", "in 60 s", "10 GB/s"])
+def test_measured_figures_are_found(text: str) -> None:
+    assert FIGURE.search(text)
 
 
 # ---- the README

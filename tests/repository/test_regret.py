@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.regret import FILE, Row, config_number, drawn_shapes, recorded_rows, summary
+from benchmarks.held_out import FILE, IEEE, Row, config_number, drawn_shapes, recorded_rows, summary
+from benchmarks.regret import family, shortlist, whole_list
+from fmm.kernels import Plan
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.runtime.devices import cpu_device
 from tests.support import ROOT
@@ -43,7 +45,8 @@ def test_a_run_is_recorded_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert recorded_rows(tmp_path / FILE, config_number(path)) == rows
     text = (tmp_path / FILE).read_text()
-    assert json.loads(text.splitlines()[0])["settings"] == {"seed": config_number(path)}
+    number = config_number(path)
+    assert json.loads(text.splitlines()[0])["settings"] == {"seed": number, "config": number}
 
 
 def test_without_a_config_there_is_nothing_to_judge(tmp_path: Path) -> None:
@@ -67,8 +70,35 @@ def test_what_samples_come_to() -> None:
     vendor, fast, slow = [2.0, 4.0, 6.0], [1.0, 2.0, 3.0], [4.0, 8.0]
     known = {"vendor": vendor, "one": fast}
     best = Row(1, "float64", "large", (8, 8, 8), "one", "", {**known, "default": fast, "two": slow})
+    assert not best.poor
     lost = Row(1, "float64", "large", (8, 8, 8), "vendor", "", {**known, "default": vendor})
     assert (best.best, best.speedup, best.share_of_best) == ("one", 2.0, 1.0)
-    assert (lost.best, lost.speedup, lost.share_of_best) == ("one", 1.0, 0.5)
+    assert (lost.best, lost.speedup, lost.share_of_best, lost.poor) == ("one", 1.0, 0.5, True)
     found = summary([best, lost])
     assert (found["mean_share_of_best"], found["least_speedup"], found["by_plans"]) == (0.75, 1.0, 1)
+
+
+# ---- which plans are tried
+
+SIZE = (3000, 3000, 3000)
+
+
+@pytest.mark.parametrize("dtype", ["float32", IEEE, "float64", "bfloat16", "tf32"])
+def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
+    everything = whole_list("cuda", SIZE, dtype)
+    emulated = [plan for plan in everything if plan.leaf_use.leaf.emulates]
+    assert bool(emulated) == (dtype == "float32"), "what a call may not choose is nothing to regret"
+    found = shortlist(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)
+    assert found[0] == everything[-1], "the chosen plan comes first"
+    families = {family(plan) for plan in everything if plan != Plan()}
+    assert {family(plan) for plan in found} >= families and len(found) <= len(families) + 3
+    assert len(found) == len(set(found)) and Plan() not in found
+
+
+def test_the_model_says_which_plan_of_a_family() -> None:
+    one, other, deep = (Plan.parse(f"{x} > vendor") for x in ("strassen", "winograd", "strassen^2"))
+    assert family(one) == family(other) != family(deep)
+    known, three = {other: 1.0, deep: 1.2, one: 1.3}, [one, other, deep]
+    assert shortlist(Plan(), known, three) == [other, deep, one], "two more of the first family"
+    assert shortlist(deep, {}, [one, deep]) == [deep, one], "the model says nothing"
+    assert shortlist(Plan(), {**known, deep: 2.0}, three) == [other, one], "far behind"

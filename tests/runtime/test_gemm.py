@@ -18,7 +18,8 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
-from fmm.runtime import host_run
+from fmm.runtime import call, gemm, host_run, prepare
+from fmm.runtime.decide import Decision
 from tests.support.chips import H200
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import CPP17, EACH_ARCHITECTURE, compile_cuda, nvrtc, report
@@ -260,6 +261,64 @@ def test_shapes_that_do_not_match() -> None:
             ask(ONES[0], ONES[0], transpose_a=True)
     with pytest.raises(ValueError, match=r"c is \(3, 4\), the product \(4, 4\)"):
         fmm.gemm(ONES, ONES, ONES[:3], beta=1)
+
+
+# ---- operands to be conjugated, by plans that do so on their way
+
+
+@pytest.mark.parametrize(("op_a", "op_b"), [("C", False), (True, "C"), ("C", "C")])
+def test_what_is_left_to_the_library_is_conjugated_too(op_a: Any, op_b: Any, rng: np.random.Generator) -> None:
+    """Numbers that may overflow, reports of underflow, no memory: other plans multiply operands as they lie."""
+    a, b, c = (rng.standard_normal((60, 60)) + 1j * rng.standard_normal((60, 60)) for _ in range(3))
+    large = a.copy()
+    large[7, 7] = 1e307
+    turned: dict[Any, Any] = {False: lambda x: x, True: lambda x: x.T, "C": lambda x: x.conj().T}
+    asked: dict[str, Any] = {"transpose_a": op_a, "transpose_b": op_b, "plan": "3m > vendor"}
+    cases: list[tuple[Any, Any]] = [(large, "ignore"), (a, "raise")]
+    for x, under in cases:
+        wanted = turned[op_a](x) @ turned[op_b](b) + 2 * c
+        with np.errstate(under=under):
+            for out in (None, c.copy(), np.empty_like(c)):
+                found = fmm.gemm(x, b, c, beta=2, out=out, **asked)
+                rows = [i for i in range(60) if i != 7]
+                np.testing.assert_allclose(found[rows], wanted[rows])
+
+
+def test_no_other_plan_takes_the_place_of_one_that_conjugates(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    chosen, instead = Plan.parse("3m > vendor"), Plan.parse("winograd > vendor")
+    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
+    monkeypatch.setattr(call, "OUT_OF_MEMORY", call.Failure(lambda *rest: iter([instead])))
+    monkeypatch.setattr(gemm, "small_enough_for_numpy", lambda a, b: False)
+    run, tried = host_run.run_call, list[str]()
+
+    def without_memory(library: Any, ready: Any, *rest: Any) -> Any:
+        tried.append(str(ready.plan))
+        if ready.plan.levels[0].conjugates != (False, False):
+            raise MemoryError
+        return run(library, ready, *rest)
+
+    monkeypatch.setattr(host_run, "run_call", without_memory)
+    a, b = (rng.standard_normal((60, 60)) + 1j * rng.standard_normal((60, 60)) for _ in range(2))
+    np.testing.assert_allclose(fmm.gemm(a, b, transpose_a="C"), a.conj().T @ b)
+    assert tried == ["3m.conj-a > vendor"]
+    with pytest.raises(MemoryError):
+        fmm.gemm(a, b, transpose_a="C", plan=chosen)
+
+
+def test_a_plan_that_conjugates_is_fmms_own_idea(rng: np.random.Generator) -> None:
+    """What explains a call can be given to it; other products have no conjugates."""
+    a, b = (rng.standard_normal((60, 60)) + 1j * rng.standard_normal((60, 60)) for _ in range(2))
+    decision = fmm.explain_gemm(a, b, transpose_a="C", plan="3m > vendor")
+    assert str(decision.plan) == "3m.conj-a > vendor"
+    np.testing.assert_allclose(fmm.gemm(a, b, transpose_a="C", plan=decision), a.conj().T @ b)
+    np.testing.assert_allclose(fmm.gemm(a, b, plan=decision), a @ b)
+    for plan in (decision, "winograd > 3m.conj-b > vendor"):
+        with pytest.raises(PlanError, match="multiplies conjugates"):
+            fmm.matmul(a, b, plan=plan)
+    with pytest.raises(PlanError, match="multiplies conjugates"):
+        fmm.gemm(a, b, plan="winograd > 3m.conj-b > vendor")
 
 
 def test_it_is_explained() -> None:

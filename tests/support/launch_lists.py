@@ -10,6 +10,7 @@ import numpy as np
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.arena import aligned_block
 from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.operations import OperationList
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import Scalar as Given
@@ -33,6 +34,9 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
             _sum(op, memory)
         elif isinstance(op, GemmOp):
             _gemm(op, memory, np.dtype(DTYPES[op.dtype].stored))
+        elif isinstance(op, MirroredOp):
+            _gemm(op.product, memory, np.dtype(DTYPES[op.product.dtype].stored))
+            _mirror(op.mirror, memory)
         elif isinstance(op, RankOp):
             _rank(op, memory, np.dtype(DTYPES[op.dtype].stored))
         elif isinstance(op, MirrorOp):
@@ -89,7 +93,12 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
         left = _factor(op.left, i, (op.m, op.k), memory, kind)
         right = _factor(op.right, i, (op.k, op.n), memory, kind)
         dest = _factor(op.dest, i, (op.m, op.n), memory, kind)
-        dest[...] = alpha * (left @ right) + (beta * dest if beta else 0)
+        found = alpha * (left @ right) + (beta * dest if beta else 0)
+        # Column by column it is the upper half that is wanted of what lies row by row; the other one may get anything.
+        wanted: Any = np.tri(op.n, dtype=bool).T if op.half else np.ones(found.shape, bool)
+        np.copyto(dest, found, where=wanted)
+        if op.half == "loose":
+            np.copyto(dest, np.nan, where=~wanted)
 
 
 def _rank(op: RankOp, memory: Memory, kind: Any) -> None:

@@ -14,6 +14,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decide import certified_entry
+from fmm.tuner.commands.measure import canary
 from fmm.tuner.conclude import all_entries
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import FailedError
@@ -21,6 +22,7 @@ from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import EFFORTS
 from fmm.tuner.journal import Journal
 from fmm.tuner.stages import tune_halves
+from fmm.tuner.tables import with_predictions
 from fmm.tuner.trials import Run, Trial, Trials
 
 SIZE = (4096, 4096, 4096)
@@ -81,6 +83,29 @@ def test_squares_are_tuned_as_halves_too() -> None:
     assert {t.stage for t in found} == {"search", "certify"}
     assert {Plan.parse(t.plan) for t in found} <= set(half_candidates("cpu"))
     assert any(e.op == "gram" and e.plan.startswith("gram") for e in all_entries(journal.recorded, 0.01))
+
+
+def test_a_canary_measures_a_half_as_such() -> None:
+    """A plan of halves can do no whole product, so that its entry would condemn all others."""
+    device, problem = FakeDevice(), Problem(8192, 8192, 8192, "float64")
+    journal = Journal("run", device)
+    tune_halves(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
+    found = [e for e in all_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
+    assert found
+    holds, said = canary(Journal("canary", device), "float64", found)
+    assert holds and "measured again" in said
+
+
+def test_a_half_s_trials_are_predicted_as_such() -> None:
+    pandas = pytest.importorskip("pandas")
+    device, columns = FakeDevice(), ("device", "dtype", "m", "k", "n", "plan", "part", "twin", "op")
+    key = device.identity.key, "float64"
+    tuned = {key: Tuned(device.identity, "float64", device.truth, {})}
+    rows = [
+        (*key, *SIZE, f"{'gram > ' * (op == 'gram')}winograd > vendor", "whole", 0, op) for op in ("gram", "product")
+    ]
+    half, whole = with_predictions(pandas.DataFrame(rows, columns=columns), tuned)["predicted"]
+    assert 0 < half < whole
 
 
 def test_plans_of_halves_on_this_processor() -> None:

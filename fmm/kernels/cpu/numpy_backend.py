@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.arena import Array
+from fmm.kernels.cpu.compiled_sums import sum_tasks
 from fmm.kernels.cpu.elementwise import Call, CallSchedule, elementwise_calls
 from fmm.kernels.cpu.half_product import half_product, mirror_tasks
 from fmm.kernels.cpu.numpy_products import matmul
@@ -69,7 +70,9 @@ class NumpyBackend:
                 continue
             plan = elementwise_calls(step.program, present, wanted, step.aliases)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
-            tasks += [partial(_sum_panel, plan, slots, panel) for panel in _cache_panels(window, plan, slots)]
+            compiled = sum_tasks(plan, slots, window)
+            panels = _cache_panels(window, plan, slots)
+            tasks += compiled or [partial(_sum_panel, plan, slots, panel) for panel in panels]
         self.threads.run(tasks)
 
 

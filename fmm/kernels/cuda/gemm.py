@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.views import Factor, View, columns_contiguous, constant_distance, transposed_view
@@ -26,8 +27,9 @@ class GemmOp:
     alpha: complex = 1
     beta: complex = 0
     scratch: int = 0  # where in the workspace a leaf of cuBLASLt has its own
-    # Is the upper half of dest enough (the lower one of what lies there row by row)? The other half may get anything.
-    upper_half: bool = False
+    # How much is wanted of a dest that is its own adjoint and lies row by row: its lower half, the other one may get
+    # anything (`loose`) or must stay as it is (`lower`); or the lower half and its mirror (`full`).
+    half: Literal["", "loose", "lower", "full"] = ""
 
     @property
     def pieces(self) -> tuple[Factor, Factor, Factor]:
@@ -56,7 +58,7 @@ class GemmOp:
     @property
     def by_vendor(self) -> GemmOp:
         """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor", upper_half=False)
+        return replace(self, leaf="vendor", half="")
 
 
 def gemm_op(

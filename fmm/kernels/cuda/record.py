@@ -15,11 +15,12 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.gemm import GemmOp, gemm_op
 from fmm.kernels.cuda.launch_list import FLAG, Launch, LaunchList, Step, Turn
+from fmm.kernels.cuda.mirrored import MirroredOp, mirrored_op
 from fmm.kernels.cuda.operations import Operation, OperationList
 from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
 from fmm.kernels.cuda.rank import rank_op
-from fmm.kernels.cuda.recompute.recompute import recompute_launches
+from fmm.kernels.cuda.recompute.recompute import can_compute_again, recompute_launches
 from fmm.kernels.cuda.select import Target, select_launches
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
@@ -42,7 +43,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import check_type, workspace
 from fmm.kernels.registry import depends_on_rows
-from fmm.problem import Problem
+from fmm.problem import Fill, Problem
 
 Origins = dict[str, int]  # by base: where the first view of a step begins
 
@@ -55,7 +56,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     wanted = record_operations(plan, problem)
     steps: list[Step] = []
     lanes: list[int] = []
-    unseen, again = False, target.flagged and problem.fill == "full" and not (problem.halved and problem.updates)
+    unseen, again = False, target.flagged and can_compute_again(problem)
     kept, room = _kept_result(problem, wanted.workspace) if again and problem.beta else (None, wanted.workspace)
     if kept is not None:
         steps += _keeping(problem, kept, target)
@@ -72,10 +73,11 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         more = recompute_launches(problem, scanned, target.chip, target.divides, kept)
         steps += more
         lanes += [0] * len(more)
-        # What is computed again is complex, and rounded otherwise in the other half.
-        mirrors = [op for op in wanted.ops if problem.type.is_complex and isinstance(op, MirrorOp)]
-        steps += [step for op in mirrors[-1:] for step in select_launches(op, replace(target, flagged=False))]
-        lanes += [0] * len(mirrors[-1:])
+        if problem.halved and problem.type.is_complex:
+            # What is computed again is rounded otherwise in the other half, and not quite real on the diagonal.
+            c = operand_views(problem)["C"]
+            steps += select_launches(MirrorOp(c, c, full=problem.fill == "full"), replace(target, flagged=False))
+            lanes.append(0)
     return LaunchList(plan, problem, tuple(steps), tuple(lanes), room, target.alignment)
 
 
@@ -99,7 +101,8 @@ def _keeping(problem: Problem, kept: View, target: Target) -> tuple[Step, ...]:
 
 
 def _mirrors_all(op: Operation) -> bool:
-    return isinstance(op, MirrorOp) and op.full and op.writes_result
+    mirror = op.mirror if isinstance(op, MirroredOp) else op
+    return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
 
 
 def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
@@ -109,6 +112,8 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
     """
     if isinstance(op, Turn) or not op.writes_result:
         return False
+    if isinstance(op, MirroredOp):
+        steps = steps[-1:]
     if isinstance(op, TileOp | TileGroup) and op.kernel.epilogue.atomic:
         return True
     last = [x for x in steps if not isinstance(x, Turn) and x.does == "product"] or steps
@@ -205,17 +210,17 @@ class Recorder:
                 self._note(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        halves = asked.op == "gram" and dtype in row.halves
         small = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_halves
-        if halves and not small:
+        if asked.op == "gram" and dtype in row.rank_updates and not small:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._note(*(op for op in ranks if op))
                 return
-        if asked.fill == "loose":
+        of_rows = not columns_contiguous(dest)
+        if asked.fill == "loose" or (dtype in row.halves and of_rows):
             begun = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
-            self.ops[begun:] = [_half_enough(op, dest) for op in self.ops[begun:]]
+            self.ops[begun:] = [_half_enough(op, asked.fill) if of_rows else op for op in self.ops[begun:]]
         else:
             self._whole_products(leaf, products, dtype, alpha, beta)
 
@@ -229,9 +234,13 @@ class Recorder:
             self.release(mark)
 
     def mirror(self, step: Mirror, source: View, dest: View) -> None:
-        if dest.rows:
-            alpha, beta = complex(step.alpha).real, complex(step.beta).real
-            self._note(MirrorOp(source, dest, alpha, beta, step.fill == "full"))
+        if not dest.rows:
+            return
+        op = MirrorOp(source, dest, complex(step.alpha).real, complex(step.beta).real, step.fill == "full")
+        if self.ops and (both := mirrored_op(self.ops[-1], source, op)):
+            self.ops[-1] = both
+        else:
+            self._note(op)
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """A kernel of a step table, product and all, in one launch."""
@@ -296,10 +305,10 @@ class Recorder:
             self._note(op)
 
 
-def _half_enough(op: Operation, dest: View) -> Operation:
-    """A product of whose result the lower half is enough, for kernels that can make use of it: of rows."""
-    of_rows = isinstance(op, GemmOp) and not columns_contiguous(dest)
-    return replace(op, upper_half=True) if isinstance(op, GemmOp) and of_rows else op
+def _half_enough(op: Operation, fill: Fill) -> Operation:
+    """A product of whose result, which lies row by row, the lower half is enough, for kernels that can make use of
+    it."""
+    return replace(op, half="loose" if fill == "loose" else "lower") if isinstance(op, GemmOp) else op
 
 
 def order_of_sums(steps: LevelSteps) -> dict[str, bool]:

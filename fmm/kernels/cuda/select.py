@@ -15,7 +15,11 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
+from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, split_launch
+from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAF, whole_moduli
+from fmm.kernels.cuda.products.residues import residue_launches, residue_op
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
@@ -69,7 +73,7 @@ class Target:
 
 
 def select_launches(
-    op: SumOp | MirrorOp | GemmOp | RankOp | TileOp | TileGroup, target: Target
+    op: SumOp | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup, target: Target
 ) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
@@ -78,6 +82,8 @@ def select_launches(
         return (mirror_launch(op, target.flagged),)
     if isinstance(op, RankOp):
         return (VendorCall(op, f"cuBLAS, {'herk' if DTYPES[op.dtype].is_complex else 'syrk'}: one half"),)
+    if isinstance(op, MirroredOp):
+        return _select_mirrored(op, target)
     if isinstance(op, GemmOp):
         return _select_product(op, target)
     return _by_tiles(op, target)
@@ -89,6 +95,14 @@ def _select_product(op: GemmOp, target: Target) -> tuple[Launch | VendorCall, ..
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
     return SELECTORS[name](op, op.dtype, target)
+
+
+def _select_mirrored(op: MirroredOp, target: Target) -> tuple[Launch | VendorCall, ...]:
+    """In one launch where our kernel can write the mirror too, else one after the other."""
+    alone = _select_product(op.whole, target) if op.product.use.leaf.mirrors else ()
+    if len(alone) == 1 and isinstance(alone[0], Launch):
+        return alone
+    return (*_select_product(op.product, target), mirror_launch(op.mirror, target.flagged))
 
 
 def _by_vendor(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
@@ -128,6 +142,19 @@ def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | V
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
 
 
+def _by_residues(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
+    """Exponents, planes of residues, their products, C; by the vendor where there are no such tensor cores."""
+    exact, chip = DTYPES[dtype].exact, target.chip
+    moduli, levels = (whole_moduli(dtype, op.k), 0) if exact else RESIDUE_LEAVES[op.use.leaf.name]
+    made = residue_op(op, dtype, moduli, levels, chip.multiprocessors) if chip.has_warpgroups else None
+    if made is not None:
+        return residue_launches(made, dict(target.divides), target.flagged)
+    why = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
+    if exact:
+        raise PlanError(f"{op.leaf} cannot multiply {dtype}, because {why}")
+    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
+
+
 BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
 
 # By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
@@ -138,6 +165,7 @@ SELECTORS: dict[str, Selector] = {
     "lt": _by_candidate,
     "tile": _by_own_kernel,
     "f16x3": _by_three_planes,
+    **dict.fromkeys((WHOLE_LEAF, *RESIDUE_LEAVES), _by_residues),
 }
 
 
@@ -153,7 +181,7 @@ def _by_warpgroups(op: GemmOp, dtype: str, target: Target) -> Launch | str:
         return f"an operand does not begin at a multiple of {WIDE} bytes"
     found = wgmma_op(op, dtype, target.chip.multiprocessors)
     if found is None:
-        wants = f"lines of whole {WIDE} bytes, alpha real, beta 0 or 1"
+        wants = f"lines of whole {WIDE} bytes, alpha and beta real"
         inner = ", both along the inner dimension" if dtype == "tf32" else ""
         return f"its kernel cannot do this product: it wants {wants}{inner}"
     return wgmma_launch(found)

@@ -177,7 +177,8 @@ HALF_LEVELS: Final = 1  # algorithms that are tried there
 @lru_cache(maxsize=4)
 def half_candidates(device: str) -> tuple[Plan, ...]:
     """What is compared for products that are their own adjoints: the vendor's way first, then cuts whose products below
-    the diagonal are the vendor's or one of the plans that are fast for products."""
+    the diagonal are the vendor's or one of the plans that are fast for products; blocks on the diagonal by the plan's
+    leaf, or, instead of the vendor, by one that has a kernel for halves."""
     inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
         levels = [level for level in considered_levels() if form.name in level.forms][:HALF_LEVELS]
@@ -185,8 +186,12 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
         if form.name in HALF_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     found = [VENDOR]
+    of_halves = [leaf.name for leaf in leaves_on(device) if leaf.halves]
+    found += [Plan(leaf=name) for name in of_halves]
     for cuts in CUTS[device]:
-        found += [Plan.parse(f"gram^{cuts} > {plan}") for plan in dict.fromkeys(inner)]
+        for plan in dict.fromkeys(inner):
+            others = [f".{name}" for name in of_halves] if plan.leaf == VENDOR.leaf else []
+            found += [Plan.parse(f"gram^{cuts}{by} > {plan}") for by in ("", *others)]
     return tuple(found)
 
 

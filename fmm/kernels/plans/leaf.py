@@ -44,7 +44,12 @@ class Leaf:
     types_inside: tuple[str, ...] = ()  # that it multiplies with sums inside: of a fused level, of a step table
     types_alone: tuple[str, ...] = ()  # that it multiplies besides, where no level stands above it
     considered: tuple[str, ...] | None = None  # types for which it is compared unasked; None: all that it multiplies
-    halves: tuple[str, ...] = ()  # types of which it computes one half alone, of a product that is its own adjoint
+    # Of a product that is its own adjoint it computes one half alone: of these types by BLAS's syrk and herk, of a
+    # matrix and its adjoint; of those by a kernel of its own, of any two factors, if the result lies row by row.
+    rank_updates: tuple[str, ...] = ()
+    halves: tuple[str, ...] = ()
+    loose_halves: tuple[str, ...] = ()  # of these it leaves anything in the other half
+    mirrors: bool = False  # may that kernel write the mirror into the other half itself?
     whole_halves: int = 0  # on a GPU up to so many rows a batch of such is a batch of whole products, which is faster
     call: str = "one launch"  # what one product is, in a table of explain
     starts: int = 1  # launches or calls of a product

@@ -87,6 +87,11 @@ class PlanLevel(ABC):
         """Of the products that it may be asked for; None: of any type."""
         return None
 
+    @property
+    def own_leaves(self) -> tuple[str, ...]:
+        """The leaves that do some of its products, whatever is below it."""
+        return ()
+
     def dtype_below(self, dtype: str) -> str:
         """The type of its products, where it is asked for one of this type: a level may change the numbers."""
         return dtype
@@ -99,6 +104,11 @@ class PlanLevel(ABC):
     def work_below(self) -> float:
         """A multiplication of its products' numbers, as a share of one of the numbers that it is asked for."""
         return 1.0
+
+    @property
+    def conjugates(self) -> tuple[bool, bool]:
+        """Does it multiply the conjugates of A, of B?"""
+        return False, False
 
     def conjugating(self, a: bool, b: bool) -> PlanLevel | None:
         """The level for operands of which these are to be conjugated; None where they must be conjugated before."""

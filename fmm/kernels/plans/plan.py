@@ -52,6 +52,11 @@ class Plan:
         return _rest(self)
 
     @property
+    def leaf_uses(self) -> tuple[LeafUse, ...]:
+        """All leaves that it multiplies with."""
+        return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.own_leaves)
+
+    @property
     def halving(self) -> bool:
         """Is it a plan of products that are their own adjoints, and of no others?"""
         return bool(self.levels) and self.levels[0].halving
@@ -108,6 +113,12 @@ class Plan:
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
         """Bytes of a number in the first level's temporaries and in its products, which are done by these plans."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
+
+    @property
+    def conjugates(self) -> tuple[bool, bool]:
+        """Does it multiply the conjugates of A, of B?"""
+        a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
+        return a, b
 
     def conjugating(self, a: bool, b: bool) -> Plan | None:
         """The plan for operands of which these are to be conjugated; None where they must be conjugated before."""

@@ -107,7 +107,7 @@ def _show(options: argparse.Namespace) -> None:
     for key, dtype, raw in found:
         tuned = checked_fully(key, dtype, raw)
         print(f"{key}, {dtype} ({_told(raw['conditions'], 'device') or 'unknown'}; {_tuned_how(raw)})")
-        print("\n".join(described({**raw, "doubts": list(tuned.doubts)})))
+        print("\n".join(described({**raw, "doubts": list(tuned.doubts)}, dtype)))
 
 
 def _tuned_how(raw: Raw) -> str:

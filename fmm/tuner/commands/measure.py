@@ -184,7 +184,7 @@ def canary(journal: Journal, dtype: str, entries: list[Entry]) -> tuple[bool, st
         if tried and cost > left:
             break
         run = Run(Plan.parse(entry.plan))
-        with journal.open("canary", Problem(*entry.size, dtype)) as timed:
+        with journal.open("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
             samples = timed.rounds([Run(), run], RoundLimits(CANARY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
         gain = paired_speedup(samples, Run(), run) if samples[run] else 0.0

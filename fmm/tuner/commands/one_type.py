@@ -191,5 +191,5 @@ def _reported(job: Job, path: Path, outcome: Outcome, why_not: str, as_json: boo
         return json.dumps({**found, "not_written": why_not, "section": outcome.section})
     lines: Sequence[str] = [f"{job.device.identity.name} ({found['device']}), {job.dtype}, effort {job.effort}"]
     if outcome.section is not None:
-        lines = [*lines, *described(outcome.section)]
+        lines = [*lines, *described(outcome.section, job.dtype)]
     return "\n".join([*lines, f"  not written: {why_not}" if why_not else f"  written to {path}"])

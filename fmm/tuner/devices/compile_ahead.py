@@ -1,6 +1,7 @@
 """Kernels compiled ahead: worker processes fill CuPy's cache on disk while the tuner measures what needs none of them.
 
-NVRTC takes up to ten seconds for each sum of three levels, and a tuning has a dozen of those for every element type.
+NVRTC takes up to ten seconds for each sum of three levels, and a tuning has a dozen of those for every element type;
+seconds for product kernels of our own.
 Processes, not threads: recording plans and writing sources is Python's work, which would hold up the launches that are
 being timed; and a process dies at once, whatever the compiler is doing. A kernel that is not there when it is needed,
 for whatever reason, is compiled where it is needed: what fails fails there, as a row of the trials.
@@ -24,47 +25,67 @@ MOST = 16  # processes
 # A size of each kind that has kernels of its own: sides that every level divides, sides of which rows are aligned but
 # blocks must be padded, and odd sides.
 SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
+OWN_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))  # each has its own tiles
 # The kernels of a level with so many products are a job each, named by their labels, the one that takes longest first.
 HEAVY = 7**3
 LABELS = ("join", "split A", "split B")
 WORKER = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
+# In which order kernels are compiled, and plans probed: those that are quick, our own product kernels, heavy sums.
+SOON, OWN_KERNELS, LAST = TURNS = range(3)
+
 Job = tuple[str, str, tuple[int, int, int], str]  # dtype, plan, size, label
-Place = tuple[str, str, bool]  # a type, a level that is asked for it, and whether the level is the last of its plan
+# A type, a level that is asked for it, and whether the level is the last of its plan; or a leaf that multiplies by a
+# kernel of ours, and whether sums are inside.
+Place = tuple[str, str, bool]
 
 
 def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
-    """The jobs that compile all kernels of the plans: those that are quick for all types, so that measuring can begin,
-    then the heavy ones, type by type."""
+    """The jobs that compile all kernels of the plans, turn by turn: first those that are quick for all types, so that
+    measuring can begin; the heavy ones last, type by type."""
     seen: set[Place] = set()
     plans = list(plans)
     covering = {t: _covering([p for p in plans if p.considered_for(t)], t, seen) for t in dtypes}
-    for heavy in (False, True):
+    for turn in TURNS:
         for dtype, found in covering.items():
-            for plan in (p for p in found if (compile_weight(p) >= HEAVY) == heavy):
-                for size in SIZES:
-                    for label in LABELS if heavy else ("",):
+            for plan in (p for p in found if compile_turn(p) == turn):
+                for size in OWN_SIZES if turn == OWN_KERNELS else SIZES:
+                    for label in LABELS if turn == LAST else ("",):
                         yield dtype, str(plan), size, label
+
+
+def compile_turn(plan: Plan) -> int:
+    """When its kernels are compiled."""
+    if compile_weight(plan) >= HEAVY:
+        return LAST
+    return OWN_KERNELS if has_own_kernel(plan) else SOON
+
+
+def has_own_kernel(plan: Plan) -> bool:
+    """Are its leaf products by a kernel of ours?"""
+    return plan.timed_by_tiles or bool(plan.leaf_use.leaf.rate)
 
 
 def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]:
     """A few plans that have all levels of all plans between them, but for those that were seen before; those that
     compile quickly first."""
     found: list[Plan] = []
-    for plan in sorted((p for p in plans if p.levels), key=compile_weight):
-        if not level_places(plan, dtype) <= seen:
+    for plan in sorted(plans, key=lambda p: (compile_turn(p), compile_weight(p))):
+        if not kernel_places(plan, dtype) <= seen:
             found.append(plan)
-            seen |= level_places(plan, dtype)
+            seen |= kernel_places(plan, dtype)
     return found
 
 
-def level_places(plan: Plan, dtype: str) -> frozenset[Place]:
+def kernel_places(plan: Plan, dtype: str) -> frozenset[Place]:
     """A plan's levels, each with the type that it is asked for, and whether leaf products are below it: which kernels
-    it has depends on both."""
-    found = []
+    it has depends on both. And its leaf, if that has kernels of ours."""
+    found: list[Place] = []
     for step in plan.levels:
         found.append((stored_type(dtype), str(step), step is plan.levels[-1]))
         dtype = step.dtype_below(dtype)
+    if has_own_kernel(plan):
+        found.append((dtype, plan.leaf, bool(plan.levels) and plan.levels[-1].sums_inside))
     return frozenset(found)
 
 
@@ -74,7 +95,7 @@ def compile_weight(plan: Plan) -> int:
 
 
 def _makes(job: Job) -> frozenset[Place]:
-    return level_places(Plan.parse(job[1]), job[0])
+    return kernel_places(Plan.parse(job[1]), job[0])
 
 
 def stored_type(dtype: str) -> str:
@@ -115,7 +136,7 @@ class Ahead:
 
     def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
         """Until all that a plan needs is done, or nobody is there to do it; False if the seconds were not enough."""
-        needed = level_places(plan, dtype)
+        needed = kernel_places(plan, dtype)
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(self._left[x] <= 0 for x in needed) or not self._alive, min(seconds, 3600.0)

@@ -13,25 +13,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fmm.kernels.cuda.products import tiled_source
-from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_source import OPTIONS, sum_source
+from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
+from fmm.runtime.devices import cuda_device
 
-Source = tuple[str, tuple[str, ...]]  # and the compiler's options
 
-
-def kernel_sources(dtype: str, plan: str, size: tuple[int, int, int], label: str) -> Iterator[Source]:
-    """The sources of the kernels of a plan that are so labelled, of all without a label."""
-    found = record_operations(Plan.parse(plan), Problem(*size, dtype))
-    sums = {(op.kernel, op.access): None for op in found.ops if isinstance(op, SumOp) and label in ("", op.label)}
-    for kernel, access in sums:
-        yield sum_source(kernel, access, False), OPTIONS
-    for op in dict.fromkeys((op.kernel, op.access) for op in found.ops if isinstance(op, TileOp)):
-        yield tiled_source.tiled_source(*op), tiled_source.OPTIONS
+def launched_kernels(dtype: str, plan: str, size: tuple[int, int, int], label: str, chip: Chip) -> Iterator[Kernel]:
+    """What a plan launches on such a chip; with a label, of its sums those that are so labelled."""
+    found = record_launches(Plan.parse(plan), Problem(*size, dtype), target_on(chip))
+    chosen = (x.kernel for x in found.launches if not label or x.label.startswith(f"block_sums, {label}:"))
+    yield from dict.fromkeys(chosen)
 
 
 def claim_source(text: str, folder: Path) -> bool:
@@ -57,17 +52,23 @@ class _Unloaded:
         pass
 
 
-def compile_source(text: str, options: tuple[str, ...], device: int) -> None:
-    """Into CuPy's cache, by the same call as the backend's, so under the same name."""
+def compile_to_disk(kernel: Kernel, text: str, device: int) -> None:
+    """Into the cache, by the same call as the backend's, so under the same name."""
     import cupy
     from cupy.cuda import compiler
+
+    from fmm.kernels.cuda.launch.compile import code_for_architecture
+
+    if kernel.architecture:
+        code_for_architecture(text, kernel.architecture, kernel.options)
+        return
 
     class Functions:
         Module = _Unloaded
 
     compiler.function = Functions
     with cupy.cuda.Device(device), suppress(_OnDiskError):
-        cupy.RawModule(code=text, options=options).compile()
+        cupy.RawModule(code=text, options=kernel.options).compile()
 
 
 def main(arguments: list[str]) -> int:
@@ -78,9 +79,11 @@ def main(arguments: list[str]) -> int:
     for line in sys.stdin:
         try:
             dtype, plan, size, label = json.loads(line)
-            for text, options in kernel_sources(dtype, plan, tuple(size), label):
-                if claim_source(text, folder):
-                    compile_source(text, options, device)
+            chip = cuda_device(device).chip
+            assert chip is not None
+            for kernel in launched_kernels(dtype, plan, tuple(size), label, chip):
+                if claim_source(text := kernel.source, folder):
+                    compile_to_disk(kernel, text, device)
             said = "done"
         except Exception as error:  # the tuner meets it where it needs the kernel, and records it
             said = f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -11,7 +11,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.choose import Choice, Limits, choose, usual_growth
 from fmm.perfmodel.stability import expected_growth
-from fmm.problem import Problem
+from fmm.problem import Operation, Problem
 from fmm.runtime.limits import SHARE
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.pictures import BLACK, GREY, PLAN_COLOURS, cube_side, named_at_right, new_figure, plain_sides
@@ -35,11 +35,23 @@ class Gain:
     plan: str
     error_growth: float
     workspace: int
+    op: Operation = "product"
 
 
 def shown_gains(cases: Sequence[Case]) -> list[Gain]:
-    """Of all types, on the sides that are shown."""
-    return [gain for case in cases for side in SIDES if (gain := gain_at(case, side)) is not None]
+    """Of all types, on the sides that are shown: of products, and of halves where they were measured."""
+    found = [at(case, side) for case in cases for at in (gain_at, half_gain_at) for side in SIDES]
+    return [gain for gain in found if gain is not None]
+
+
+def half_gain_at(case: Case, side: int) -> Gain | None:
+    """Of a matrix times its adjoint, against the vendor's own way, by a trusted entry."""
+    known = case.tuned.entry((side, side, side), op="gram")
+    if known is None:
+        return None
+    entry, plan = known
+    kind = LEFT if plan == VENDOR else MEASURED
+    return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
 
 
 def gain_at(case: Case, side: int) -> Gain | None:
@@ -64,18 +76,13 @@ def _choice(case: Case, side: int) -> Choice:
     return choose(problem, case.calibration, Limits(left, usual_growth(case.calibration.batches)))
 
 
-def _gain(case: Case, side: int, kind: str, plan: Plan, speedup: tuple[float, float, float]) -> Gain:
-    problem = Problem(side, side, side, case.dtype)
-    needed = workspace(plan, *problem.size, problem.itemsize)
-    return Gain(
-        case.dtype,
-        side,
-        kind,
-        *speedup,
-        str(plan),
-        expected_growth(plan, case.dtype, not case.calibration.batches),
-        needed,
-    )
+def _gain(
+    case: Case, side: int, kind: str, plan: Plan, speedup: tuple[float, float, float], op: Operation = "product"
+) -> Gain:
+    problem = Problem(side, side, side, case.dtype, op=op)
+    needed = workspace(plan, *problem.size, problem.itemsize, op=op)
+    growth = expected_growth(plan, case.dtype, not case.calibration.batches)
+    return Gain(case.dtype, side, kind, *speedup, str(plan), growth, needed, op)
 
 
 def largest_side(case: Case) -> float:
@@ -95,7 +102,7 @@ def gains_frame(gains: Sequence[Gain]) -> Any:
 
 def meaning(gains: Sequence[Gain]) -> str:
     """From which size, how much; at which error and workspace."""
-    won = [gain for gain in gains if gain.kind != LEFT]
+    won = [gain for gain in gains if gain.kind != LEFT and gain.op == "product"]
     if not won:
         return "On this device the vendor's product is the fastest at all sizes that were tried: fmm leaves all to it."
     first = {dtype: min(g.side for g in won if g.dtype == dtype) for dtype in dict.fromkeys(g.dtype for g in won)}
@@ -119,7 +126,7 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
     ends = []
     for i, case in enumerate(cases):
         colour = PLAN_COLOURS[i % len(PLAN_COLOURS)]
-        own = [gain for gain in gains if gain.dtype == case.dtype]
+        own = [gain for gain in gains if gain.dtype == case.dtype and gain.op == "product"]
         curve = list(_curve(case))
         if curve:
             axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.3)
@@ -148,6 +155,6 @@ def _curve(case: Case) -> Iterator[tuple[float, float]]:
 
 
 def _squares(case: Case) -> list[Entry]:
-    """The certified entries of squares that gain, but for those without workspace."""
-    found = [e for e in case.tuned.entries.values() if len(set(e.size)) == 1 and not e.lean and e.plan != "vendor"]
-    return [e for e in found if e.verified]
+    """The certified entries of square products that gain, but for those without workspace."""
+    products = [e for e in case.tuned.entries.values() if e.op == "product" and len(set(e.size)) == 1]
+    return [e for e in products if e.verified and not e.lean and e.plan != "vendor"]

@@ -51,7 +51,7 @@ pre {{ background: #f6f6f6; padding: 0.7rem; white-space: pre-wrap; font-size: 0
 LEGEND = (
     "Times as fast as the vendor's product, on square matrices of this side. Bold: measured, below it the 95 % "
     "interval; with ≈: predicted; “vendor”: nothing is faster, so that fmm leaves it to the vendor; empty: beyond what "
-    "was measured."
+    "was measured. Rows named gram: a matrix times its adjoint, one half of which is computed."
 )
 
 
@@ -71,13 +71,14 @@ def report_page(
 def gains_table(gains: Sequence[Gain]) -> str:
     """Types by sizes."""
     frame = gains_frame(gains)
-    sides, types = sorted(set(frame["side"])), list(dict.fromkeys(frame["dtype"]))
+    sides, kinds = sorted(set(frame["side"])), list(dict.fromkeys(zip(frame["dtype"], frame["op"], strict=True)))
     head = "".join(f'<th scope="col">{side}</th>' for side in sides)
     rows = []
-    for dtype in types:
-        known = {row.side: row for row in frame[frame["dtype"] == dtype].itertuples()}
+    for dtype, op in kinds:
+        known = {row.side: row for row in frame[(frame["dtype"] == dtype) & (frame["op"] == op)].itertuples()}
         cells = "".join(_cell(known.get(side), side) for side in sides)
-        rows.append(f'<tr><th scope="row">{escape(dtype)}</th>{cells}</tr>')
+        name = dtype if op == "product" else f"{dtype}, {op}"
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
     top = f'<thead><tr><th scope="col">type</th>{head}</tr></thead>'
     return f'<table class="gains">{top}<tbody>{"".join(rows)}</tbody></table>\n<p><small>{LEGEND}</small></p>'
 
@@ -99,7 +100,7 @@ def _cell(gain: Any, side: int) -> str:
 def _case_html(case: Case, pictures: Mapping[str, str]) -> str:
     header = case.tuning.header
     how = f"Effort {header.settings.get('effort')}, {header.started[:10]}, {len(case.tuning.trials)} samples."
-    text = escape("\n".join(line.strip() for line in described(case.section)))
+    text = escape("\n".join(line.strip() for line in described(case.section, case.dtype)))
     drawn = "\n".join(
         f"<figure>{svg}<figcaption>{escape((PICTURES[name].__doc__ or '').strip())}</figcaption></figure>"
         for name, svg in pictures.items()

@@ -206,6 +206,9 @@ def _oracle() -> dict[str, Callable[..., None]]:
     def mul_add(v: Values, w: str, x: str, y: str, z: str) -> None:
         v[z] = v[w] * v[x] + v[y]
 
+    def mul_inc(v: Values, w: str, x: str, y: str) -> None:
+        v[y] = v[y] + v[w] * v[x]
+
     def mul_inc_inc_inc(v: Values, a: str, b: str, w: str, x: str, y: str, z: str) -> None:
         v[w] = v[a] * v[b]
         v[y] = v[y] + v[w]
@@ -225,8 +228,9 @@ def _oracle() -> dict[str, Callable[..., None]]:
         v[y] = v[z] = v[x]
 
     return {
-        **{"add": add, "sub": sub, "mul": mul, "mulAdd": mul_add, "mulSubInc": mul_sub_inc},
-        **{"mulIncIncInc": mul_inc_inc_inc, "addAdd": add_add, "subAdd": sub_add, "copyCopy": copy_copy},
+        **{"add": add, "sub": sub, "mul": mul, "mulAdd": mul_add, "mulInc": mul_inc},
+        **{"mulSubInc": mul_sub_inc, "mulIncIncInc": mul_inc_inc_inc},
+        **{"addAdd": add_add, "subAdd": sub_add, "copyCopy": copy_copy},
         **{"inc": one(1), "dec": one(-1), "copy": one(1, store=True)},
         **{"incInc": both(False, 1, 1, False), "incDec": both(False, 1, -1, False)},
         **{"storeInc": both(True, 1, 1, False), "storeDec": both(True, 1, -1, False)},

@@ -30,7 +30,15 @@ def problem(
     return Problem(n, k, n, dtype, (a, b, Layout(dest, n + 3)), op=op, fill=fill, **more)  # type: ignore[arg-type]
 
 
-PLANS = ("vendor", "gram^3 > vendor", "gram^2 > strassen.batched.pad4 > vendor", "sforza(2) > vendor")
+FILLS: tuple[Fill, ...] = ("full", "lower")
+PLANS = (
+    "vendor",
+    "tile",
+    "gram^3 > vendor",
+    "gram^2 > strassen.batched.pad4 > vendor",
+    "gram^2.tile > strassen.batched.pad4 > vendor",
+    "sforza(2) > vendor",
+)
 
 
 @pytest.mark.parametrize("text", PLANS)
@@ -38,7 +46,9 @@ PLANS = ("vendor", "gram^3 > vendor", "gram^2 > strassen.batched.pad4 > vendor",
 def test_launches_compute_what_is_asked(text: str, dtype: str) -> None:
     """Exactly; nothing but the wanted half of C and the workspace is touched."""
     rng = np.random.default_rng(3)
-    fills: tuple[Fill, ...] = ("full", "lower")
+    plan, fills = Plan.parse(text), FILLS
+    if not plan.takes_type(dtype):
+        pytest.skip(f"{text} is not for {dtype}")
     cases = product([(1, 1), (29, 12)], "CF", "CF", fills, [(1, 0), (2, -3)])
     for (n, k), order, dest, fill, (alpha, beta) in cases:
         asked = problem(n, k, dtype, order, dest, fill=fill, alpha=alpha, beta=beta)
@@ -47,7 +57,7 @@ def test_launches_compute_what_is_asked(text: str, dtype: str) -> None:
         if beta:
             c[...] = c + c.conj().T
         before = c.copy()
-        tape = record_operations(Plan.parse(text), asked)
+        tape = record_operations(plan, asked)
         memory["W"] = buffer(tape.workspace)
         play(tape, memory)
         old = np.where(np.isnan(before), 0, before)
@@ -139,8 +149,18 @@ def test_what_is_computed_again_is_mirrored_again_if_it_is_complex() -> None:
     assert "computes again" in labels[-2] and labels[-1].startswith("mirror_half")
 
 
+@pytest.mark.parametrize(("dtype", "how"), [("float32", "tiled"), ("float64", "simple"), ("complex64", "simple")])
+def test_a_half_alone_is_computed_again_alone(dtype: str, how: str) -> None:
+    """What nothing of ours has seen is looked through; of complex numbers the diagonal is made real again."""
+    labels = [s.label for s in steps("gram > strassen > vendor", problem(4096, 1024, dtype, "C", "C", fill="lower"))]
+    again = [i for i, label in enumerate(labels) if "computes again" in label]
+    assert len(again) == 1 and labels[again[0]].startswith(f"recompute_{how}")
+    assert "looks for inf" in labels[again[0] - 1]
+    assert [label.startswith("mirror_half") for label in labels[again[0] + 1 :]] == [True] * (dtype == "complex64")
+
+
 def test_an_update_is_not_computed_again() -> None:
     """The old C would be gone: whoever wants that computes the product elsewhere."""
-    for more in ({"beta": 1}, {"alpha": 2}, {"fill": "lower"}):
+    for more in ({"beta": 1}, {"alpha": 2}, {"alpha": 2, "fill": "lower"}):
         found = steps("gram > strassen > vendor", problem(4096, 1024, "float32", "C", "C", **more))
         assert not any("computes again" in step.label for step in found)

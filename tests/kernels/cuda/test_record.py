@@ -399,7 +399,7 @@ def test_parameters_are_the_structure_of_the_kernel() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Problem(2, 3, 4, "int8"), "int8"),
+        (lambda: Problem(2, 3, 4, "int4"), "int4"),
         (lambda: Problem(2, 3, 4, "float32", (Layout("C", 2), Layout("C", 4), Layout("C", 4))), "A is 2 x 3"),
         # 343 products of unequal blocks: more arrays than a launch can describe
         (lambda: record_operations(Plan.parse("strassen^3 > vendor"), Problem(101, 103, 107, "float32")), "pad"),

@@ -17,6 +17,7 @@ from fmm.kernels.plans.candidates import (
 from fmm.perfmodel.choose import candidates as compared
 from fmm.tuner.space import search_space, space_of_type
 
+RESIDUES = ["oz14", "oz14x7", "oz14x49"]  # of float64
 CPU = [
     "vendor",
     "winograd > vendor",
@@ -57,6 +58,7 @@ GPU = [
     "strassen.fused.pad4 > tile",
     "strassen.pad4 > strassen.fused.pad4 > tile",
     "f16x3",
+    *RESIDUES,
 ]
 # Of our own kernel, which a tuning does not measure on its probes.
 OWN = [
@@ -70,6 +72,7 @@ OWN = [
     "tile",
 ]
 REAL = (*GPU, *OWN)
+WHOLE = ["residues"]  # of integers on a GPU
 EXACT = [*(plan.replace("vendor", "digits") for plan in CPU[1:]), "digits"]  # of integers, which are not tuned
 LEAVES = [plan for plan in REAL if " > " not in plan]
 # Of complex numbers, which no probe of a tuning measures either.
@@ -90,7 +93,7 @@ COMPLEX = {
 def test_what_is_compared(device: str, expected: list[str]) -> None:
     """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
     assert [str(plan) for plan in probed_plans(device)] == expected
-    more = {"cpu": EXACT, "cuda": OWN}[device]
+    more = {"cpu": EXACT, "cuda": [*OWN, *WHOLE]}[device]
     assert [str(plan) for plan in candidate_plans(device)] == [*expected, *more, *COMPLEX[device]]
     assert compared(device == "cuda") == candidate_plans(device)
 
@@ -125,7 +128,7 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", "vendor3m"),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", "vendor3m", *RESIDUES),
         "numbers": (
             "",
             "3m",

@@ -22,6 +22,7 @@ from fmm.kernels.plans.workspace import leaf_halves, leaf_products, workspace
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_growth
 from fmm.problem import Fill, Problem
+from fmm.runtime.decide import check_runnable
 from fmm.runtime.overflow import growth_bound
 
 LOOSE, FULL = Asked(op="gram", fill="loose"), Asked(op="gram")
@@ -41,6 +42,8 @@ Matrix = np.ndarray[Any, Any]
         ("sforza > vendor", "sforza(1) > vendor"),
         ("sforza(3, 1536) > vendor", "sforza(3,1536) > vendor"),
         ("gram > sforza(2) > winograd > vendor", ""),
+        ("gram^2.tile > strassen > vendor", ""),
+        ("gram.tile.solo > gram.vendor > vendor", ""),
     ],
 )
 def test_plans_are_read_and_written(text: str, short: str) -> None:
@@ -55,6 +58,7 @@ def test_plans_are_read_and_written(text: str, short: str) -> None:
         ("strassen > gram > vendor", "gram cuts only products that are their own adjoints"),
         ("gram^0 > vendor", "1 to 9 times"),
         ("gram^10 > vendor", "1 to 9 times"),
+        ("gram.cublas > vendor", "unknown leaf 'cublas'"),
         ("sforza(7) > vendor", "1 to 6"),
     ],
 )
@@ -162,7 +166,8 @@ def test_candidates_are_plans_of_halves() -> None:
     for device in ("cpu", "cuda"):
         found = half_candidates(device)
         assert found[0] == VENDOR and len(found) == len(set(found)) > 6
-        assert all(plan.halving for plan in found[1:])
+        assert all(plan.halving or plan.leaf_use.leaf.halves for plan in found[1:])
+        assert all(plan.halving for plan in found[1:] if plan.levels)
 
 
 # ---- the steps
@@ -294,3 +299,21 @@ def test_a_symmetric_product_reads_both_factors() -> None:
         needed = workspace(plan, 12, 12, 12, 8, 1, 0, "symmetric")
         execute_plan(plan, a, b, c, BACKEND, Arena(aligned_block(needed), c.dtype), 1, 0, "symmetric", "full")
         np.testing.assert_array_equal(c, a @ b)
+
+
+def test_blocks_on_the_diagonal_by_a_leaf_of_their_own() -> None:
+    """And the types that it is for are the plan's."""
+    plan = Plan.parse("gram^2.tile > strassen > vendor")
+    steps = lower_level(plan, 64, 32, 64, *LOOSE)
+    assert steps is not None
+    found = {p.plan for p in steps.products if p.asked.op == "gram"}
+    assert found == {Plan(leaf="tile")}
+    assert {str(p.plan) for p in steps.products if p.asked.op == "product"} == {"strassen > vendor", "vendor"}
+    assert plan.takes_type("bfloat16") and not plan.takes_type("complex64")
+    inner = lower_level(Plan.parse("gram.tile > gram > vendor"), 64, 32, 64, *LOOSE)
+    assert inner is not None and {str(p.plan) for p in inner.products if p.asked.op == "gram"} == {"gram > vendor"}
+
+
+def test_a_cpu_runs_no_leaf_of_a_gpu() -> None:
+    with pytest.raises(PlanError, match="tile is a product on a GPU"):
+        check_runnable(Plan.parse("gram.tile > vendor"), Problem(64, 32, 64, op="gram"), on_cpu=True)

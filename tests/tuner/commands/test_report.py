@@ -16,7 +16,7 @@ from fmm.tuner.commands import tune
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
 from fmm.tuner.devices.fake import FakeDevice
 from fmm.tuner.effort import EFFORTS
-from fmm.tuner.report.overview import gains_frame, meaning, shown_gains
+from fmm.tuner.report.overview import _squares, gains_frame, meaning, shown_gains
 from fmm.tuner.report.page import gains_table
 from tests.support import configs as tuned
 
@@ -113,10 +113,42 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
 
 
+def test_halves_are_rows_of_their_own(folder: Path) -> None:
+    """Measured ones, which say nothing of whole products: neither in the sentences nor as points of their picture."""
+    (case,) = tuned_cases(folder / "config.json")
+    half = replace(tuned.entry((4096, 4096, 4096), "gram > winograd > vendor", speedup=1.1), op="gram")
+    found = replace(case, tuned=replace(case.tuned, entries={half.key: half}))
+    gains = shown_gains([found])
+    (gain,) = (gain for gain in gains if gain.op == "gram")
+    assert (gain.side, gain.kind, gain.low, gain.plan) == (4096, "measured", 1.05, half.plan) and gain.workspace > 0
+    assert meaning(gains) == meaning([gain for gain in gains if gain.op == "product"])
+    assert "leaves all to it" in meaning([gain]) and "float64, gram" in gains_table(gains)
+    product = tuned.entry((4096, 4096, 4096), speedup=1.1)
+    assert _squares(replace(case, tuned=replace(case.tuned, entries={half.key: half, product.key: product}))) == [
+        product
+    ]
+
+
 def test_the_page_tells_nothing_of_the_machine_s_files(folder: Path, report: Path) -> None:
     page = (report / "report.html").read_text(encoding="utf-8")
     assert str(folder) not in page and "--output" not in page and "<details>" in page
     assert page.index("<table") < page.index("<svg") < page.index("<details>")
+
+
+def test_nothing_is_wider_than_a_phone(report: Path) -> None:
+    """As far as the page's text tells: the browser's width is the page's, pictures shrink, long lines wrap, and nothing
+    has a width of its own in pixels."""
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert '<meta name="viewport" content="width=device-width' in page
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert re.search(r"svg \{[^}]*width: 100%[^}]*height: auto", style) and "pre-wrap" in style
+    assert "overflow-wrap: anywhere" in style and "nowrap" not in page
+    assert not re.search(r"(?<![-\w])(?:min-)?width: *\d+(?:px|rem|em|pt)", style)
+    pictures = re.findall(r"<svg\b[^>]*>", page)
+    assert pictures and all("viewBox" in x for x in pictures), "without one a picture is cut, not made smaller"
+    cells = max(row.count("<td") + row.count("<th") for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL))
+    folded = ".gains tr {" in style and "@media (max-width: 40rem)" in style
+    assert cells <= 5 or folded, "many columns: on a phone the table's rows are folded"
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -7,19 +7,27 @@ import random
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.products.tiled_source import tiled_source as tiled
-from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.sums.sum_source import sum_source
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.candidates import probed_plans
-from fmm.kernels.plans.plan import VENDOR, Level, Plan
+from fmm.kernels.plans.plan import Level, Plan
+from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
-from fmm.tuner.devices.compile_ahead import SIZES, Ahead, compile_jobs, level_places
+from fmm.tuner.devices.compile_ahead import (
+    SIZES,
+    TURNS,
+    Ahead,
+    compile_jobs,
+    compile_turn,
+    has_own_kernel,
+    kernel_places,
+)
+from tests.support.chips import H200
 
 WORKERS = {
     "done": "for line in sys.stdin: print('done', flush=True)",
@@ -61,9 +69,25 @@ def test_a_plan_waits_for_its_own_levels_alone() -> None:
 
 
 def test_light_kernels_come_first() -> None:
-    plans = [Plan.parse(plan).levels for _, plan, _, _ in compile_jobs(["float32"], probed_plans("cuda"))]
-    heavy = [max(step.products for step in levels if isinstance(step, Level)) for levels in plans]
+    plans = [Plan.parse(plan) for _, plan, _, _ in compile_jobs(["float32"], probed_plans("cuda"))]
+    turns = [compile_turn(plan) for plan in plans]
+    assert turns == sorted(turns) and set(turns) == set(TURNS)
+    sums = [p for p in plans if p.leaf == "vendor"]
+    heavy = [max(step.products for step in p.levels if isinstance(step, Level)) for p in sums]
     assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
+
+
+def test_leaves_with_kernels_of_their_own_are_waited_for() -> None:
+    """Alone and with sums inside; cuBLASLt's candidates have none."""
+    leaves = [Plan(leaf=name) for name in ("tile", "f16x3", "lt3")]
+    jobs = list(compile_jobs(["float32"], [*leaves, Plan.parse("strassen.batched.pad16 > f16x3")]))
+    assert {plan for _, plan, _, _ in jobs} == {"tile", "f16x3", "strassen.batched.pad16 > f16x3"}
+    made = Ahead(0, jobs[:1], 1, worker("hangs"))
+    try:
+        assert not made.wait("float32", Plan.parse(jobs[0][1]), 0.1)
+        assert made.wait("float32", leaves[2], 30)
+    finally:
+        made.close()
 
 
 def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> None:
@@ -71,7 +95,7 @@ def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> N
     plans = [Plan.parse(text) for text in ("strassen.batched > vendor", "3m > strassen.batched > vendor")]
     jobs = [(dtype, plan) for dtype, plan, size, _ in compile_jobs(["float32", "complex64"], plans) if size == SIZES[0]]
     assert jobs == [("float32", str(plans[0])), ("complex64", str(plans[0])), ("complex64", str(plans[1]))]
-    assert level_places(plans[1], "complex64") == {
+    assert kernel_places(plans[1], "complex64") == {
         ("complex64", "3m", False),
         ("float32", "strassen.batched", True),
     }
@@ -106,7 +130,8 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     lines = ['["float32", "no plan", [4, 4, 4], ""]', '["float32", "strassen.batched > vendor", [64, 64, 64], "join"]']
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-    monkeypatch.setattr(compile_worker, "compile_source", lambda text, options, device: compiled.append(text))
+    monkeypatch.setattr(compile_worker, "compile_to_disk", lambda kernel, text, device: compiled.append(text))
+    monkeypatch.setattr(compile_worker, "cuda_device", lambda index: SimpleNamespace(chip=H200))
     monkeypatch.setattr("os.nice", lambda more: 0)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
     assert compile_worker.main(["0", str(tmp_path)]) == 0
@@ -114,21 +139,17 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     assert first.startswith("PlanError") and second == "done" and len(compiled) == 1
 
 
-def test_the_jobs_make_the_kernels_that_a_tuning_meets() -> None:
+@pytest.mark.parametrize(("does", "least"), [("sums", 20), ("product", 7)])
+def test_the_jobs_make_the_kernels_that_a_tuning_meets(does: str, least: int) -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
-    plans = [p for p in probed_plans("cuda") if "^3" not in str(p)]
-    made = {text for job in compile_jobs(["float32"], plans) for text, _ in compile_worker.kernel_sources(*job)}
-    rng, met, missing = random.Random(1), 0, set()
-    for i in range(8):
-        step = 32 if i % 2 else 1
+    plans = [p for p in probed_plans("cuda") if "^3" not in str(p) and p.considered_for("float32")]
+    plans = [p for p in plans if has_own_kernel(p) == (does == "product") and (p.levels or has_own_kernel(p))]
+    jobs = list(compile_jobs(["float32"], plans))
+    made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(*job, H200)}
+    rng, met = random.Random(1), set[Kernel]()
+    for step in (1, 32) * 2:
         m, k, n = (rng.randint(1000, 9000) // step * step for _ in range(3))
         for plan in plans:
-            if plan == VENDOR:
-                continue
-            for op in record_operations(plan, Problem(m, k, n, "float32")).ops:
-                if isinstance(op, SumOp | TileOp):
-                    told = (op.kernel, op.access)
-                    text = tiled(*told) if isinstance(op, TileOp) else sum_source(*told, False)
-                    met += 1
-                    missing |= {text} - made
-    assert met > 100 and len(missing) <= 0.2 * len(made), (len(missing), len(made))
+            found = record_launches(plan, Problem(m, k, n, "float32"), target_on(H200)).launches
+            met |= {x.kernel for x in found if x.does == does}
+    assert len(met) >= least and len(met - made) <= 0.2 * len(met), (len(met - made), len(met))

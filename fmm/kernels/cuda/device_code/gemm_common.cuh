@@ -57,6 +57,13 @@ struct Tile {  // which one a thread block makes
     int layer, row, col;
 };
 
+// How much is made of a C that is its own adjoint.
+enum class Half {
+    NONE,   // all of C
+    LOWER,  // what is on and below the diagonal; nothing else is touched
+    FULL,   // that, and as its mirror what is above
+};
+
 // Numbered down the rows of a group, then across; group by group, layer by layer.
 template <class Params>
 __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
@@ -64,6 +71,38 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     const int size = p.group * p.across, first = within / size * p.group, height = min(p.down - first, p.group);
     return {layer, first + within % size % height, within % size / height};
 }
+
+// Of a C that is its own adjoint, the tiles of HIGH x WIDE numbers that reach the diagonal or lie below it, numbered as by
+// tile_of. A group of rows is as many whole tiles wide as high: to the left of the diagonal's columns all its rows have
+// tiles, and of these columns the c-th lacks the first c WIDE / HIGH.
+template <int HIGH, int WIDE>
+struct LowerTiles {
+    const int group, down, across, wide, last, whole, tiles;  // the last group; tiles of a whole one on the diagonal; of all
+
+    template <class Params>
+    __device__ __forceinline__ explicit LowerTiles(const Params& p)
+        : group(p.group), down(p.down), across(p.across), wide(p.group * HIGH / WIDE), last((p.down - 1) / p.group),
+          whole(on_diagonal(0, group)), tiles(before(last) + height(last) * last * wide + on_diagonal(last, height(last))) {}
+
+    __device__ __forceinline__ Tile at(int number) const {
+        int within = number % tiles, g = 0, c = 0;
+        while (g < last && before(g + 1) <= within) ++g;
+        within -= before(g);
+        const int first = g * group, left = g * wide, rows = height(g);
+        if (within < left * rows) return {number / tiles, first + within % rows, within / rows};
+        for (within -= left * rows; within >= rows - c * WIDE / HIGH; ++c) within -= rows - c * WIDE / HIGH;
+        return {number / tiles, first + c * WIDE / HIGH + within, left + c};
+    }
+
+private:
+    __device__ __forceinline__ int height(int g) const { return min(down - g * group, group); }
+    __device__ __forceinline__ int before(int g) const { return group * wide * (g * (g - 1) / 2) + g * whole; }
+    __device__ __forceinline__ int on_diagonal(int g, int rows) const {  // tiles of these columns
+        int found = 0;
+        for (int c = 0; c < wide && g * wide + c < across; ++c) found += max(rows - c * WIDE / HIGH, 0);
+        return found;
+    }
+};
 
 // ---- from shared memory to registers
 

@@ -66,6 +66,8 @@ struct Lanes {
 
 // Where a lane's numbers of the product lie, relative to its first.
 struct Down {
+    static constexpr bool INNER = true;  // for `put_half`: its rows are apart
+    static constexpr int PACK = 1;
     __device__ static __forceinline__ constexpr int place(int i) { return i * 8; }
     __device__ static __forceinline__ int first(int lane) { return lane / 4; }
 };
@@ -101,7 +103,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
     static_assert(!SUMS || (S::STAGES == 2 && PASSES > 1), "sums are formed one tile ahead");
 
     let_next_start();
-    const Tile tile = tile_of(p, number);
+    const Tile tile = wanted_tile<Product, S>(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
     LeftTiles left{memory, {product.left, p.leading[0], tile.layer * p.layer[0], row}};
@@ -223,8 +225,11 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
 #pragma unroll
         for (int j = 0; j < 2 * COLS; ++j) out[i][j] = sum[i / 2][j / 2][i % 2 * 2 + j % 2];
     Watch<Element, Product::WATCHES> watch;
-    put_all<Product, Down, Across, ACCESS>(p, product.dest, tile, row + down + Down::first(lane),
-                                           col + across + Across::first(lane), out, watch);
+    const int first_row = row + down + Down::first(lane), first_col = col + across + Across::first(lane);
+    if constexpr (Product::HALF == Half::NONE)
+        put_all<Product, Down, Across, ACCESS>(p, product.dest, tile, first_row, first_col, out, watch);
+    else
+        put_half<Product, Down, Across, ACCESS>(p, product.dest, tile, first_row, first_col, out, watch);
     watch.tell(p.flag);
 }
 

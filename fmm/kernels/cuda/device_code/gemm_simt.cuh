@@ -427,6 +427,62 @@ __device__ __forceinline__ void put_all(const Params& p, const Block<Element> (&
     }
 }
 
+// ---- half of a C that is its own adjoint
+
+// The tile of this number.
+template <class Product, class S, class Params>
+__device__ __forceinline__ Tile wanted_tile(const Params& p, int number) {
+    if constexpr (Product::HALF == Half::NONE)
+        return tile_of(p, number);
+    else
+        return LowerTiles<S::HEIGHT, S::WIDTH>(p).at(number);
+}
+
+// This thread's part of the product to what is on and below the diagonal, and, if all of C is wanted, to its mirror. Every
+// number is rounded once, so that the halves are alike bit for bit.
+template <class Product, class Left, class Right, Access ACCESS, class Params, class Element, int ROWS, int COLS,
+          class Watch>
+__device__ __forceinline__ void put_half(const Params& p, const Block<Element> (&dest)[1], const Tile& tile, int row, int col,
+                                         Element (&x)[ROWS][COLS], Watch& watch) {
+    const int n = dest[0].rows;
+    Element* const c = dest[0].data + tile.layer * p.layer[2];
+    const auto place = [&](int r, int s) { return c + r * p.leading[2] + s; };
+    constexpr int BESIDE = Right::INNER ? 1 : Right::PACK, BELOW = Left::INNER ? 1 : Left::PACK;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < COLS; j += BESIDE) {
+            const int r = row + Left::place(i), s = col + Right::place(j), valid = r < n ? r - s + 1 : 0;
+            Pack<Element, BESIDE> run;
+#pragma unroll
+            for (int e = 0; e < BESIDE; ++e) {
+                Element value[1] = {Element(0)};
+                if (Product::reads(0, dest) && e < valid) value[0] = *place(r, s + e);
+                Product::update(x[i][j + e], dest, value);
+                run.lane[e] = x[i][j + e] = value[0];
+            }
+            put<false, ACCESS>(place(r, s), valid, run, watch);
+        }
+    if constexpr (Product::HALF == Half::FULL) {
+        fmm::Watch<Element, false> nobody;
+#pragma unroll
+        for (int j = 0; j < COLS; ++j)
+#pragma unroll
+            for (int i = 0; i < ROWS; i += BELOW) {
+                const int r = row + Left::place(i), s = col + Right::place(j);
+                Pack<Element, BELOW> run;
+#pragma unroll
+                for (int e = 0; e < BELOW; ++e) run.lane[e] = x[i + e][j];
+                if (r > s)
+                    put<false, ACCESS>(place(s, r), n - r, run, nobody);
+                else
+#pragma unroll
+                    for (int e = 1; e < BELOW; ++e)
+                        if (r + e > s && r + e < n) *place(s, r + e) = run.lane[e];
+            }
+    }
+}
+
 // ---- the kernel
 
 // The tile of this number; `memory`: shared memory, Operand::SIZE numbers for each operand.
@@ -447,7 +503,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
     static_assert(!SUMS || S::STAGES == 2, "sums are formed one tile ahead");
 
     let_next_start();
-    const Tile tile = tile_of(p, number);
+    const Tile tile = wanted_tile<Product, S>(p, number);
     const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
     const auto& product = p.products[Product::PRODUCTS > 1 ? blockIdx.z : 0];
     LeftTiles left{memory, {product.left, p.leading[0], tile.layer * p.layer[0], row}};
@@ -567,7 +623,10 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
 
     wait_for_previous();
     Watch<Element, Product::WATCHES> watch;
-    put_all<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, watch);
+    if constexpr (Product::HALF == Half::NONE)
+        put_all<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, watch);
+    else
+        put_half<Product, Left, Right, ACCESS>(p, product.dest, tile, row + down, col + across, sum, watch);
     watch.tell(p.flag);
 }
 

@@ -247,9 +247,41 @@ __device__ __forceinline__ void write_all(const Params& p, const Task& task, con
     }
 }
 
+// Of the tile that stands there, what is on and below C's diagonal to the one block that the task writes, and, if all of C is
+// wanted, to its mirror.
+template <class Stand, class S, Half HALF, class Params, class Task, class Element>
+__device__ __forceinline__ void write_half(const Params& p, const Task& task, const Tile& tile, Element* stand) {
+    const Block<Element>& block = p.dest[task.dest[0]];
+    const int top = tile.row * S::HEIGHT, left = tile.col * S::WIDTH, n = block.rows;
+    const Element factor = task.dest_factor[0], keep = block.keep;
+    Element* const c = block.data + tile.layer * p.layer;
+    Stand::every_chunk(stand, [&](Element* x, int row, int col) {
+        const int r = top + row, s = left + col, valid = r < n ? r - s + 1 : 0;
+        Element* const to = c + r * p.leading + s;
+        for (int e = 0; e < Stand::WIDE && e < valid; ++e) {
+            const Element term = mul(factor, x[e]);
+            x[e] = keep != Element(0) ? multiply_add(keep, to[e], term) : term;
+        }
+        if (p.wide && valid >= Stand::WIDE)
+            pack<Element, Stand::WIDE>(to) = pack<Element, Stand::WIDE>(x);
+        else
+            for (int e = 0; e < Stand::WIDE && e < valid; ++e) to[e] = x[e];
+    });
+    if constexpr (HALF == Half::FULL) {
+        meet<S::THREADS>();
+#pragma unroll 4
+        for (int i = threadIdx.x; i < S::HEIGHT * S::WIDTH; i += S::THREADS) {
+            const int row = i % S::HEIGHT, col = i / S::HEIGHT, r = top + row, s = left + col;
+            if (r < n && s < r)
+                c[s * p.leading + r] = stand[Stand::chunk(row, col / Stand::WIDE) * Stand::WIDE + col % Stand::WIDE];
+        }
+    }
+}
+
 // ---- one product's tile
 
-template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, Order ORDER, class Params, class Task>
+template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, Order ORDER, Half HALF, class Params,
+          class Task>
 __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task, const Tile& tile, int number,
                                               Element* memory, Gate* gates) {
     using LeftSlab = Slab<Element, LEFT, S::HEIGHT, S::DEPTH>;
@@ -428,15 +460,21 @@ __device__ __forceinline__ void multiply_bulk(const Params& p, const Task& task,
     meet<S::THREADS>();  // all have read the last tile
     Stand::put(sum, p.blocks > 0 ? Element(1) : Element(0), memory, down, across);
     meet<S::THREADS>();
-    write_all<Stand, S, ORDER>(p, task, tile, number, memory);
-    if (p.flag) watch<Stand>(p.flag, task, memory);  // last: others may be waiting for their turn
+    if constexpr (HALF != Half::NONE) {
+        if (p.flag) watch<Stand>(p.flag, task, memory);  // first: what stands there becomes what is written
+        write_half<Stand, S, HALF>(p, task, tile, memory);
+    } else {
+        write_all<Stand, S, ORDER>(p, task, tile, number, memory);
+        if (p.flag) watch<Stand>(p.flag, task, memory);  // last: others may be waiting for their turn
+    }
 }
 
 // ---- the kernel
 
 // The shapes of sums that tasks of a launch have: bit 2 * (A's is a sum) + (B's is a sum).
 // `memory`: for every stage the copies of all blocks and the sums of an operand, or a tile of C; then two gates a stage.
-template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, int SHAPES, Order ORDER, class Params>
+template <class Element, class S, Along LEFT, Along RIGHT, int LEFTS, int RIGHTS, int SHAPES, Order ORDER, Half HALF,
+          class Params>
 __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
     constexpr int LEFT_COPIES = LEFTS + (LEFTS > 1), RIGHT_COPIES = RIGHTS + (RIGHTS > 1);
     constexpr int STAGES = S::STAGES * S::DEPTH * (S::HEIGHT * LEFT_COPIES + S::WIDTH * RIGHT_COPIES);
@@ -454,25 +492,29 @@ __device__ __forceinline__ void multiply_all(const Params& p, Element* memory) {
     int which = 0, rest = blockIdx.x % p.blocks;
     for (; rest >= p.task[which].tiles; ++which) rest -= p.task[which].tiles;
     const auto& task = p.task[which];
-    Tile tile = tile_of(p, task.first + rest);
+    Tile tile;
+    if constexpr (HALF == Half::NONE)
+        tile = tile_of(p, task.first + rest);
+    else
+        tile = LowerTiles<S::HEIGHT, S::WIDTH>(p).at(task.first + rest);
     tile.layer = blockIdx.x / p.blocks;
     const int number = tile.row * p.across + tile.col;
     const bool sums_left = task.lefts > 1, sums_right = task.rights > 1;
     if constexpr (SHAPES & 1) {
         if (!sums_left && !sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, 1, 1, ORDER>(p, task, tile, number, memory, gates);
+            multiply_bulk<Element, S, LEFT, RIGHT, 1, 1, ORDER, HALF>(p, task, tile, number, memory, gates);
     }
     if constexpr (SHAPES & 2) {
         if (!sums_left && sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, 1, RIGHTS, ORDER>(p, task, tile, number, memory, gates);
+            multiply_bulk<Element, S, LEFT, RIGHT, 1, RIGHTS, ORDER, HALF>(p, task, tile, number, memory, gates);
     }
     if constexpr (SHAPES & 4) {
         if (sums_left && !sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, 1, ORDER>(p, task, tile, number, memory, gates);
+            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, 1, ORDER, HALF>(p, task, tile, number, memory, gates);
     }
     if constexpr (SHAPES & 8) {
         if (sums_left && sums_right)
-            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, RIGHTS, ORDER>(p, task, tile, number, memory, gates);
+            multiply_bulk<Element, S, LEFT, RIGHT, LEFTS, RIGHTS, ORDER, HALF>(p, task, tile, number, memory, gates);
     }
 }
 

@@ -1,4 +1,4 @@
-// Products by the tensor cores of Hopper's warpgroups (sm_90a), of 16-bit numbers and of float32 as TF32.
+// Products by the tensor cores of Hopper's warpgroups (sm_90a), of 16-bit numbers, of float32 as TF32, and of bytes.
 //
 //   Product  where A, B and C lie, and what is to be done with them
 //   bring    one thread: tiles of A and B to shared memory; what both thread blocks of a cluster want comes once for both
@@ -30,15 +30,19 @@ struct tf32 {
     float value;
 };
 
-__device__ __forceinline__ void put_pair(half* to, float x, float y) {
+__device__ __forceinline__ unsigned rounded_pair(const half*, float x, float y) {
     unsigned both;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
-    *reinterpret_cast<unsigned*>(to) = both;
+    return both;
 }
-__device__ __forceinline__ void put_pair(bfloat16* to, float x, float y) {
+__device__ __forceinline__ unsigned rounded_pair(const bfloat16*, float x, float y) {
     unsigned both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
-    *reinterpret_cast<unsigned*>(to) = both;
+    return both;
+}
+template <class Element>
+__device__ __forceinline__ void put_pair(Element* to, float x, float y) {
+    *reinterpret_cast<unsigned*>(to) = rounded_pair(to, x, y);
 }
 __device__ __forceinline__ void put_pair(tf32* to, float x, float y) { *reinterpret_cast<float2*>(to) = {x, y}; }
 
@@ -46,13 +50,16 @@ __device__ __forceinline__ void put_pair(tf32* to, float x, float y) { *reinterp
 
 struct Product {
     Map left, right, dest;
+    const void* old;           // C, where a multiple of it is kept
+    long long leading, layer;  // numbers from one row of it to the next, and from one product of a batch to the next
+    int m, n;                  // its sides
+    float keep;                // so many times what stands in C is added to the product, before the factor
     int steps;         // tiles of the inner dimension
     int down, across;  // clusters' tiles below each other and side by side
     int group;         // so many rows of them are done together
     int units;         // clusters' tiles of all products of a batch
     int adds;          // to what stands in C?
     float factor;      // of the product
-    int layers;        // products of the batch
 };
 
 // ---- what clusters, the copy engine and warpgroups are asked
@@ -141,6 +148,14 @@ struct Panel {
         for (int i = 0; i < PART; i += BOX)
             copy(tile + (from + i) * LINE, INNER ? k : first + i, INNER ? first + i : k);
     }
+    // What the `rank`-th of so many brings of a tile that they copy together.
+    template <int SHARERS, class Copy>
+    __device__ static __forceinline__ void copied_together(Element* tile, int rank, int first, int k, const Copy& copy) {
+        constexpr int PART = INNER ? OUT / SHARERS : LINE;
+#pragma unroll
+        for (int i = 0; i < OUT; i += PART)
+            if (i / PART % SHARERS == rank) copied<PART>(tile, i, first + i, k, copy);
+    }
 };
 
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_>
@@ -151,16 +166,23 @@ struct Sizes {  // a thread block's tile; so many thread blocks below each other
     static constexpr int STAGE = DEPTH * (HEIGHT + WIDTH);
     static constexpr int PASSES = sizeof(Element) > 2 ? 2 : 1, PART = WIDTH / PASSES;  // columns that are staged at a time
     static constexpr int STAGED = 64 * PART, NUMBERS = STAGES * STAGE + GROUPS * STAGED;
-    static_assert(PART % LINE == 0 && WIDTH / CLUSTER % LINE == 0, "whole lines");
+    static_assert(PART % LINE == 0 && WIDTH / CLUSTER % 8 == 0, "whole lines, whose chunks are exchanged within 8");
 };
 
-// The same, of a C that is symmetric: only tiles that reach the diagonal or lie below it are multiplied.
-template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_>
-struct LowerSizes : Sizes<Element, M_S, N_S, CLUSTER_, STAGES_> {};
+// The same, of a C that is symmetric: only tiles that reach the diagonal or lie below it are multiplied. With a MIRROR they
+// are also sent to where they stand transposed.
+template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR = false>
+struct LowerSizes : Sizes<Element, M_S, N_S, CLUSTER_, STAGES_> {
+    static_assert(!MIRROR || sizeof(Element) == 2, "transposed by an instruction for 16-bit numbers");
+};
 template <class S>
 constexpr bool LOWER_ONLY = false;
-template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_>
-constexpr bool LOWER_ONLY<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_>> = true;
+template <class S>
+constexpr bool MIRRORED = false;
+template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
+constexpr bool LOWER_ONLY<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = true;
+template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
+constexpr bool MIRRORED<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = MIRROR;
 
 // Which stage comes next, and the parity of its gates' phase.
 template <int STAGES>
@@ -185,39 +207,23 @@ struct Place {
     int layer, row, col;  // where the thread block's tile begins
 };
 
-// The so many-th tile of the lower half, numbered as by tile_of, but of each group of rows only the columns that its last
-// row needs. A few of them lie above the diagonal of the rows before; `per_layer` counts them too.
-template <class S, class Params>
-__device__ __forceinline__ Tile lower_tile_of(const Params& p, int number) {
-    constexpr int WIDE = S::CLUSTER * S::HEIGHT / S::WIDTH;  // tiles side by side that are as wide as a cluster's are high
-    const int per_layer = p.units / p.layers, each = p.group * p.group * WIDE;
-    int within = number % per_layer, band = 0;
-    while ((band + 1) * p.group < p.down && each * (band + 1) * (band + 2) / 2 <= within) ++band;
-    within -= each * band * (band + 1) / 2;
-    const int first = band * p.group, height = min(p.down - first, p.group);
-    return {number / per_layer, first + within % height, within / height};
-}
-
 template <class S, class Params, class Work>
 __device__ __forceinline__ void every_tile(const Params& p, const Work& work) {
     const int rank = cluster_rank();
 #pragma unroll 1
     for (int unit = blockIdx.x / S::CLUSTER; unit < p.units; unit += gridDim.x / S::CLUSTER) {
         Tile tile;
-        if constexpr (LOWER_ONLY<S>) {
-            tile = lower_tile_of<S>(p, unit);
-            if (tile.col * S::WIDTH >= (tile.row + 1) * S::CLUSTER * S::HEIGHT) continue;
-        } else {
+        if constexpr (LOWER_ONLY<S>)
+            tile = LowerTiles<S::CLUSTER * S::HEIGHT, S::WIDTH>(p).at(unit);
+        else
             tile = tile_of(p, unit);
-        }
         work(Place{tile.layer, (tile.row * S::CLUSTER + rank) * S::HEIGHT, tile.col * S::WIDTH});
     }
 }
 
 template <class S, class Left, class Right, class Element>
 __device__ __forceinline__ void bring_all(const Product& p, Element* memory, const Gates& gates) {
-    constexpr int PART = S::WIDTH / S::CLUSTER;  // of B, that this thread block brings for all
-    const int mine = cluster_rank() * PART;
+    const int rank = cluster_rank();
     Round<S::STAGES> round;
     every_tile<S>(p, [&](const Place& place) {
 #pragma unroll 1
@@ -229,24 +235,114 @@ __device__ __forceinline__ void bring_all(const Product& p, Element* memory, con
             Left::template copied<S::HEIGHT>(to, 0, place.row, t * S::DEPTH, [&](Element* there, int x, int y) {
                 bring(there, &p.left, x, y, place.layer, full);
             });
-            Right::template copied<PART>(to + Left::SIZE, mine, place.col + mine, t * S::DEPTH,
-                                         [&](Element* there, int x, int y) {
-                                             bring_to_all<S::CLUSTER>(there, &p.right, x, y, place.layer, full);
-                                         });
+            Right::template copied_together<S::CLUSTER>(
+                to + Left::SIZE, rank, place.col, t * S::DEPTH,
+                [&](Element* there, int x, int y) { bring_to_all<S::CLUSTER>(there, &p.right, x, y, place.layer, full); });
         }
     });
 }
 
-template <class Step, class S, class Left, class Right, class Element>
-__device__ __forceinline__ void multiply_all(const Product& p, Element* memory, const Gates& gates, int group) {
+// Of a warpgroup's 64 rows, the 64 columns on the diagonal: what stands above it in shared memory becomes what is below.
+template <class S, class Element>
+__device__ __forceinline__ void make_symmetric(Element* block, int group) {
+    constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
+    const auto at = [&](int line, int col) -> Element& {
+        return block[line * S::LINE + (col / WIDE ^ line % 8) * WIDE + col % WIDE];
+    };
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // all of the group have staged
+    for (int i = threadIdx.x % 128; i < 64 * 64; i += 128)
+        if (i % 64 > i / 64) at(i / 64, i % 64) = at(i % 64, i / 64);
+}
+
+// A warpgroup's numbers as lines of 64 for each of its columns, as they stand in C's other half. An instruction turns four
+// blocks of 8 x 8: of 16 rows and 16 columns.
+template <class S, class Element, int COUNT>
+__device__ __forceinline__ void stage_transposed(Element* staging, const float (&sum)[COUNT], float factor) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int line = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
+    Element* const first = staging + line * S::LINE + (chunk ^ line % 8) * 8;
+#pragma unroll
+    for (int j = 0; j < S::WIDTH; j += 16) {
+        const float* const x = sum + j / 2;
+        unsigned block[4];
+#pragma unroll
+        for (int b = 0; b < 4; ++b) block[b] = rounded_pair(staging, factor * x[2 * b], factor * x[2 * b + 1]);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         shared_address(first + j * S::LINE)),
+                     "r"(block[0]), "r"(block[1]), "r"(block[2]), "r"(block[3])
+                     : "memory");
+    }
+}
+
+__device__ __forceinline__ float2 widened_pair(const half* q) {
+    float2 both;
+    asm("{.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.f32.f16 %0, x;\ncvt.f32.f16 %1, y;}"
+        : "=f"(both.x), "=f"(both.y)
+        : "r"(*reinterpret_cast<const unsigned*>(q)));
+    return both;
+}
+__device__ __forceinline__ float2 widened_pair(const bfloat16* q) {
+    const unsigned both = *reinterpret_cast<const unsigned*>(q);
+    return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u)};
+}
+__device__ __forceinline__ float2 widened_pair(const tf32* q) { return *reinterpret_cast<const float2*>(q); }
+
+// Of sums that are integers nothing is kept: they are residues.
+template <class Element, int COUNT>
+__device__ __forceinline__ void add_old(const Product&, int (&)[COUNT], int, int, int) {}
+
+// x += keep times what stands in C, of the pairs from this row and column on. (n is even.)
+template <class Element, int COUNT>
+__device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
+    constexpr int AT_ONCE = 8;  // pairs that are on their way: more would not leave registers enough
+    const Element* const old = static_cast<const Element*>(p.old) + layer * p.layer + col;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int line = row + r * 8, there = line < p.m ? p.n - col : 0;
+        const Element* const first = old + line * p.leading;
+#pragma unroll
+        for (int begin = 0; begin < COUNT / 4; begin += AT_ONCE) {
+            float2 kept[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j) {
+                kept[j] = {0, 0};
+                if ((begin + j) * 8 < there) kept[j] = widened_pair(first + (begin + j) * 8);
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j) {
+                float* const pair = x + (begin + j) * 4 + r * 2;
+                pair[0] += p.keep * kept[j].x;
+                pair[1] += p.keep * kept[j].y;
+            }
+            asm volatile("" ::: "memory");  // no later reads are begun here
+        }
+    }
+}
+
+// What becomes of a sum before it is stored: it is multiplied by a factor, the same in all layers.
+struct ByFactor {
+    static constexpr int MOST_STEPS = 0;  // as many steps as there are may be added up
+    float factor;
+    __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
+    __device__ __forceinline__ float operator()(float x) const { return factor * x; }
+};
+
+// Is not read before the instructions that wrote it have ended.
+__device__ __forceinline__ void settled(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ __forceinline__ void settled(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+
+template <class Step, class S, class Left, class Right, class Element, class Finish>
+__device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Gates& gates,
+                                             int group) {
     constexpr int WORDS = S::STAGE * static_cast<int>(sizeof(Element)) / 16, WIDE = 16 / static_cast<int>(sizeof(Element));
     const auto a = Left::described(memory + group * 64 * S::LINE), b = Right::described(memory + Left::SIZE);
     const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
     Round<S::STAGES> round;
     Round<1> staged;
-    float sum[S::WIDTH / 2];  // pairs: of line `row` and of the eighth line behind it, in every 8 columns
-    every_tile<S>(p, [&](const Place&) {
+    typename Step::Sum sum[S::WIDTH / 2];  // pairs: of line `row` and of the eighth line behind it, in every 8 columns
+    every_tile<S>(p, [&](const Place& place) {
+        const auto finished = finish.of(place.layer);
         int before = 0;
 #pragma unroll 1
         for (int t = 0; t < p.steps; ++t, round.next()) {
@@ -260,11 +356,23 @@ __device__ __forceinline__ void multiply_all(const Product& p, Element* memory, 
             until_multiplied<1>();  // so that the stage before is free
             if (t && thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
             before = round.stage;
+            if constexpr (Finish::MOST_STEPS > 0) {
+                if ((t + 1) % Finish::MOST_STEPS == 0) {
+                    until_multiplied<0>();
+#pragma unroll
+                    for (auto& x : sum) {
+                        settled(x);
+                        x = finished.still(x);
+                    }
+                }
+            }
         }
         until_multiplied<0>();
 #pragma unroll
-        for (float& x : sum) asm volatile("" : "+f"(x)::"memory");  // and is not read before
+        for (auto& x : sum) settled(x);
         if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
+        if (p.keep != 0)
+            add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
 #pragma unroll
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
             pass(gates.sent + group, staged.parity ^ 1);
@@ -272,13 +380,26 @@ __device__ __forceinline__ void multiply_all(const Product& p, Element* memory, 
             for (int j = 0; j < S::PART; j += 8)
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    const float* const x = sum + (from + j) / 2 + r * 2;
+                    const auto* const x = sum + (from + j) / 2 + r * 2;
                     const int line = row + r * 8, col = j % S::LINE + lane % 4 * 2, chunk = col / WIDE ^ line % 8;
                     put_pair(staging + j / S::LINE * 64 * S::LINE + line * S::LINE + chunk * WIDE + col % WIDE,
-                             p.factor * x[0], p.factor * x[1]);
+                             finished(x[0]), finished(x[1]));
                 }
+            if constexpr (MIRRORED<S>) {
+                const int diagonal = place.row + group * 64 - place.col;
+                if (diagonal >= 0 && diagonal < S::WIDTH) make_symmetric<S>(staging + diagonal * 64, group);
+            }
             engine_sees();
             arrive(gates.staged + group);
+        }
+        if constexpr (MIRRORED<S>) {
+            if (place.col < place.row + group * 64) {
+                pass(gates.sent + group, staged.parity ^ 1);
+                stage_transposed<S>(staging, sum, p.factor);
+                engine_sees();
+                arrive(gates.staged + group);
+                staged.next();
+            }
         }
     });
 }
@@ -288,20 +409,32 @@ __device__ __forceinline__ void send_all(const Product& p, Element* memory, cons
     const Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
     Round<1> staged;
     every_tile<S>(p, [&](const Place& place) {
+        const int row = place.row + group * 64;
 #pragma unroll 1
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
             pass(gates.staged + group, staged.parity);
 #pragma unroll
             for (int i = 0; i < S::PART; i += S::LINE) {
-                const int x = place.col + from + i, y = place.row + group * 64;
+                const int col = place.col + from + i;
+                if (MIRRORED<S> && col > row) continue;
                 if (p.adds)
-                    send_added(&p.dest, staging + i * 64, x, y, place.layer);
+                    send_added(&p.dest, staging + i * 64, col, row, place.layer);
                 else
-                    send(&p.dest, staging + i * 64, x, y, place.layer);
+                    send(&p.dest, staging + i * 64, col, row, place.layer);
             }
             end_of_sending();
             until_read();
             arrive(gates.sent + group);
+        }
+        if constexpr (MIRRORED<S>) {
+            if (place.col >= row) return;
+            pass(gates.staged + group, staged.parity);
+            for (int col = place.col; col < row && col < place.col + S::WIDTH; col += 64)
+                send(&p.dest, staging + (col - place.col) * 64, row, col, place.layer);
+            end_of_sending();
+            until_read();
+            arrive(gates.sent + group);
+            staged.next();
         }
     });
     until_sent();
@@ -311,8 +444,8 @@ __device__ __forceinline__ void send_all(const Product& p, Element* memory, cons
 
 // `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates. `Step::multiply` is the one
 // instruction, which the generated source brings: it names all the registers of a tile.
-template <class Step, class Element, class S, Along LEFT, Along RIGHT>
-__device__ __forceinline__ void multiply_by_groups(const Product& p, Element* memory) {
+template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
+__device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
     using Left = Panel<Element, LEFT, S::HEIGHT>;
     using Right = Panel<Element, RIGHT, S::WIDTH>;
     Gate* const full = reinterpret_cast<Gate*>(memory + S::NUMBERS);
@@ -339,7 +472,7 @@ __device__ __forceinline__ void multiply_by_groups(const Product& p, Element* me
         if (warp > 0 && warp <= S::GROUPS && first) send_all<S>(p, memory, gates, warp - 1);
     } else {
         want_registers<232>();
-        multiply_all<Step, S, Left, Right>(p, memory, gates, warp / 4 - 1);
+        multiply_all<Step, S, Left, Right>(p, finish, memory, gates, warp / 4 - 1);
     }
     cluster_meets();  // nobody leaves while others may arrive at its gates
 }

@@ -26,6 +26,7 @@ struct Rescue {
     Slot* slot;
     unsigned* count;  // the slot's rescues once more, in the host's memory
     Operand old;      // what C held, if that is added; else no data
+    long long lower;  // is nothing above the diagonal of C read or written?
     double alpha[2], beta[2];
 };
 
@@ -110,7 +111,7 @@ __device__ __forceinline__ void classical_tile(const Rescue& p, long long row, l
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
             const long long r = row + y + i * SIDE, s = col + x + j * SIDE;
-            if (r < p.m && s < p.n)
+            if (r < p.m && s < p.n && (!p.lower || s <= r))
                 c[r * p.c.row + s * p.c.col] = Convert<Element>::narrow(updated<Element>(p, sums[i][j], r, s));
         }
 }
@@ -120,8 +121,10 @@ __device__ __forceinline__ void rescue(const Rescue& p) {
     if (!is_up(&p.slot->flag)) return;
     constexpr int TILE = SIDE * EACH;
     const long long down = (p.m + TILE - 1) / TILE, across = (p.n + TILE - 1) / TILE;
-    for (long long tile = blockIdx.x; tile < down * across; tile += gridDim.x)
-        classical_tile<Element, EACH>(p, tile / across * TILE, tile % across * TILE);
+    for (long long tile = blockIdx.x; tile < down * across; tile += gridDim.x) {
+        const long long row = tile / across * TILE, col = tile % across * TILE;
+        if (!p.lower || col < row + TILE) classical_tile<Element, EACH>(p, row, col);
+    }
     finish(p.slot, p.count);
 }
 
@@ -135,7 +138,8 @@ __device__ __forceinline__ void scan(const Rescue& p) {
     const long long step = rows_first ? p.c.col : p.c.row;
     bool all_finite = true;
     for (long long y = blockIdx.x; y < far; y += gridDim.x)
-        for (long long x = threadIdx.x; x < near; x += THREADS) all_finite &= finite(Convert<Element>::widen(c[y * step + x]));
+        for (long long x = threadIdx.x; x < near; x += THREADS)
+            if (!p.lower || (rows_first ? x >= y : x <= y)) all_finite &= finite(Convert<Element>::widen(c[y * step + x]));
     if (!all_finite) *static_cast<volatile int*>(&p.slot->flag) = 1;
 }
 

@@ -58,7 +58,9 @@ template <class Product, class Element, class S, Along LEFT, Along RIGHT, Access
 __device__ __forceinline__ void multiply_again(const Again<Params>& again, Element* memory) {
     const Params& p = again.product;
     if (p.flag && !is_up(p.flag)) return;
-    for (int number = blockIdx.x; number < p.down * p.across; number += gridDim.x) {
+    int tiles = p.down * p.across;
+    if constexpr (Product::HALF != Half::NONE) tiles = LowerTiles<S::HEIGHT, S::WIDTH>(p).tiles;
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         multiply<Product, Element, S, LEFT, RIGHT, ACCESS>(p, memory, number);
         __syncthreads();  // the next tile's copies come to where this one's were read
     }

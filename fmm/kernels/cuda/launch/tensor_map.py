@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, TensorMap
 
 NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # of CU_TENSOR_MAP_*
@@ -36,7 +36,7 @@ def map_words(x: TensorMap) -> Any:
 
 
 def _encode_at(x: TensorMap, address: int) -> Any:
-    kind = DTYPES[x.dtype]
+    kind = DTYPES.get(x.dtype, BYTE)
     room = np.zeros(2 * MAP_BYTES, np.uint8)
     begin = -room.ctypes.data % 64
     sizes = (ctypes.c_uint64 * 3)(x.length, x.lines, x.layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal
 
@@ -21,6 +21,7 @@ from fmm.kernels.cuda.products.tiled_source import (
     Access,
     Along,
     Epilogue,
+    Half,
     Path,
     TileKernel,
     Update,
@@ -33,6 +34,16 @@ from fmm.kernels.plans.leaf import LeafUse
 
 BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # struct Block of gemm_simt.cuh, by the size of a number
 GROUP = 8  # rows of tiles that are done together: what they read stays in the second-level cache
+
+
+@lru_cache(maxsize=1024)
+def lower_tiles(tiles: tuple[int, int], height: int, width: int) -> int:
+    """How many tiles of so many rows and columns reach the diagonal or lie below it, of so many below each other and
+    side by side."""
+    down, across = tiles
+    return sum(min(-(-(row + 1) * height // width), across) for row in range(down))
+
+
 WIDE = 16  # bytes of an access of `vector`
 
 
@@ -86,8 +97,9 @@ class TileOp:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        down, across = self.tiles
-        return down * across * self.count, 1, 1
+        s = self.kernel.strategy
+        made = lower_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.half else prod(self.tiles)
+        return made * self.count, 1, 1
 
     @property
     def itemsize(self) -> int:
@@ -227,6 +239,12 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     )
 
 
+HALVES: Mapping[Half, str] = {
+    "lower": "on and below the diagonal",
+    "full": "on and below the diagonal, and its mirror",
+}
+
+
 def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
     """Which kernel it is, its tile, and what it does besides multiplying. `by_warps`: does a warp's instruction
     multiply? Where the chip has none, gemm_mma_f64.cuh is compiled to what gemm_simt.cuh does."""
@@ -237,6 +255,7 @@ def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -
     parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
     parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
     parts += [f"a batch of {count}"] if count > 1 else []
+    parts += [HALVES[kernel.half]] if kernel.half else []
     return ", ".join([*parts, *(["one number at a time"] if access == "scalar" else [])])
 
 

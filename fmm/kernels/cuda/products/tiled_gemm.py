@@ -7,7 +7,7 @@ from functools import lru_cache
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tile_sizes import TileSizes
 from fmm.kernels.cuda.products.tiled import TileOp, paths_of, strategy_of
-from fmm.kernels.cuda.products.tiled_source import Along, TileKernel
+from fmm.kernels.cuda.products.tiled_source import Along, Half, TileKernel
 from fmm.kernels.cuda.views import Factor, Lines, Piece
 
 
@@ -15,7 +15,8 @@ from fmm.kernels.cuda.views import Factor, Lines, Piece
 def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     """The product by tiles of this strategy: C^T = B^T A^T is the same memory with the operands swapped."""
     left, right, along = kernel_operands(op)
-    kernel = TileKernel(s, dtype, along=along, paths=paths_of(op.use))
+    half: Half = "" if not op.half else "full" if op.half == "full" else "lower"
+    kernel = TileKernel(s, dtype, along=along, paths=paths_of(op.use), half=half)
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = Piece(left.base, left.offset, op.n, op.k)
     b = Piece(right.base, right.offset, op.k, op.m)

@@ -24,6 +24,9 @@ Path = Literal["async", "plain", "texture"]  # how tiles come to shared memory: 
 # number by number, whoever else adds at the same time.
 Update = Literal["keep", "atomic"]
 Flag = Literal["", "raises", "obeys"]
+# Of a C that is its own adjoint, which tiles are made: all; those on and below the diagonal, and nothing else is
+# written; the same, and their mirror is written too.
+Half = Literal["", "lower", "full"]
 ASYNC: tuple[Path, Path] = ("async", "async")
 ENTRY = "fmm_tile"
 # -O1, because ptxas's higher levels reorder the multiply-adds, and lose the order in which their operands can be read
@@ -119,6 +122,7 @@ class TileKernel:
     products: int = 1
     flag: Flag = ""
     paths: tuple[Path, Path] = ASYNC  # of A's tiles, of B's
+    half: Half = ""
 
     @property
     def operands(self) -> tuple[int, int, int]:
@@ -178,6 +182,7 @@ def tiled_source(kernel: TileKernel, access: Access) -> str:
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool WATCHES = {str(kernel.flag == 'raises').lower()};",
+        f"    static constexpr fmm::Half HALF = fmm::Half::{kernel.half.upper() or 'NONE'};",
         "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
         *_epilogue_struct(kernel.epilogue),
         "};",

@@ -19,7 +19,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import COUNTERS, FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, WIDE, TileGroup, TileOp
+from fmm.kernels.cuda.products.tiled import BLOCK, GROUP, HALVES, WIDE, TileGroup, TileOp, lower_tiles
 from fmm.kernels.cuda.products.tiled_source import ASYNC, ENTRY, OPTIONS, adding_epilogue
 from fmm.kernels.cuda.products.tma_source import TmaKernel, tma_source
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
@@ -126,15 +126,18 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
         return None
     lefts, rights, dests = (_distinct_blocks(x) for x in zip(*((o.left, o.right, o.dest) for o in ops), strict=True))
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
-    steps = -(-largest.k // s.k_s)
+    steps, half = -(-largest.k // s.k_s), largest.kernel.half
     writes = sum(len(o.dest) for o in ops) / len(ops)
-    parts = parts_of(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
+    if half:  # a tile that is written twice is made by one thread block
+        parts: tuple[Part, ...] = (Part(0, 0, lower_tiles(tiles, s.m_s, s.n_s), 0, steps),)
+    else:
+        parts = parts_of(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
     room = next((x for x in ROOMS if x >= len(parts)), len(parts))
     terms = max(len(o.left) for o in ops), max(len(o.right) for o in ops), max(len(o.dest) for o in ops)
     order = "turns" if len(parts) > 1 else "free"
     shapes = frozenset((len(o.left) > 1, len(o.right) > 1) for o in ops)
     blocks = len(lefts), len(rights), len(dests)
-    kernel = TmaKernel(s, largest.kernel.element, terms, blocks, room, shapes, order, largest.kernel.along)
+    kernel = TmaKernel(s, largest.kernel.element, terms, blocks, room, shapes, order, largest.kernel.along, half)
     u, v, w, *_ = largest.lines
     maps = (
         *(_operand_map(x, True, kernel, u, largest.count) for x in lefts),
@@ -338,4 +341,5 @@ def _tma_label(op: TmaOp) -> str:
     parts = [f"gemm_tma {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
     parts += [f"{products} products in one launch, sums inside"] if products > 1 else []
     parts += [f"{len(op.parts)} parts in turns"] if len(op.parts) > products else []
-    return ", ".join([*parts, *([f"a batch of {op.count}"] if op.count > 1 else [])])
+    parts += [f"a batch of {op.count}"] if op.count > 1 else []
+    return ", ".join([*parts, *([HALVES[op.kernel.half]] if op.kernel.half else [])])

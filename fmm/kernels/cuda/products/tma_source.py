@@ -8,7 +8,7 @@ from functools import lru_cache
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.products.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along, commas, sizes_type
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Along, Half, commas, sizes_type
 
 Counts = tuple[int, int, int]  # of A, B, C
 
@@ -28,6 +28,7 @@ class TmaKernel:
     shapes: frozenset[tuple[bool, bool]]
     order: str
     along: tuple[Along, Along]
+    half: Half = ""
 
     @property
     def shared(self) -> int:
@@ -56,7 +57,8 @@ def tma_source(kernel: TmaKernel) -> str:
         f"    using Sizes = {sizes_type(s)};",
         f"    extern __shared__ __align__(1024) {element} memory[];",
         f"    fmm::multiply_all<{element}, Sizes, {left}, {right}, {commas(kernel.terms[:2])}, {shapes},",
-        f"                      fmm::Order::{kernel.order.upper()}>(p, memory);",
+        f"                      fmm::Order::{kernel.order.upper()},"
+        f" fmm::Half::{kernel.half.upper() or 'NONE'}>(p, memory);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")

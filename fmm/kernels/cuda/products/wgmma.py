@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
+from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.tiled import GROUP, WIDE
+from fmm.kernels.cuda.products.tiled import GROUP, WIDE, lower_tiles
 from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
 from fmm.kernels.cuda.products.tiled_source import ENTRY
 from fmm.kernels.cuda.products.wgmma_source import LINE, WgmmaKernel, WgmmaSizes, wgmma_source
@@ -18,20 +20,37 @@ from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, Lines, Piece
 
 SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
+# Of a lower half: where tiles of 256 columns would leave most of a last round idle, as at 4096 rows on an H200.
+HALF_SIZES = (*SIZES, WgmmaSizes(128, 192, stages=4))
+MOST_KEPT = 2.0**60  # of beta over alpha
 EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
 
 
+class GroupKernel(Protocol):
+    """What is asked of a kernel by warpgroups."""
+
+    @property
+    def sizes(self) -> WgmmaSizes: ...
+    @property
+    def half(self) -> str: ...
+
+
+Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
+
+
 @dataclass(frozen=True)
-class WgmmaOp:
+class WgmmaOp(Generic[Kind]):
     """One launch: C = factor A B, or added to what C holds, layer by layer."""
 
-    kernel: WgmmaKernel
+    kernel: Kind
     maps: tuple[TensorMap, TensorMap, TensorMap]
     steps: int
     tiles: tuple[int, int]  # of clusters, below each other and side by side
     count: int
     adds: bool
     factor: float
+    keep: float  # so many times what stands in C is added to the product, before the factor
+    sides: tuple[int, int]  # of C
     clusters: int  # that the device has room for
 
     def __hash__(self) -> int:
@@ -39,8 +58,7 @@ class WgmmaOp:
 
     @property
     def units(self) -> int:
-        one = lower_units(*self.tiles, self.kernel.sizes) if self.kernel.lower else self.tiles[0] * self.tiles[1]
-        return one * self.count
+        return units_of(self.tiles, self.kernel.sizes, bool(self.kernel.half)) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -49,14 +67,16 @@ class WgmmaOp:
     @cached_property
     def parameters(self) -> bytes:
         """struct Product of gemm_wgmma.cuh, its tensor maps still zero."""
-        told = self.steps, *self.tiles, GROUP, self.units, self.adds, self.factor, self.count
-        numbers = struct.pack("<6ifi", *told)
+        dest = self.maps[2]
+        old = 0, dest.leading, dest.layer, *self.sides, self.keep
+        told = self.steps, *self.tiles, group_of(self.kernel.sizes), self.units, self.adds, self.factor
+        numbers = struct.pack("<3q2if6if", *old, *told)
         whole = bytes(MAP_BYTES * len(self.maps)) + numbers
         return whole + bytes(-len(whole) % 64)
 
 
 @lru_cache(maxsize=4096)
-def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
+def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKernel] | None:
     """The launch of a GEMM whose bases are aligned; None where the kernel cannot do it."""
     element, (m, n, k) = DTYPES[dtype], (op.n, op.m, op.k)
     left, right, along = kernel_operands(op)
@@ -66,9 +86,13 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
     aligned = all(_is_aligned(x, element.itemsize) for x in op.pieces)
     # The copy engine writes 16 bytes at a time: a row of C that ends in the middle of them would be followed by zeros.
     cut = n * element.itemsize % WIDE != 0
-    if turned or cut or not aligned or alpha.imag or beta not in (0, 1):
+    if turned or cut or not aligned or alpha.imag or beta.imag or abs(beta) > MOST_KEPT * abs(alpha):
         return None
-    s = sizes_for(m, n, op.count, multiprocessors, op.upper_half)
+    # Transposed tiles are made by an instruction for 16-bit numbers.
+    if op.half == "lower" or (op.half == "full" and element.itemsize > 2):
+        return None
+    adds = beta == 1 and not op.half  # by the copy engine; what is also sent elsewhere must be known before
+    s = sizes_for(m, n, op.count, multiprocessors, bool(op.half))
     line = LINE // element.itemsize
 
     def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> TensorMap:
@@ -85,8 +109,9 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp | None:
         mapped(op.dest, m, n, True, 64),
     )
     tiles, clusters = tiles_of(m, n, s), max(multiprocessors // s.cluster, 1)
-    kernel = WgmmaKernel(dtype, s, along, op.upper_half)
-    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, beta == 1, alpha.real, clusters)
+    kernel = WgmmaKernel(dtype, s, along, op.half)
+    keep = 0.0 if adds else beta.real / alpha.real
+    return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters)
 
 
 def _is_aligned(x: Factor, itemsize: int) -> bool:
@@ -97,34 +122,40 @@ def tiles_of(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
     return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
 
 
-def lower_units(down: int, across: int, s: WgmmaSizes) -> int:
-    """How many tiles lower_tile_of in gemm_wgmma.cuh numbers: of each group of rows the columns that its last needs."""
-    bands, wide = -(-down // GROUP), s.m_s * s.cluster // s.n_s
-    return GROUP * GROUP * wide * bands * (bands - 1) // 2 + (down - (bands - 1) * GROUP) * across
+def group_of(s: WgmmaSizes) -> int:
+    """Rows of clusters' tiles that are done together: as high as a number of tiles is wide."""
+    return next(group for group in range(GROUP, 0, -1) if group * s.m_s * s.cluster % s.n_s == 0)
+
+
+def units_of(tiles: tuple[int, int], s: WgmmaSizes, half: bool) -> int:
+    """Clusters' tiles of one product, or of one half of it."""
+    return lower_tiles(tiles, s.m_s * s.cluster, s.n_s) if half else prod(tiles)
 
 
 @lru_cache(maxsize=4096)
-def sizes_for(m: int, n: int, count: int, multiprocessors: int, lower: bool = False) -> WgmmaSizes:
+def sizes_for(m: int, n: int, count: int, multiprocessors: int, half: bool = False) -> WgmmaSizes:
     """The sizes with which the last cluster is done earliest."""
 
     def end(s: WgmmaSizes) -> int:
-        down, across = tiles_of(m, n, s)
-        one = lower_units(down, across, s) if lower else down * across
-        return -(-one * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
+        units = units_of(tiles_of(m, n, s), s, half)
+        return -(-units * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
 
-    return min(SIZES, key=end)
+    return min(HALF_SIZES if half else SIZES, key=end)
 
 
 # ---- the launch on a chip
 
 
-def wgmma_launch(op: WgmmaOp) -> Launch:
+def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     """All three operands' bases must be multiples of 16 bytes."""
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
+    dest = op.maps[2].piece
+    slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
     kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     batch = f", a batch of {op.count}" if op.count > 1 else ""
-    batch += ", on and below the diagonal" if op.kernel.lower else ""
+    batch += ", on and below the diagonal" if op.kernel.half else ""
+    batch += ", and its mirror" if op.kernel.half == "full" else ""
     label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{batch}"
     return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))

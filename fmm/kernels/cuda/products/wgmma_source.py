@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.read import with_headers
@@ -38,7 +39,8 @@ class WgmmaKernel:
     element: str
     sizes: WgmmaSizes
     along: tuple[Along, Along]  # how A and B are contiguous
-    lower: bool = False  # only tiles that reach the diagonal or lie below it
+    # Only tiles that reach the diagonal or lie below it; of the other half anything, or (`full`) their mirror.
+    half: Literal["", "loose", "lower", "full"] = ""
 
     @property
     def passes(self) -> int:
@@ -66,38 +68,50 @@ def wgmma_source(kernel: WgmmaKernel) -> str:
         f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
         f"{ENTRY}(const __grid_constant__ fmm::Product p) {{",
         f"    using Element = {element.cpp};",
-        f"    using Sizes = fmm::{'Lower' * kernel.lower}Sizes<Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"    using Sizes = fmm::{_sizes_type(kernel)};",
         "    extern __shared__ __align__(1024) Element memory[];",
-        f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, memory);",
+        f"    fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
 
 
+def _sizes_type(kernel: WgmmaKernel) -> str:
+    s = kernel.sizes
+    numbers = f"Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
+    if not kernel.half:
+        return f"Sizes<{numbers}>"
+    return f"LowerSizes<{numbers}, {str(kernel.half == 'full').lower()}>"
+
+
 def wgmma_instruction(element: DType, width: int) -> list[str]:
     """64 rows of A times `width` columns of B, added to the accumulators, or not, if nothing is kept of these.
 
-    Where 16-bit operands are turned, they lie along the outer dimension. (An instruction names all its registers.)
+    Where 16-bit operands are turned, they lie along the outer dimension; bytes are added up in whole numbers. (An
+    instruction names all its registers.)
     """
-    count = width // 2
+    count, whole = width // 2, element.itemsize == 1
+    sums, number, register = ("s32", "int", "r") if whole else ("f32", "float", "f")
     names = ", ".join(f"%{i}" for i in range(count))
-    accumulators = ", ".join(f'"+f"(x[{i}])' for i in range(count))
+    accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(count))
     deep = INSTRUCTION // element.itemsize
+    signs = "" if whole else ", 1, 1"
     turns = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
     given = '"l"(a), "l"(b), "r"(keeps)' + (', "n"(int(LEFT_TURNED)), "n"(int(RIGHT_TURNED))' if turns else "")
-    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{deep}.f32.{element.mma}.{element.mma}"
+    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{deep}.{sums}.{element.mma}.{element.mma}"
     return [
         "struct Step {",
+        f"    using Sum = {number};",
         "    template <bool LEFT_TURNED, bool RIGHT_TURNED>",
-        f"    __device__ static __forceinline__ void multiply(float (&x)[{count}], unsigned long long a,",
+        f"    __device__ static __forceinline__ void multiply(Sum (&x)[{count}], unsigned long long a,",
         "                                                    unsigned long long b, int keeps) {",
-        '    asm volatile("{.reg .pred keeps; "',
-        f'                 "setp.ne.b32 keeps, %{count + 2}, 0; "',
-        f'                 "{name} "',
-        f'                 "{{{names}}}, "',
-        f'                 "%{count}, %{count + 1}, keeps, 1, 1{turns};}}"',
-        f"                 : {accumulators}",
-        f"                 : {given});",
+        '        asm volatile("{.reg .pred keeps; "',
+        f'                     "setp.ne.b32 keeps, %{count + 2}, 0; "',
+        f'                     "{name} "',
+        f'                     "{{{names}}}, "',
+        f'                     "%{count}, %{count + 1}, keeps{signs}{turns};}}"',
+        f"                     : {accumulators}",
+        f"                     : {given});",
         "    }",
         "};",
     ]

@@ -23,7 +23,7 @@ from fmm.kernels.cuda.products import tiled_source
 from fmm.kernels.cuda.products.tile_sizes import named_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileOp, pointer_words
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.views import View, operand_views
+from fmm.kernels.cuda.views import View, columns_contiguous, operand_views
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -41,12 +41,18 @@ def may_differ(plan: Plan) -> bool:
     return leaf.emulates or leaf.saves_products or any(level.saves_products for level in plan.levels)
 
 
+def can_compute_again(problem: Problem) -> bool:
+    """Not an update of a product that is its own adjoint: its old numbers are gone."""
+    return not (problem.halved and problem.updates)
+
+
 def recompute_launches(
     problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], kept: View | None = None
 ) -> tuple[Launch, ...]:
     """What follows a plan's own launches; `unseen`: is C written by what raises no flag? Then it is looked through
     first. `kept`: a copy of what C held, where the product is added to it."""
-    tiled = problem.stored in TILED_AGAIN and not problem.updates
+    whole = problem.fill == "full" or not columns_contiguous(operand_views(problem)["C"])
+    tiled = problem.stored in TILED_AGAIN and not problem.updates and whole
     scan = (_simple_launch(problem, SCAN, chip),) if unseen else ()
     again = _tiled_launch(problem, chip, alignment) if tiled else _simple_launch(problem, COMPUTE_AGAIN, chip, kept)
     return (*scan, again)
@@ -54,12 +60,13 @@ def recompute_launches(
 
 def _simple_launch(problem: Problem, entry: str, chip: Chip, kept: View | None = None) -> Launch:
     """struct Rescue of recompute_simple.cuh: pointers and strides of A, B and C, sizes, the flag, the host's count; of
-    what C held before, if it counts, pointer and strides; alpha and beta."""
+    what C held before, if it counts, pointer and strides; whether one half is wanted; alpha and beta."""
     a, b, c = (x.strides for x in problem.layouts)
     alpha, beta = complex(problem.alpha), complex(problem.beta)
     scalars = alpha.real, alpha.imag, beta.real, beta.imag
     old = kept.strides if kept else (0, 0)
-    parameters = struct.pack("<17q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *old, *scalars)
+    lower = problem.fill == "lower"
+    parameters = struct.pack("<18q4d", 0, *a, 0, *b, 0, *c, *problem.size, 0, 0, 0, *old, lower, *scalars)
     slots = [Slot(0, "A"), Slot(3, "B"), Slot(6, "C"), Slot(12, FLAG), Slot(13, HOST_COUNT)]
     slots += [Slot(14, kept.base, kept.offset)] if kept else []
     label = "recompute_simple: " + ("looks for inf and NaN" if entry == SCAN else "computes again if there is any")
@@ -93,7 +100,8 @@ def product_again(problem: Problem) -> TileOp:
     views = operand_views(problem)
     op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored)
     made = tile_op(op, problem.stored, s)
-    return replace(made, kernel=replace(made.kernel, flag="obeys"))
+    half: tiled_source.Half = "lower" if problem.fill == "lower" else ""
+    return replace(made, kernel=replace(made.kernel, flag="obeys", half=half))
 
 
 @lru_cache(maxsize=len(STORED))

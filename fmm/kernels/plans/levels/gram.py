@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fmm.kernels.algorithms.additions import Coefficient
+from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
 from fmm.kernels.plans.level_steps import Asked, LevelSteps, Place, Product, ProductBatch
 from fmm.kernels.plans.plan_error import PlanError
@@ -31,17 +32,30 @@ class Gram(PlanLevel):
     """`cuts` halvings of C's side at once: `gram` is one, `gram^3` makes eight blocks on the diagonal.
 
     Each smaller product below the diagonal has one level of recursion less than the one above it, so that leaf products
-    are about alike.
+    are about alike. Behind a point a leaf may be named that computes the blocks on the diagonal: of `gram^2.tile >
+    strassen > vendor`, those are one launch of `tile`.
     """
 
     cuts: int = 1
+    halves: str = ""  # the leaf by which the blocks on the diagonal are computed, if not by the plan's
 
     def __post_init__(self) -> None:
         if not 1 <= self.cuts <= MOST_CUTS:
             raise PlanError(f"gram^{self.cuts}: it can cut 1 to {MOST_CUTS} times")
+        if self.halves:
+            leaf_use(self.halves)  # or an error that says what is valid
 
     def __str__(self) -> str:
-        return "gram" if self.cuts == 1 else f"gram^{self.cuts}"
+        power = "gram" if self.cuts == 1 else f"gram^{self.cuts}"
+        return f"{power}.{self.halves}" if self.halves else power
+
+    @property
+    def own_leaves(self) -> tuple[str, ...]:
+        return (self.halves,) if self.halves else ()
+
+    @property
+    def types(self) -> tuple[str, ...] | None:
+        return leaf_use(self.halves).types() if self.halves else None
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
@@ -63,7 +77,10 @@ class Gram(PlanLevel):
             ]
             steps += _batches(products)
             inner = inner.shallower
-        steps += _batches(list(_diagonal(plan.rest.half, n, k, side, asked)))
+        half = plan.rest.half
+        if self.halves and not half.levels:
+            half = replace(half, leaf=self.halves)
+        steps += _batches(list(_diagonal(half, n, k, side, asked)))
         return LevelSteps((), tuple(steps))
 
     # ---- what is known of it
@@ -122,12 +139,12 @@ def _block_side(n: int, parts: int) -> int:
     return max(-(-n // (parts * unit)) * unit, 1)
 
 
-_TEXT = re.compile(r"gram(?:\^(\d+))?")
+_TEXT = re.compile(r"gram(?:\^(\d+))?(?:\.(.+))?")
 
 
 def _parse(text: str) -> Gram | None:
     match = _TEXT.fullmatch(text)
-    return Gram(int(match[1] or 1)) if match else None
+    return Gram(int(match[1] or 1), match[2] or "") if match else None
 
 
 register_level(LevelKind("gram", _parse, lambda: ("gram",)))

@@ -114,7 +114,7 @@ def picked(pick: random.Random, order: str, unit: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize("orders", ["".join(x) for x in product("CF", repeat=3)])
 def test_products_of_any_size(dtype: str, orders: str) -> None:
     pick = random.Random(dtype + orders)
-    for scalars in ((1, 0), (0.5, 1), (-2, 0)):
+    for scalars in ((1, 0), (0.5, 1), (-2, 0), (2, -0.75)):
         for _ in range(8):
             check("tile", picked(pick, orders[2], 8), dtype, orders, *scalars)
         check("tile", (2304, 520, 5000), dtype, orders, *scalars)  # more tiles than thread blocks
@@ -122,13 +122,14 @@ def test_products_of_any_size(dtype: str, orders: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "tf32"])
 def test_what_the_kernel_cannot_do_the_vendor_does(dtype: str) -> None:
-    check("tile", (300, 200, 100), dtype, "CCC", 0.5, 2.0)  # beta
+    check("tile", (300, 200, 100), dtype, "CCC", 0.5, 2.0)  # rows of C that end within 16 bytes
     check("tile", (301, 203, 105), dtype, "CCC", odd=1)  # lines and bases anywhere
     check("tile", (256, 128, 101), dtype, "CFC")  # rows of C that end anywhere
     usual = Problem(512, 512, 512, dtype)
     assert used("tile", usual) == [dtype != "tf32"]
     assert used("tile", usual, (2, *ALIGNED[1:])) == [False]
-    assert used("tile", Problem(512, 512, 512, dtype, beta=2)) == [False]
+    assert used("tile", Problem(512, 512, 512, dtype, beta=2)) == [dtype != "tf32"]
+    assert used("tile", Problem(512, 512, 512, dtype, beta=2j)) == [False]
 
 
 def test_tf32_along_the_inner_dimension() -> None:
@@ -177,4 +178,5 @@ def test_streams_and_graphs() -> None:
 def test_few_launches(dtype: str) -> None:
     """For the sanitizers: edges of tiles."""
     check("tile", (264, 72, 136), dtype, "CCC", 0.5, 1)
+    check("tile", (264, 72, 136), dtype, "CCC", 0.5, 3)
     check("tile", (130, 200, 104), dtype, "FFC")

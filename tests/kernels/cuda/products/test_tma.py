@@ -13,6 +13,7 @@ import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES
+from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.tile_sizes import TMA_SIZES, TMA_SUMMING, TileSizes
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, OPTIONS
@@ -23,12 +24,12 @@ from fmm.kernels.cuda.views import Lines
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_time import GEMM, launch_seconds
 from fmm.perfmodel.tile_choice import best_by_engine
-from fmm.problem import Problem
+from fmm.problem import Fill, Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import nvrtc, report
-from tests.support.tiled_on_host import DRIVER, FLAGS, scheduler
+from tests.support.tiled_on_host import DRIVER, FLAGS, floats, scheduler
 from tests.support.tiles import tiled_product
 from tests.support.tma_on_host import SMALL, SMS, check, described, for_the_host, launch_of
 
@@ -46,7 +47,28 @@ def test_no_number_leaves_the_registers(plan: str, s: TileSizes, architecture: s
     """Where there is a copy engine; elsewhere gemm_simt.cuh does the same. Registers: Huang's Eq. 16 at least."""
     nvrtc()
     made = launch_of(plan, Problem(2560, 2560, 2560, "float32"), s).kernel
-    r = report(f"{plan} {architecture}", tma_source(made), architecture, OPTIONS)
+    stays_in_registers(made, s, architecture)
+
+
+@pytest.mark.parametrize("fill", ["lower", "full"])
+def test_no_number_of_a_half_leaves_the_registers(fill: Fill) -> None:
+    nvrtc()
+    layouts = Layout("C", 2560), Layout("F", 2560), Layout("C", 2560)
+    problem = Problem(2560, 2560, 2560, "float32", layouts, op="gram", fill=fill)
+    stays_in_registers(half_launch(problem, TMA_SIZES[1]).kernel, TMA_SIZES[1], "sm_90")
+
+
+def half_launch(problem: Problem, s: TileSizes) -> TmaOp:
+    (op,) = record_operations(Plan.parse("tile"), problem).ops
+    gemm = op.whole if isinstance(op, MirroredOp) else op
+    assert isinstance(gemm, GemmOp)
+    made = tma_op(tiled_product(gemm, "float32"), s, SMS)
+    assert made is not None and made.kernel.half == problem.fill
+    return made
+
+
+def stays_in_registers(made: TmaKernel, s: TileSizes, architecture: str) -> None:
+    r = report(f"{made.half} {architecture}", tma_source(made), architecture, OPTIONS)
     assert r.local == 0, r
     assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
     assert made.shared <= SHARED
@@ -218,3 +240,31 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     time, s = best_by_engine(tiled, H200)
     assert s in TMA_SIZES and tiled.open
     assert (time < launch_seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster
+
+
+# ---- one half
+
+
+@pytest.mark.parametrize("fill", ["lower", "full"])
+@pytest.mark.parametrize(("orders", "alpha", "beta"), [("CF", 1, 0), ("FC", 0.5, 2)])
+def test_halves_on_the_host(fill: Fill, orders: str, alpha: float, beta: float, host: Any) -> None:
+    """Tiles on and below the diagonal, edges, more tiles than a group has rows; nothing else is touched."""
+    for n, k, gap in ((196, 20, 4), (70, 12, 3), (5, 4, 1)):
+        sides = [(cols if order == "C" else rows) for order, (rows, cols) in zip(orders, ((n, k), (k, n)), strict=True)]
+        a, b = (Layout(order, -(-side // 4) * 4) for order, side in zip(orders, sides, strict=True))  # type: ignore[arg-type]
+        problem = Problem(n, k, n, "float32", (a, b, Layout("C", n + gap)), alpha, beta, "symmetric", 1, fill)
+        rng, whole, views = np.random.default_rng(3), {}, {}
+        for name, layout, (rows, cols) in zip("ABC", problem.layouts, problem.shapes, strict=True):
+            lines = rows if layout.order == "C" else cols
+            whole[name] = floats(lines * layout.leading + 64)
+            views[name] = np.ndarray((rows, cols), np.float32, whole[name], 0, [4 * step for step in layout.strides])
+            views[name][...] = rng.integers(-3, 4, (rows, cols))
+        before, old = whole["C"].copy(), views["C"].astype(np.float64)
+        _, flag = host(half_launch(problem, SMALL), whole)
+        below = np.tri(n, dtype=bool)
+        lower = np.where(below, alpha * (views["A"].astype(np.float64) @ views["B"]) + beta * old, 0)
+        wanted = np.where(below, lower, lower.T if fill == "full" else old)
+        np.testing.assert_array_equal(views["C"], wanted, err_msg=f"{n}")
+        views["C"][...] = old
+        np.testing.assert_array_equal(whole["C"], before)
+        assert flag == 0

@@ -8,10 +8,10 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tiled import GROUP
+from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 from fmm.kernels.cuda.products.tma import SHARED
-from fmm.kernels.cuda.products.wgmma import SIZES, WgmmaOp, lower_units, sizes_for, tiles_of, wgmma_op
+from fmm.kernels.cuda.products.wgmma import HALF_SIZES, SIZES, WgmmaOp, sizes_for, tiles_of, wgmma_op
 from fmm.kernels.cuda.products.wgmma_source import WgmmaKernel, WgmmaSizes, wgmma_instruction, wgmma_source
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUPS
@@ -32,7 +32,9 @@ KERNELS = [
     *(WgmmaKernel(x, SIZES[0], along) for x, along in product(("float16", "bfloat16"), ALONGS)),
     WgmmaKernel("bfloat16", SIZES[1], ("inner", "outer")),
     *(WgmmaKernel("tf32", s, ("inner", "inner")) for s in SIZES),
-    *(WgmmaKernel(x, s, ("inner", "inner"), lower=True) for x, s in zip(("bfloat16", "tf32"), SIZES, strict=True)),
+    WgmmaKernel("tf32", SIZES[1], ("inner", "inner"), half="loose"),
+    *(WgmmaKernel("bfloat16", s, ("inner", "inner"), half="full") for s in HALF_SIZES),
+    WgmmaKernel("float16", HALF_SIZES[-1], ("outer", "outer"), half="full"),
 ]
 
 
@@ -42,7 +44,7 @@ def gemm(problem: Problem, plan: str = "tile") -> GemmOp:
     return op
 
 
-def launch(problem: Problem, plan: str = "tile") -> WgmmaOp:
+def launch(problem: Problem, plan: str = "tile") -> WgmmaOp[WgmmaKernel]:
     made = wgmma_op(gemm(problem, plan), problem.dtype, SMS)
     assert made is not None
     return made
@@ -120,7 +122,9 @@ def test_batches_are_layers() -> None:
 def test_scalars() -> None:
     made = launch(Problem(256, 256, 256, "float16", alpha=0.5, beta=1))
     assert (made.factor, made.adds) == (0.5, True)
-    for alpha, beta in ((1, 2), (1, -1), (1j, 0)):
+    kept = launch(Problem(256, 256, 256, "float16", alpha=-0.5, beta=2))
+    assert (kept.factor, kept.adds, kept.keep, kept.sides) == (-0.5, False, -4, (256, 256))
+    for alpha, beta in ((1, 1j), (1, 1e30), (1j, 0)):
         assert wgmma_op(gemm(Problem(256, 256, 256, "float16", alpha=alpha, beta=beta)), "float16", SMS) is None
 
 
@@ -202,43 +206,40 @@ def test_the_entry_point() -> None:
 # ---- the lower half
 
 
-def lower_tile(number: int, down: int, units: int, layers: int, s: WgmmaSizes) -> tuple[int, int, int]:
-    """lower_tile_of of gemm_wgmma.cuh, line by line."""
-    wide, per_layer = s.cluster * s.m_s // s.n_s, units // layers
-    each, within, band = GROUP * GROUP * wide, number % per_layer, 0
-    while (band + 1) * GROUP < down and each * (band + 1) * (band + 2) // 2 <= within:
-        band += 1
-    within -= each * band * (band + 1) // 2
-    first = band * GROUP
-    height = min(down - first, GROUP)
-    return number // per_layer, first + within % height, within // height
-
-
-@pytest.mark.parametrize("s", SIZES, ids=lambda s: f"{s.m_s} x {s.n_s}")
-@pytest.mark.parametrize("n", [1, 200, 257, 2048, 2049, 4000, 6144, 16384])
-def test_every_tile_of_the_lower_half_is_multiplied_once(n: int, s: WgmmaSizes) -> None:
-    """And of what is numbered, few are left out: a few of each group of rows."""
-    down, across = tiles_of(n, n, s)
-    layers, units = 2, 2 * lower_units(down, across, s)
-    found = [lower_tile(number, down, units, layers, s) for number in range(units)]
-    done = [(z, row, col) for z, row, col in found if col * s.n_s < (row + 1) * s.cluster * s.m_s]
-    height = s.cluster * s.m_s
-    wanted = {(z, r, c) for z in (0, 1) for r in range(down) for c in range(across) if c * s.n_s < (r + 1) * height}
-    assert len(done) == len(set(done)) and set(done) == wanted
-    assert len(found) - len(done) <= layers * -(-down // GROUP) * GROUP * GROUP * height // s.n_s
-
-
 def test_one_half_of_a_product() -> None:
-    """Of a result that lies row by row; the other half is mirrored. What lies in columns is multiplied whole."""
+    """Of a result that lies row by row, with its mirror in the same launch; of one in columns all is multiplied."""
     rows = Problem(2048, 512, 2048, "bfloat16", op="symmetric")
     columns = Layout("C", 512), Layout("C", 2048), Layout("F", 2048)
-    for problem, lower in ((rows, True), (Problem(2048, 512, 2048, "bfloat16", columns, op="symmetric"), False)):
-        labels = [x.label for x in record_launches(Plan.parse("tile"), problem, target_on(H200)).launches]
-        assert [label.split()[0].strip(":") for label in labels] == ["gemm_wgmma", "mirror_half"]
-        assert ("on and below the diagonal" in labels[0]) is lower
-    made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric"))
-    assert made.kernel.lower and made.units < made.tiles[0] * made.tiles[1] * 0.75
-    assert launch(Problem(2048, 512, 2048, "bfloat16")).kernel.lower is False
+    (label,) = launch_labels(rows)
+    assert label.endswith("on and below the diagonal, and its mirror")
+    labels = launch_labels(Problem(2048, 512, 2048, "bfloat16", columns, op="symmetric"))
+    assert [x.split()[0].strip(":") for x in labels] == ["gemm_wgmma", "mirror_half"] and "diagonal" not in labels[0]
+    made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
+    assert made.kernel.half == "" and made.units == made.tiles[0] * made.tiles[1]
+
+
+def launch_labels(problem: Problem) -> list[str]:
+    return [x.label for x in record_launches(Plan.parse("tile"), problem, target_on(H200)).launches]
+
+
+def test_what_cannot_be_mirrored_at_once() -> None:
+    """TF32, whose numbers no instruction turns; rows that end within 16 bytes, which are the vendor's."""
+    rows = Layout("C", 512), Layout("F", 512), Layout("C", 2048)
+    labels = launch_labels(Problem(2048, 512, 2048, "tf32", rows, op="gram"))
+    assert "on and below the diagonal" in labels[0] and labels[1].startswith("mirror_half")
+    (mirror,) = launch_labels(Problem(1001, 512, 1001, "bfloat16", op="gram"))
+    assert mirror.startswith("mirror_half")
+
+
+def test_an_update_of_a_half_keeps_the_old_numbers() -> None:
+    """In the same launch: what is sent twice is known before, so nothing is added by the copy engine."""
+    asked = Problem(2048, 512, 2048, "bfloat16", alpha=2, beta=1, op="symmetric")
+    (op,) = record_operations(Plan.parse("tile"), asked).ops
+    assert isinstance(op, MirroredOp)
+    made = wgmma_op(op.whole, "bfloat16", SMS)
+    assert made is not None and (made.factor, made.adds, made.keep) == (2, False, 0.5)
+    (found,) = record_launches(Plan.parse("tile"), asked, target_on(H200)).launches
+    assert [slot.base for slot in found.slots] == ["A", "B", "C", "C"]
 
 
 def test_blocks_on_the_diagonal_are_a_batch_of_halves() -> None:

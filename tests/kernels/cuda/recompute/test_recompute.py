@@ -127,6 +127,23 @@ def test_a_flag_that_is_up_has_all_computed_as_numpy_does(orders: str, gap: int,
     assert np.isnan(arrays.memory[2]).all()  # nothing beside C
 
 
+@pytest.mark.parametrize(("orders", "gap"), [("CFC", 1), ("FCC", 4)])
+def test_one_half_is_computed_again_alone(orders: str, gap: int, host: Any) -> None:
+    """Nothing of the other half is touched."""
+    of, slot = replace(problem(orders, gap, M, K, M), op="gram", fill="lower"), Slot(up=True)
+    arrays = Arrays(of, 0)
+    a, b, c = arrays.views
+    a[...] = np.random.default_rng(3).integers(-3, 4, a.shape)
+    a[130, 20] = np.inf
+    b[...] = a.T
+    with np.errstate(all="ignore"):
+        expected = np.einsum("ik,kj->ij", a, b)
+    rescued(of, arrays, slot, host, 0)
+    below = np.tri(M, dtype=bool)
+    np.testing.assert_array_equal(c, np.where(below, expected, np.nan))
+    assert slot.seen == [0, 0, 1, 1]
+
+
 def test_without_a_flag_it_is_always_computed(host: Any) -> None:
     of = problem("CCC", 0)
     arrays = Arrays(of, 0)

@@ -1,0 +1,254 @@
+"""What fmm.matmul does on a GPU: `fmm-tune --device 0`, then `python -m benchmarks.gpu_calls [--large]`.
+
+Default calls, as a user makes them: whatever stands in the configs chooses, on random normal data, into a given `out`,
+against the library's own product, in shuffled rounds. `float32-ieee` is float32 with FMM_EMULATION=0. With `--large`,
+products of which operands and result fill a third of the device's memory or more, and the same once others have taken
+two thirds of what is left beside them. Errors are those of the Frobenius norm of sampled rows against float64, as
+multiples of the library's. Raw samples go to results/<device>/calls.json, or large.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cupy
+import numpy as np
+
+import fmm
+from benchmarks.clock import elapsed
+from benchmarks.gpu import environment, results_folder
+from benchmarks.held_out import IEEE, Size, paired
+from benchmarks.regret import Gpu, element_type
+from fmm.runtime.limits import LIFETIME, SHARE
+from fmm.tuner.devices.compile_ahead import compiling_ahead
+
+LEAST = 5e-3  # seconds of a sample: shorter calls are repeated
+WARM = 8  # calls before short products are timed: by then a recurring one is a graph
+LONG = 2.0  # seconds of a product of which every call counts
+SAMPLED_ROWS = 32
+TAKEN = 2 / 3  # of the memory beside the operands, that others have
+COMPILING = 40.0  # seconds that are waited for compilers before anything is measured
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product, in one type or several that begin with the same numbers; and how much others have of the memory."""
+
+    dtypes: tuple[str, ...]
+    size: Size
+    taken: tuple[float, ...] = (0.0,)
+    rounds: int = 7
+
+
+def cube(dtype: str, side: int, rounds: int = 7) -> Case:
+    return Case((dtype,), (side, side, side), rounds=rounds)
+
+
+CASES = (
+    *(cube("float32", n) for n in (2048, 4096, 8192, 16384)),
+    Case(("float32",), (4096, 14336, 4096)),
+    *(cube(IEEE, n) for n in (1537, 3000, 4096, 8192, 16384)),
+    Case((IEEE,), (16384, 1024, 16384)),
+    *(cube("float64", n) for n in (4096, 8191, 8192, 16384)),
+    Case(("float64",), (30000, 3000, 3000)),
+    *(cube("bfloat16", n) for n in (4096, 8191, 8192, 16384, 32768)),
+    *(cube("tf32", n) for n in (8192, 16384)),
+)
+LARGE = (
+    Case((IEEE, "float32"), (65536,) * 3, (0.0, TAKEN), 2),
+    Case(("float64",), (49152,) * 3, (0.0, TAKEN), 2),
+)
+
+
+@dataclass
+class Row:
+    """A product in one type, so much of the memory taken: paired samples in seconds."""
+
+    dtype: str
+    size: Size
+    taken: float
+    plan: str = ""
+    step: str = ""
+    workspace: int = 0
+    seconds: list[float] = field(default_factory=list)
+    vendor_seconds: list[float] = field(default_factory=list)
+    error: float = float("nan")  # as a multiple of the library's
+    failure: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.seconds) and len(self.seconds) == len(self.vendor_seconds) and not self.failure
+
+    def __str__(self) -> str:
+        what = f"{self.dtype:12} {' x '.join(map(str, self.size)):22} {self.taken:4.0%} taken"
+        if not self.whole:
+            return f"{what}  {self.failure[:120] or 'not measured'}"
+        speedup = paired(self.vendor_seconds, self.seconds)
+        times = f"{1e3 * median(self.seconds):10.3f} of {1e3 * median(self.vendor_seconds):10.3f} ms {speedup:6.3f}"
+        return f"{what} {times}  {self.error:5.2f} {self.workspace / 2**30:6.2f} GiB  {self.plan} ({self.step})"
+
+
+# ---- memory that others have
+
+
+@contextmanager
+def others_take(share: float) -> Iterator[None]:
+    """That share of the free memory. fmm asks for what is free once in a while."""
+    if not share:
+        yield
+        return
+    cupy.get_default_memory_pool().free_all_blocks()
+    block = cupy.cuda.runtime.malloc(int(share * cupy.cuda.runtime.memGetInfo()[0]))
+    try:
+        time.sleep(1.1 * LIFETIME)
+        yield
+    finally:
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.cuda.runtime.free(block)
+        time.sleep(1.1 * LIFETIME)
+
+
+# ---- errors
+
+
+def double(x: Any) -> Any:
+    return x.double() if hasattr(x, "double") else x.astype(np.float64)
+
+
+def error(a: Any, b: Any, c: Any) -> float:
+    """Of sampled rows, in the Frobenius norm."""
+    rows = [int(i) for i in np.linspace(0, a.shape[0] - 1, SAMPLED_ROWS)]
+    left, off, norm = double(a[rows]), 0.0, 0.0
+    for first in range(0, b.shape[1], 4096):  # a float64 copy of all of B may not fit
+        exact = left @ double(b[:, first : first + 4096])
+        off += float(((double(c[rows, first : first + 4096]) - exact) ** 2).sum())
+        norm += float((exact**2).sum())
+    return float((off / norm) ** 0.5)
+
+
+# ---- measuring
+
+
+def measured(case: Case) -> list[Row]:
+    """The rows of a case; what fails is a row that says why."""
+    machine = Gpu()
+    rows = [Row(dtype, case.size, taken) for taken in case.taken for dtype in case.dtypes]
+    try:
+        with machine.as_type(case.dtypes[0]):
+            a, b, vendor = machine.operands(case.size, case.dtypes[0])
+            made: list[Any] = []
+            first = elapsed(lambda: made.append(vendor(a, b)), 1)
+            c = made.pop()
+            base = error(a, b, c)
+        for row in rows:
+            _prepare(machine, row, (a, b, c), base)
+        _sample(machine, case, rows, (a, b, c), vendor, first)
+    except Exception as failure:  # whatever may go wrong: the next case is measured
+        for row in rows:
+            row.failure = row.failure or f"{type(failure).__name__}: {failure}"
+    finally:
+        a = b = c = None
+        machine.forget()
+    return rows
+
+
+def _prepare(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> None:
+    """What is chosen, and whether it is right; after that, its kernels are compiled."""
+    a, b, c = arrays
+    try:
+        with machine.as_type(row.dtype), others_take(row.taken):
+            decision = fmm.explain(a, b, c)
+            row.plan, row.step, row.workspace = str(decision.plan), decision.step, decision.workspace
+            c[...] = float("nan")
+            fmm.matmul(a, b, out=c)
+            row.error = error(a, b, c) / base
+    except (MemoryError, RuntimeError, ValueError) as failure:
+        row.failure = f"{type(failure).__name__}: {failure}"
+
+
+def _sample(
+    machine: Gpu, case: Case, rows: Sequence[Row], arrays: Sequence[Any], vendor: Callable[..., object], first: float
+) -> None:
+    """In shuffled rounds: the library's product and every row's call. Where it takes seconds, the library's first call,
+    which compiles nothing, is one of its samples."""
+    a, b, c = arrays
+    theirs, ours = partial(vendor, a, b, out=c), partial(fmm.matmul, a, b, out=c)
+    right = [row for row in rows if not row.failure]
+    if first < LEAST:
+        with machine.as_type(case.dtypes[0]):
+            elapsed(theirs, WARM)
+            first = elapsed(theirs, WARM)
+        for row in right:
+            with machine.as_type(row.dtype):
+                elapsed(ours, WARM)
+    repeats, known = max(round(LEAST / first), 1), [first] if first > LONG else []
+    takes = dict.fromkeys(row.taken for row in right)
+    sample = first
+    for _ in range(case.rounds):
+        for taken in random.sample([None, *takes], 1 + len(takes)):
+            if taken is None:
+                with machine.as_type(case.dtypes[0]):
+                    sample = known.pop() if known else elapsed(theirs, repeats)
+                continue
+            with others_take(taken):
+                for row in (r for r in right if r.taken == taken):
+                    with machine.as_type(row.dtype):
+                        row.seconds.append(elapsed(ours, repeats))
+        for row in right:
+            row.vendor_seconds.append(sample)
+
+
+def make_ready(cases: Sequence[Case]) -> None:
+    """Compile what will be called, on all processors."""
+    wanted, until = [], time.monotonic() + COMPILING
+    total = cupy.cuda.runtime.memGetInfo()[1]
+    for case in cases:
+        for dtype in case.dtypes:
+            m, k, n = case.size
+            beside = total - (m * k + k * n + m * n) * np.dtype(np.float32).itemsize
+            for taken in case.taken:
+                room = int(SHARE * (1 - taken) * max(beside, 0))
+                with Gpu().as_type(dtype):
+                    found = fmm.plan(*case.size, dtype=element_type(dtype), device=0, workspace=room)
+                wanted.append((element_type(dtype), found.plan))
+    with compiling_ahead(0, list(dict.fromkeys(t for t, _ in wanted)), [p for _, p in wanted]) as ahead:
+        for kind, plan in wanted:
+            ahead.wait(kind, plan, max(until - time.monotonic(), 0.0))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", action="store_true", help="the largest products, with and without others' memory")
+    parser.add_argument("--dtype", action="append", help="only cases of this type (may be repeated)")
+    parser.add_argument("--time-limit", type=float, default=300, help="seconds after which no case is begun")
+    parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
+    options = parser.parse_args(arguments)
+    began, rows = time.monotonic(), list[Row]()
+    cases = [x for x in (LARGE if options.large else CASES) if not options.dtype or set(x.dtypes) & set(options.dtype)]
+    folder = options.output or results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    make_ready(cases)
+    for case in cases:
+        if time.monotonic() - began > options.time_limit:
+            break
+        rows += measured(case)
+        print(*rows[-len(case.dtypes) * len(case.taken) :], sep="\n", flush=True)
+        content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+        path = folder / ("large.json" if options.large else "calls.json")
+        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return int(any(row.failure for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,157 @@
+"""Shapes that no fit saw, and what was measured on them by `python -m benchmarks.regret`: rows, and what these come to.
+
+A file results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+FILE = "held-out.jsonl"
+LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
+COUNTS = {"middle": 60, "thin": 30, "large": 20}
+IEEE = "float32-ieee"  # float32 where products in other types are forbidden
+TYPES = {"cpu": ("float64", "float32"), "cuda": ("float32", IEEE, "float64", "bfloat16", "tf32")}
+LARGEST = {"cpu": 8192, "cuda": 20000}
+CALLS = ("vendor", "default")  # that are measured whatever they take
+# What is asked for: of the best plan's speed on average and at least, and of the vendor's at least.
+WANTED_MEAN, WANTED_LEAST, WANTED_OF_VENDOR = 0.97, 0.90, 0.98
+
+Size = tuple[int, int, int]
+Seconds = Mapping[str, Sequence[float]]  # of what was called, round by round
+
+
+@dataclass(frozen=True)
+class Row:
+    """A shape: what was chosen, and the seconds of the default call, of the vendor's and of every plan, by rounds; of
+    plans that are far slower, of one round."""
+
+    config: int  # the number of the tuned config under which it was measured
+    dtype: str
+    kind: str
+    size: Size
+    chosen: str
+    step: str
+    seconds: Seconds
+    untried: Sequence[str] = ()  # plans for which there was no time
+
+    @property
+    def speedup(self) -> float:
+        """Of the default call over the vendor's."""
+        return paired(self.seconds["vendor"], self.seconds["default"])
+
+    @property
+    def best(self) -> str:
+        """The call that was fastest beside the vendor's."""
+        return max(self.whole, key=lambda name: paired(self.seconds["vendor"], self.seconds[name]))
+
+    @property
+    def share_of_best(self) -> float:
+        """The default call's speed as a share of the best plan's, in the same rounds; 1 if it is the best itself."""
+        if self.best == self.chosen:
+            return 1.0
+        return min(paired(self.seconds[self.best], self.seconds["default"]), 1.0)
+
+    @property
+    def whole(self) -> list[str]:
+        """What was called in every round."""
+        rounds = len(self.seconds["vendor"])
+        return [name for name, own in self.seconds.items() if len(own) == rounds]
+
+    @property
+    def poor(self) -> bool:
+        """Is it a choice that is not to be?"""
+        return self.share_of_best < WANTED_LEAST or self.speedup < WANTED_OF_VENDOR
+
+    def __str__(self) -> str:
+        shape = " x ".join(map(str, self.size))
+        chosen = "" if self.best == self.chosen else f" / {self.chosen}"
+        return (
+            f"{self.dtype:12} {self.kind:6} {shape:22} {self.speedup:6.3f}  {self.share_of_best:.3f} of {self.best}"
+            f"{chosen} ({self.step})"
+        )
+
+
+def paired(base: Sequence[float], own: Sequence[float]) -> float:
+    return median(b / o for b, o in zip(base, own, strict=True))
+
+
+# ---- shapes
+
+
+def drawn_shapes(kind: str, count: int, largest: int, seed: int) -> Iterator[Size]:
+    """Sides spread evenly by logarithm, half of the shapes with odd ones; the same for one seed."""
+    rng = random.Random(f"{kind} {seed}")
+    least, most = min(LEAST, largest), min(MIDDLE if kind == "middle" else largest, largest)
+    for i in range(count):
+        sides = [math.exp(rng.uniform(math.log(least), math.log(most))) for _ in range(3)]
+        if kind == "thin":
+            sides[rng.randrange(3)] = math.exp(rng.uniform(math.log(min(THIN, least)), math.log(least)))
+        m, k, n = (int(x) | 1 if i % 2 else max(int(x) // 16 * 16, 16) for x in sides)
+        yield m, k, n
+
+
+def config_number(path: Path) -> int:
+    """Another one for every config: who draws by it cannot have seen the shapes while the model was fitted."""
+    return zlib.crc32(path.read_bytes())
+
+
+# ---- what is recorded
+
+
+def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
+    """What is on record under this config (of all unless one is given); a torn last line is ignored."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            raw = json.loads(line)
+        except ValueError:
+            continue
+        if "size" in raw and config in (None, raw["config"]):
+            found.append(Row(**{**raw, "size": tuple(raw["size"])}))
+    return found
+
+
+def environments(path: Path) -> list[dict[str, Any]]:
+    """Of the runs that are on record there."""
+    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith('{"env'))
+    return [found["environment"] for found in lines]
+
+
+def summary(rows: Sequence[Row]) -> dict[str, float | int]:
+    """Of shapes of one type and kind."""
+    shares, speedups = [row.share_of_best for row in rows], [row.speedup for row in rows]
+    return {
+        "shapes": len(rows),
+        "by_plans": sum(row.chosen != "vendor" for row in rows),
+        "worth_a_plan": sum(row.best not in CALLS for row in rows),
+        "mean_share_of_best": mean(shares),
+        "least_share_of_best": min(shares),
+        "mean_speedup": mean(speedups),
+        "least_speedup": min(speedups),
+        "poor": sum(row.poor for row in rows),
+    }
+
+
+def grouped(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Type, kind and the rows of each."""
+    for dtype, kind in sorted({(row.dtype, row.kind) for row in rows}):
+        yield dtype, kind, [row for row in rows if (row.dtype, row.kind) == (dtype, kind)]
+
+
+def summaries(rows: Sequence[Row]) -> Iterator[str]:
+    for dtype, kind, found in grouped(rows):
+        s = summary(found)
+        yield (
+            f"{dtype:12} {kind:6} {s['shapes']:3} shapes, {s['by_plans']} by plans ({s['worth_a_plan']} worth one): "
+            f"{s['mean_share_of_best']:.3f} of the best plan's speed, {s['least_share_of_best']:.3f} at least; "
+            f"{s['mean_speedup']:.3f} times the vendor's, {s['least_speedup']:.3f} at least; {s['poor']} poor"
+        )

@@ -1,0 +1,133 @@
+"""Never slower, of structured products on a GPU: `python -m benchmarks.structured_random [--quick]`.
+
+Random shapes of each kind, half of them with odd sides: one half of x times x transposed against cuBLAS's syrk (of
+bfloat16, which has none, all of it against the library's own product), x @ x.T as a user writes it against that
+product, and complex products against CuPy's. Whole calls, on whatever stands in the configs; raw samples go to
+results/<device>/structured.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cupy
+
+import fmm
+from benchmarks.gpu import environment, results_folder
+from benchmarks.gpu_random import ASPECT, LARGEST, compared, operands, paired_samples
+
+HALVES, COMPLEX = ("float32", "float64", "bfloat16"), {"complex64": "float32", "complex128": "float64"}
+KINDS = (*(f"half {t}" for t in HALVES), *(f"x @ x.T {t}" for t in HALVES), *COMPLEX)
+GOAL = 0.98  # of the vendor's speed, that no shape should be below
+COUNT, QUICK_COUNT = 60, 8
+LONGEST = 14000  # side of a complex product
+Calls = tuple[Callable[[], object], Callable[[], object], Any]  # the vendor's, fmm's, and what fmm decided
+
+
+def sides(count: int, number: int, largest: int, seed: int) -> list[tuple[int, ...]]:
+    """Random sides, spread evenly by logarithm, none more than ASPECT times another; every second shape is odd."""
+    rng = random.Random(seed)
+    found: list[tuple[int, ...]] = []
+    while len(found) < count:
+        size = [int(largest ** rng.random()) for _ in range(number)]
+        if max(size) <= ASPECT * min(size):
+            found.append(tuple(max(x - x % 2, 2) if len(found) % 2 else x | 1 for x in size))
+    return found
+
+
+def half_calls(dtype: str, rows: int, cols: int) -> Calls:
+    """The lower half into one place; of types without syrk, all of it."""
+    x, _, vendor = operands((rows, cols, 1), dtype)
+    if dtype == "bfloat16":
+        return partial(vendor, x, x.T), partial(fmm.gram, x, rows=True), fmm.explain_gram(x, rows=True)
+    out = cupy.zeros((rows, rows), x.dtype)
+    given: dict[str, Any] = {"rows": True, "fill": "lower", "out": out}
+    own = partial(fmm.gram, x, **given)
+    return partial(fmm.gram, x, plan="vendor", **given), own, fmm.explain_gram(x, **given)
+
+
+def recognised_calls(dtype: str, rows: int, cols: int) -> Calls:
+    x, _, vendor = operands((rows, cols, 1), dtype)
+    return partial(vendor, x, x.T), partial(fmm.matmul, x, x.T), fmm.explain(x, x.T)
+
+
+def complex_calls(dtype: str, m: int, k: int, n: int) -> Calls:
+    real = COMPLEX[dtype]
+    a, b = (
+        (cupy.random.standard_normal(shape, dtype=real) + 1j * cupy.random.standard_normal(shape, dtype=real)).astype(
+            dtype
+        )
+        for shape in ((m, k), (k, n))
+    )
+    return partial(cupy.matmul, a, b), partial(fmm.matmul, a, b), fmm.explain(a, b)
+
+
+def calls_of(kind: str, size: tuple[int, ...]) -> Calls:
+    what, _, dtype = kind.rpartition(" ")
+    make: dict[str, Callable[..., Calls]] = {"half": half_calls, "x @ x.T": recognised_calls, "": complex_calls}
+    return make[what](dtype, *size)
+
+
+def measured(kind: str, size: tuple[int, ...]) -> dict[str, Any]:
+    """A row; one that fails says why."""
+    try:
+        vendor, own, decision = calls_of(kind, size)
+        return {"kind": kind, "size": size, **compared(paired_samples(vendor, own), decision)}
+    except Exception as error:  # whatever may go wrong: the next shape is measured
+        return {"kind": kind, "size": size, "failure": f"{type(error).__name__}: {error}"}
+    finally:
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The slowest shapes, then a line for each kind."""
+    good = [row for row in rows if "ratio" in row]
+    for row in sorted(good, key=lambda row: row["ratio"])[:20]:
+        size = " x ".join(map(str, row["size"]))
+        yield f"{row['kind']:18}{size:22}{row['ratio']:7.3f} {median(row['vendor']):9.4f} ms  {row['plan']}"
+    for row in rows:
+        if "failure" in row:
+            yield f"{row['kind']:18}{row['size']}  {row['failure'][:100]}"
+    for kind in KINDS:
+        found = sorted(row["ratio"] for row in good if row["kind"] == kind)
+        if found:
+            below = sum(x < GOAL for x in found)
+            text = f"worst {found[0]:.3f}, median {median(found):.3f}, best {found[-1]:.3f}"
+            yield f"{kind:18}{len(found)} shapes, {below} below {GOAL}: {text}"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_COUNT} shapes of each kind instead of {COUNT}")
+    parser.add_argument("--only", default="", help="kinds whose name contains this")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--time-limit", type=float, default=200, help="seconds after which no shape is begun")
+    parser.add_argument("--output", type=Path, help="where to write (results/<device>/ unless given)")
+    options = parser.parse_args(arguments)
+    env = {**environment(), "command": " ".join(["python -m benchmarks.structured_random", *arguments])}
+    began, rows = time.perf_counter(), []
+    count = QUICK_COUNT if options.quick else COUNT
+    for pair, triple in zip(
+        sides(count, 2, LARGEST, options.seed), sides(count, 3, LONGEST, options.seed), strict=True
+    ):
+        for kind in (kind for kind in KINDS if options.only in kind):
+            if time.perf_counter() - began < options.time_limit:
+                rows.append(measured(kind, triple if kind in COMPLEX else pair))
+    folder = options.output or results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "structured.json").write_text(json.dumps({"environment": env, "rows": rows}, indent=1), encoding="utf-8")
+    print("\n".join(summary(rows)))
+    return int(any("failure" in row for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

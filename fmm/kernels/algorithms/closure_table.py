@@ -1,0 +1,129 @@
+"""Closure tables: orders of operations that compute D* = 1 + D + D D + ... over a semiring, as data.
+
+Over (min, +), where a number of D is the length of an edge, D* holds the lengths of all shortest paths. A table cuts D
+into two by two blocks and calls `close` (on blocks of the diagonal, which are smaller problems of the same kind) and
+those kernels of step_tables/kernels.txt that subtract nothing. A table is proved when it is read: its blocks are
+letters that do not commute, its results sets of words, and these must be the words that are walks between the blocks'
+sides. So it holds in every closed semiring, and for blocks of any sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import NamedTuple
+
+from fmm.kernels.algorithms.step_table import Step
+from fmm.kernels.algorithms.table_kernel import CALL, PRODUCT, StepError, kernel_table
+from fmm.kernels.algorithms.words import EMPTY, Letter, Words, both, either, repeated, same_walks
+
+# The blocks, in this order: from which side of the cut to which one they lead.
+SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
+
+
+class Close(NamedTuple):
+    """A block of the diagonal becomes its own closure."""
+
+    place: str
+
+    def __str__(self) -> str:
+        return f"close({self.place})"
+
+
+@dataclass(frozen=True)
+class ClosureTable:
+    """A named sequence of steps that turns D, in its four blocks, into D*."""
+
+    name: str
+    source: str
+    blocks: tuple[str, ...]
+    temporaries: tuple[str, ...]
+    steps: tuple[Step | Close, ...]
+
+    @property
+    def products(self) -> int:
+        return sum(1 for step in self.steps if isinstance(step, Step))
+
+
+def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
+    """A closure table from its text form; StepError names the file and the line."""
+    head: dict[str, str] = {}
+    steps: list[Step | Close] = []
+    for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
+        word, _, rest = line.partition(" ")
+        if call := CALL.fullmatch(line):
+            places = tuple(p.strip() for p in call[2].split(","))
+            steps.append(_step(call[1], places, f"{origin}, line {number}"))
+        elif word in ("name", "source", "blocks", "temps") and word not in head:
+            head[word] = rest.strip()
+        elif line:
+            raise StepError(f"{origin}, line {number}: cannot read {line!r}")
+    if missing := [word for word in ("name", "source", "blocks", "temps") if word not in head]:
+        raise StepError(f"{origin}: {', '.join(missing)} missing")
+    blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
+    if len(blocks) != len(SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
+        raise StepError(f"{origin}: four blocks and the temporaries must have names of their own")
+    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(steps))
+
+
+def _step(name: str, places: tuple[str, ...], where: str) -> Step | Close:
+    if name == "close" and len(places) == 1:
+        return Close(places[0])
+    kernel = kernel_table().get(name)
+    if kernel is None or len(places) != len(kernel.formals):
+        raise StepError(f"{where}: there is no {name} of {len(places)} places")
+    if kernel.product is None or len(kernel.writes) != 1:
+        raise StepError(f"{where}: {name} is not one product")
+    if any(coefficient != 1 for _, terms in kernel.assignments for coefficient, _ in terms):
+        raise StepError(f"{where}: {name} subtracts, which a semiring cannot")
+    step = Step(kernel, places)
+    if {step.bound[f] for f in kernel.product} & set(step.writes):
+        raise StepError(f"{where}: overwrites its operand during the product")
+    return step
+
+
+# ---- the proof
+
+
+def closure_defect(table: ClosureTable) -> str | None:
+    """What is wrong with the table; None if it computes the closure of every matrix over every closed semiring."""
+    held: dict[str, Words] = {name: Letter(name) for name in table.blocks}
+    for step in table.steps:
+        places = (step.place,) if isinstance(step, Close) else step.reads
+        if unknown := [p for p in places if p not in held]:
+            return f"{step} reads {', '.join(unknown)}, which nothing has written"
+        if isinstance(step, Close):
+            if step.place not in (table.blocks[0], table.blocks[3]):
+                return f"{step}: only blocks of the diagonal are square"
+            held[step.place] = repeated(held[step.place])
+        else:
+            held[step.writes[0]] = _written(step, held)
+    moves = dict(zip(table.blocks, SIDES, strict=True))
+    for block, (begin, end) in moves.items():
+        if not same_walks(held[block], moves, begin, end):
+            return f"{block} is not the closure's"
+    return None
+
+
+def _written(step: Step, held: Mapping[str, Words]) -> Words:
+    left, right = (held[step.bound[f]] for f in step.kernel.product or ())
+    found = EMPTY
+    for _, terms in step.kernel.assignments:
+        for _, source in terms:
+            found = either(found, both(left, right) if source == PRODUCT else held[step.bound[source]])
+    return found
+
+
+@lru_cache(maxsize=8)
+def closure_table(name: str = "r-kleene") -> ClosureTable:
+    """A closure table by name, proved."""
+    folder = resources.files("fmm.kernels.algorithms") / "closure_tables"
+    names = sorted(f.name[:-4] for f in folder.iterdir() if f.name.endswith(".txt"))
+    if name not in names:
+        raise StepError(f"unknown closure table {name!r}; there are {', '.join(names)}")
+    table = parse_closure_table((folder / f"{name}.txt").read_text("utf-8"), f"{name}.txt")
+    if (defect := closure_defect(table)) is not None:
+        raise StepError(f"{name}.txt does not compute the closure: {defect}")
+    return table

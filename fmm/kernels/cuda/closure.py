@@ -1,0 +1,109 @@
+"""A closure table's steps as launches on a CUDA device: shortest paths of a matrix D in place.
+
+D lies row by row in memory of its own, whose rows begin at multiples of 16 bytes; so do the temporaries'. Where nodes
+before the ends of the ways are asked for, D, the temporaries and these all have the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fmm.kernels.algorithms.closure_table import closure_table
+from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.products.minplus import (
+    WIDE,
+    Rect,
+    Ring,
+    SemiringProduct,
+    close_launch,
+    doubling_launch,
+    minplus_launch,
+    tile_side,
+)
+from fmm.kernels.cuda.products.minplus_tiles import fastest_sizes
+from fmm.kernels.plans.closure_steps import MATRIX, ClosureSteps, ProductStep, TileStep, closure_steps
+from fmm.kernels.plans.level_steps import Place
+
+ROOM = 256  # bytes: temporaries begin at multiples of it
+ARGS = "args of "  # with a base: where the nodes noted of its numbers are
+ARG_BYTES = 4
+WORKSPACE, DOUBLED = "W", "doubled"
+
+
+@dataclass(frozen=True, eq=False)
+class ClosureLaunches:
+    """What runs, and the bytes of the temporaries, and of numbers that are written twice."""
+
+    steps: ClosureSteps
+    launches: tuple[Launch, ...]
+    numbers: int  # of the temporaries' memory
+    doubled_bytes: int
+
+
+def padded(cols: int) -> int:
+    """Numbers of a row, so that the next one begins at a multiple of 16 bytes whatever their type."""
+    return -(-cols // WIDE) * WIDE
+
+
+@lru_cache(maxsize=64)
+def closure_launches(ring: Ring, n: int, noted: bool, multiprocessors: int) -> ClosureLaunches:
+    """All launches for an n x n matrix; `noted`: with the nodes before the ends of the ways."""
+    steps = closure_steps(closure_table(), n, tile_side(ring, noted))
+    return _Recorder(ring, steps, noted, multiprocessors).recorded()
+
+
+class _Recorder:
+    def __init__(self, ring: Ring, steps: ClosureSteps, noted: bool, multiprocessors: int) -> None:
+        self.ring, self.steps, self.noted, self.multiprocessors = ring, steps, noted, multiprocessors
+        self.places: dict[str, tuple[int, int]] = {}  # of temporaries: first number, numbers a row
+        self.numbers = 0
+        for name, rows, cols in steps.temporaries:
+            self.places[name] = self.numbers, padded(cols)
+            self.numbers += -(-rows * padded(cols) // ROOM) * ROOM
+        sizes = (p.left.rows * padded(p.left.cols) for p in steps.products)
+        self.doubled = max(sizes, default=0) if ring.per_word > 1 else 0
+
+    def recorded(self) -> ClosureLaunches:
+        launches = tuple(x for step in self.steps.rounds for x in self._round(step))
+        return ClosureLaunches(self.steps, launches, self.numbers, 2 * self.doubled * self.ring.word_bytes)
+
+    def _round(self, step: TileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
+        if isinstance(step, TileStep):
+            yield close_launch(self.ring, self._rect(step.place), self._args(step.place))
+            return
+        products = [self._product(p) for p in step]
+        if self.ring.per_word > 1:
+            for i, product in enumerate(products):
+                dest = Rect(
+                    DOUBLED, i * self.doubled * self.ring.word_bytes, *product.left[2:4], padded(product.left.cols)
+                )
+                yield doubling_launch(product.left, dest)
+                products[i] = product._replace(left=dest)
+        sizes = fastest_sizes(self.ring, self.noted, [product_size(p) for p in products], self.multiprocessors)
+        yield minplus_launch(self.ring, sizes, products)
+
+    def _product(self, p: ProductStep) -> SemiringProduct:
+        left, right, old, dest = (self._rect(x) for x in p)
+        if not self.noted:
+            return SemiringProduct(left, right, dest, old)
+        return SemiringProduct(left, right, dest, old, self._args(p.dest), self._args(p.old), self._args(p.right))
+
+    def _rect(self, place: Place) -> Rect:
+        return self._located(place, "", self.ring.item_bytes)
+
+    def _args(self, place: Place) -> Rect | None:
+        return self._located(place, ARGS, ARG_BYTES) if self.noted else None
+
+    def _located(self, place: Place, prefix: str, item: int) -> Rect:
+        base, first, leading = MATRIX, 0, padded(self.steps.n)
+        if place.name != MATRIX:
+            base, (first, leading) = WORKSPACE, self.places[place.name]
+        offset = item * (first + place.row * leading + place.col)
+        return Rect(prefix + base, offset, place.rows, place.cols, leading)
+
+
+def product_size(p: SemiringProduct) -> tuple[int, int, int]:
+    """Rows, inner dimension and columns of a product."""
+    return p.left.rows, p.left.cols, p.dest.cols

@@ -1,0 +1,158 @@
+// Shortest paths among the nodes of one tile by Floyd and Warshall's algorithm: the leaf of R-Kleene.
+//
+// One thread block; the tile stays in its registers, SIDE / 16 numbers of either direction a thread. At step k everybody
+// wants row k and column k: whoever has them writes them to shared memory as soon as the step before is done, into the
+// other one of two places, so that there is one barrier a step. With arguments, each number comes with the last node
+// before its column on the way there.
+//
+// No header of CUDA's is needed, so that NVRTC alone compiles this.
+#pragma once
+
+#include "gemm_common.cuh"
+#include "tropical_rings.cuh"
+
+namespace fmm::tropical {
+
+constexpr int TILE_THREADS = 256;
+
+template <class Stored>
+struct DiagonalTile {
+    Stored* data;
+    long long leading;
+    int* args;
+    long long args_leading;
+    int n;  // rows and columns that there are
+    int unused;
+};
+
+template <class Element, int SIDE, bool ARGS>
+struct Lane {  // row k and column k, of two steps by turns
+    Element row[2][SIDE], col[2][SIDE];
+    int args[2][ARGS ? SIDE : 1];
+};
+
+template <class Ring, class Stored, int SIDE, bool ARGS>
+struct TileCloser {
+    using Element = typename Ring::Element;
+    // A thread's numbers stand in groups of four neighbours, which are read at once; groups are 64 apart.
+    static constexpr int EACH = SIDE / 16, FOUR = 4, GROUPS = EACH / FOUR, APART = 16 * FOUR;
+    static_assert(SIDE % APART == 0, "whole groups");
+
+    Lane<Element, SIDE, ARGS>& lane;
+    const int down, right;
+    Element c[EACH][EACH];
+    int arg[ARGS ? EACH : 1][ARGS ? EACH : 1];
+
+    __device__ __forceinline__ TileCloser(Lane<Element, SIDE, ARGS>& lane)
+        : lane(lane), down(threadIdx.x / 16 * FOUR), right(threadIdx.x % 16 * FOUR) {}
+
+    __device__ static __forceinline__ constexpr int place(int i) { return i / FOUR * APART + i % FOUR; }
+
+    __device__ __forceinline__ void read(const DiagonalTile<Stored>& p) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                const int r = down + place(i), s = right + place(j);
+                const bool there = r < p.n && s < p.n;
+                c[i][j] = there ? Element(p.data[r * p.leading + s]) : Ring::none();
+                if constexpr (ARGS) arg[i][j] = there ? p.args[r * p.args_leading + s] : 0;
+            }
+    }
+    __device__ __forceinline__ void write(const DiagonalTile<Stored>& p) const {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                const int r = down + place(i), s = right + place(j);
+                if (r >= p.n || s >= p.n) continue;
+                p.data[r * p.leading + s] = Stored(c[i][j]);
+                if constexpr (ARGS) p.args[r * p.args_leading + s] = arg[i][j];
+            }
+    }
+
+    // Row and column k, by the threads that have them as their I-th.
+    template <int I>
+    __device__ __forceinline__ void publish(int k) {
+        const int mine = k % APART / FOUR * FOUR, turn = k % 2;
+        if (down == mine) {
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                lane.row[turn][right + place(j)] = c[I][j];
+                if constexpr (ARGS) lane.args[turn][right + place(j)] = arg[I][j];
+            }
+        }
+        if (right == mine) {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) lane.col[turn][down + place(i)] = c[i][I];
+        }
+    }
+
+    __device__ __forceinline__ void step(int k) {
+        const int turn = k % 2;
+        Element row[EACH], col[EACH];
+        int args[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            row[i] = lane.row[turn][right + place(i)];
+            col[i] = lane.col[turn][down + place(i)];
+            if constexpr (ARGS) args[i] = lane.args[turn][right + place(i)];
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                if constexpr (ARGS) {
+                    const Element sum = Ring::sum(col[i], row[j]);
+                    if (Ring::better(sum, c[i][j])) {
+                        c[i][j] = Ring::stored(sum);
+                        arg[i][j] = args[j];
+                    }
+                } else {
+                    Ring::take(c[i][j], col[i], row[j]);
+                    c[i][j] = Ring::stored(c[i][j]);
+                }
+            }
+    }
+
+    // Steps 64 G .. 64 G + 63.
+    template <int G>
+    __device__ __forceinline__ void group(int n) {
+#pragma unroll 1
+        for (int k = G * APART; k < min(n, (G + 1) * APART); k += FOUR) {
+            one<G * FOUR + 1>(k);
+            one<G * FOUR + 2>(k + 1);
+            one<G * FOUR + 3>(k + 2);
+            step(k + 3);
+            if (k + FOUR < (G + 1) * APART) publish<G * FOUR>(k + FOUR);
+            else if constexpr (G + 1 < GROUPS) publish<(G + 1) * FOUR>(k + FOUR);
+            __syncthreads();
+        }
+    }
+    // Beyond the last node all is "no edge", which changes nothing.
+    template <int NEXT>
+    __device__ __forceinline__ void one(int k) {
+        step(k);
+        publish<NEXT>(k + 1);
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void close(int n) {
+        publish<0>(0);
+        __syncthreads();
+        group<0>(n);
+        if constexpr (GROUPS > 1) group<1>(n);
+        static_assert(GROUPS <= 2);
+    }
+};
+
+template <class Ring, class Stored, int SIDE, bool ARGS>
+__device__ __forceinline__ void close_tile(const DiagonalTile<Stored>& p, void* memory) {
+    using Element = typename Ring::Element;
+    TileCloser<Ring, Stored, SIDE, ARGS> closer(*static_cast<Lane<Element, SIDE, ARGS>*>(memory));
+    closer.read(p);
+    closer.close(p.n);
+    closer.write(p);
+}
+
+}  // namespace fmm::tropical

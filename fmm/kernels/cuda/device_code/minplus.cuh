@@ -1,0 +1,236 @@
+// Products over the semirings of shortest paths by tiles: dest[i][j] = the best of old[i][j] and all a[i][k] + b[k][j].
+//
+// The tiles come as in gemm_simt.cuh, whose loader this is: A's lines along the inner dimension, B's along the outer one,
+// 16 bytes at a time, some tiles ahead. A multiply-add of the ordinary product is one instruction; here it is an addition
+// and a comparison, which runs at half the rate: what a ring does with two steps at a time stands in tropical_rings.cuh.
+// What the loader brings from beyond an edge is zero, which is not "no edge": beyond the inner dimension's end, A's part
+// of the last tile is overwritten; other edges are never stored.
+//
+// Two products of one launch share the device: each has its own tiles. A variant with arguments also finds which k it
+// was (the first of several), or the last node before j on the way, which `via` knows of the ways from k to j.
+//
+// No header of CUDA's is needed, so that NVRTC alone compiles this.
+#pragma once
+
+#include "gemm_simt.cuh"
+#include "tropical_rings.cuh"
+
+namespace fmm::tropical {
+
+template <class Element>
+struct Task {  // one product
+    Block<Element> left[1], right[1];
+    Element* dest;
+    const Element* old;  // or null: nothing is kept
+    int* args;           // of each number of dest, by the variants with arguments
+    const int* old_args;
+    const int* via;      // or null: the argument is k itself, or -1 where the old number stays
+    long long leading[4];  // of left, right, dest, old
+    long long args_leading[3];  // of args, old_args, via
+    int m, n, k;
+    int down, across, group;  // as tile_of wants them
+    int wide;  // may dest and old be accessed 16 bytes at a time?
+    int unused;
+};
+
+template <class Element>
+struct Tasks {
+    Task<Element> task[2];
+    int first;  // thread blocks of the first one
+};
+
+// Number beyond the inner dimension's end, so that no sum with it is the best.
+template <class Ring, class S, class Lines>
+__device__ __forceinline__ void cut_tail(typename Ring::Element* tile, int left) {
+    for (int x = threadIdx.x; x < S::HEIGHT * S::DEPTH; x += S::THREADS)
+        if (x % S::DEPTH >= left) tile[x / S::DEPTH * Lines::PITCH + x % S::DEPTH] = Ring::none();
+}
+
+template <class Ring, bool ARGS, int ROWS, int COLS>
+struct Best {
+    using Element = typename Ring::Element;
+    Element c[ROWS][COLS];
+    int arg[ARGS ? ROWS : 1][ARGS ? COLS : 1];
+
+    __device__ __forceinline__ void begin() {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+            for (int j = 0; j < COLS; ++j) {
+                c[i][j] = Ring::none();
+                if constexpr (ARGS) arg[i][j] = -1;
+            }
+    }
+    __device__ __forceinline__ void take(int i, int j, int k, Element a, Element b) {
+        const Element sum = Ring::sum(a, b);
+        if (Ring::better(sum, c[i][j])) {
+            c[i][j] = sum;
+            arg[ARGS ? i : 0][ARGS ? j : 0] = k;
+        }
+    }
+    // Steps k and k + 1.
+    __device__ __forceinline__ void take_two(int i, int j, int k, Element a, Element b, Element x, Element y) {
+        if constexpr (ARGS) {
+            take(i, j, k, a, b);
+            take(i, j, k + 1, x, y);
+        } else {
+            Ring::take_two(c[i][j], a, b, x, y);
+        }
+    }
+};
+
+// One tile's steps: A's numbers WIDE steps at a time, B's two lines at a time.
+template <class Ring, class S, class LeftLines, class Right, class Best>
+__device__ __forceinline__ void use_tile(Best& best, const typename Ring::Element* left, const typename Ring::Element* right,
+                                         int position) {
+    using Element = typename Ring::Element;
+    constexpr int WIDE = LeftLines::WIDE, PACK = Right::PACK;
+    static_assert(S::DEPTH % WIDE == 0 && S::COLS % PACK == 0);
+#pragma unroll
+    for (int begin = 0; begin < S::DEPTH; begin += WIDE) {
+        Pack<Element, WIDE> a[S::ROWS];
+#pragma unroll
+        for (int i = 0; i < S::ROWS; ++i)
+            a[i] = pack<Element, WIDE>(left + i * S::WARP_HEIGHT * LeftLines::PITCH + begin);
+#pragma unroll
+        for (int e = 0; e < WIDE; e += 2) {
+            const Element* const line = right + (begin + e) * Right::PITCH;
+#pragma unroll
+            for (int j = 0; j < S::COLS; j += PACK) {
+                const auto b = pack<Element, PACK>(line + Right::place(j));
+                const auto y = pack<Element, PACK>(line + Right::PITCH + Right::place(j));
+#pragma unroll
+                for (int z = 0; z < S::ROWS; ++z) {
+                    const int i = j / PACK % 2 ? S::ROWS - 1 - z : z;
+#pragma unroll
+                    for (int x = 0; x < PACK; ++x)
+                        best.take_two(i, j + x, position + begin + e, a[i].lane[e], b.lane[x], a[i].lane[e + 1], y.lane[x]);
+                }
+            }
+        }
+    }
+}
+
+// How a thread reads its numbers of B: `Fragment` of gemm_common.cuh has the places.
+template <class Element, class Lines, int COLS, int LANES>
+struct RightPlaces : Fragment<Element, Lines, COLS, LANES> {
+    static constexpr int PITCH = Lines::PITCH;
+};
+
+// One number's new value and argument.
+template <class Ring, bool ARGS, class Task>
+__device__ __forceinline__ void settle(const Task& p, typename Ring::Element& value, int arg, int row, int col,
+                                       typename Ring::Element old) {
+    const bool improved = p.old == nullptr || Ring::better(value, old);
+    if constexpr (ARGS) {
+        int told = improved ? arg : -1;
+        if (p.via && told >= 0) told = p.via[told * p.args_leading[2] + col];
+        else if (p.via) told = p.old_args[row * p.args_leading[1] + col];
+        p.args[row * p.args_leading[0] + col] = told;
+    }
+    value = Ring::stored(p.old == nullptr ? value : ARGS ? (improved ? value : old) : Ring::best(value, old));
+}
+
+template <class Ring, bool ARGS, class S, class Left, class Right, class Task, class Best>
+__device__ __forceinline__ void put_best(const Task& p, Best& best, int row, int col) {
+    using Element = typename Ring::Element;
+    constexpr int PACK = Right::PACK;
+#pragma unroll
+    for (int i = 0; i < S::ROWS; ++i) {
+        const int r = row + Left::place(i);
+        if (r >= p.m) continue;
+#pragma unroll
+        for (int j = 0; j < S::COLS; j += PACK) {
+            const int s = col + Right::place(j), valid = p.n - s;
+            if (valid <= 0) continue;
+            const bool whole = p.wide && valid >= PACK;
+            const Element* const from = p.old + r * p.leading[3] + s;
+            Pack<Element, PACK> old, value;
+            if (p.old && whole) old = pack<Element, PACK>(from);
+#pragma unroll
+            for (int e = 0; e < PACK; ++e) {
+                if (!p.old || (!whole && e >= valid)) old.lane[e] = Ring::none();
+                else if (!whole) old.lane[e] = from[e];
+                value.lane[e] = best.c[i][j + e];
+                if (e < valid) settle<Ring, ARGS>(p, value.lane[e], best.arg[ARGS ? i : 0][ARGS ? j + e : 0], r, s + e, old.lane[e]);
+            }
+            Element* const to = p.dest + r * p.leading[2] + s;
+            if (whole) {
+                pack<Element, PACK>(to) = value;
+            } else {
+#pragma unroll
+                for (int e = 0; e < PACK; ++e)
+                    if (e < valid) to[e] = value.lane[e];
+            }
+        }
+    }
+}
+
+// The thread block's tile of its task; `memory`: shared memory for both operands' tiles.
+template <class Ring, class S, bool ARGS>
+__device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all, typename Ring::Element* memory) {
+    using Element = typename Ring::Element;
+    using LeftLines = Lines<Element, Along::INNER, Access::VECTOR, S::HEIGHT, S::DEPTH, S::THREADS>;
+    using RightLines = Lines<Element, Along::OUTER, Access::VECTOR, S::WIDTH, S::DEPTH, S::THREADS>;
+    using LeftTiles = Operand<Element, LeftLines, 1, S::STAGES, false, Path::ASYNC, true>;
+    using RightTiles = Operand<Element, RightLines, 1, S::STAGES, false, Path::ASYNC, false>;
+    using Left = Fragment<Element, typename LeftTiles::Kept, S::ROWS, S::WARP_HEIGHT>;
+    using Right = RightPlaces<Element, typename RightTiles::Kept, S::COLS, S::WARP_WIDTH>;
+
+    const int number = blockIdx.x, second = number >= all.first;
+    const Task<Element>& p = all.task[second];
+    const Tile tile = tile_of(p, number - (second ? all.first : 0));
+    const int row = tile.row * S::HEIGHT, col = tile.col * S::WIDTH;
+    LeftTiles left{memory, {p.left, p.leading[0], 0, row}};
+    RightTiles right{memory + LeftTiles::SIZE, {p.right, p.leading[1], 0, col}};
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int down = warp % S::WARPS_DOWN * (S::ROWS * S::WARP_HEIGHT) + Left::first(lane % S::WARP_HEIGHT);
+    const int across = warp / S::WARPS_DOWN * (S::COLS * S::WARP_WIDTH) + Right::first(lane / S::WARP_HEIGHT);
+
+    Best<Ring, ARGS, S::ROWS, S::COLS> best;
+    best.begin();
+#pragma unroll
+    for (int t = 0; t < S::STAGES - 1; ++t) {
+        left.copy(t);
+        right.copy(t);
+        commit();
+    }
+    int stage = 0, filled = S::STAGES - 1;
+#pragma unroll 1
+    for (int position = 0; position < p.k; position += S::DEPTH) {
+        wait<S::STAGES - 2>();
+        __syncthreads();  // this tile has come, and all have read the one that the next copies overwrite
+        Element* const left_now = left.tile(stage);
+        if (position + S::DEPTH > p.k) {
+            cut_tail<Ring, S, LeftLines>(left_now, p.k - position);
+            __syncthreads();
+        } else if (position + (S::STAGES - 1) * S::DEPTH < p.k) {
+            left.copy(filled);
+            right.copy(filled);
+        }
+        commit();
+        filled = filled + 1 == S::STAGES ? 0 : filled + 1;
+        use_tile<Ring, S, LeftLines, Right>(best, left_now + Left::offset(down), right.tile(stage) + Right::offset(across),
+                                            position);
+        stage = stage + 1 == S::STAGES ? 0 : stage + 1;
+    }
+    put_best<Ring, ARGS, S, Left, Right>(p, best, row + down, col + across);
+}
+
+// ---- numbers of 16 bits: A's, each twice in a word
+
+struct Doubling {
+    const unsigned short* source;
+    unsigned* dest;
+    long long source_leading, dest_leading;
+    int rows, cols;
+};
+
+__device__ __forceinline__ void write_twice(const Doubling& p) {
+    for (long long x = blockIdx.x * 256ll + threadIdx.x; x < (long long)p.rows * p.cols; x += gridDim.x * 256ll) {
+        const int row = x / p.cols, col = x % p.cols;
+        p.dest[row * p.dest_leading + col] = p.source[row * p.source_leading + col] * 0x10001u;
+    }
+}
+
+}  // namespace fmm::tropical

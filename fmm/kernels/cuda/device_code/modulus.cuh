@@ -1,0 +1,38 @@
+// Residues of whole numbers modulo some p of at most 256: centred ones, which fit in a signed byte.
+//
+// A number's bytes are multiplied by 256^i modulo p and added up: below 2^19, whose quotient by p float32 rounds right.
+// (If p is odd, no quotient is nearer to the middle of two whole numbers than 1 / 2p, and that of p = 256 does not matter.)
+// BIAS makes the sum a float32 number by its bits alone; its lowest byte is zero, so that it is nothing modulo 256.
+#pragma once
+
+#include "whole_bytes.cuh"
+
+namespace fmm {
+
+constexpr int BIAS = 0x4b400000;  // the bits of 1.5 * 2^23
+
+struct alignas(16) Modulus {
+    int p;
+    float inverse;      // 1 / p
+    int low, high;      // 256^i modulo p, i from 0 and from 4, a signed byte each
+    int begin, begin64; // BIAS less 2^31, less 2^63, modulo p
+    int unused[2];
+
+    // A number whose lowest byte is the residue, of a sum with BIAS.
+    __device__ __forceinline__ int centred(int sum) const {
+        const float x = __int_as_float(sum) - __int_as_float(BIAS);
+        return sum - p * __float_as_int(__fmaf_rn(x, inverse, __int_as_float(BIAS)));
+    }
+    __device__ __forceinline__ int operator()(int x) const {
+        return centred(dot_bytes(static_cast<unsigned>(x) ^ 1u << 31, low, begin));
+    }
+    // Of a number of 64 bits to which 2^63 was added.
+    __device__ __forceinline__ int of_raised(unsigned long long x) const {
+        const int upper = dot_bytes(static_cast<unsigned>(x >> 32), high, begin64);
+        return centred(dot_bytes(static_cast<unsigned>(x), low, upper));
+    }
+    // The residue itself, for a sum that goes on.
+    __device__ __forceinline__ int still(int x) const { return static_cast<signed char>((*this)(x)); }
+};
+
+}  // namespace fmm

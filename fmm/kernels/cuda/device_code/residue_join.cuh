@@ -1,0 +1,276 @@
+// A product of matrices from the residues of whole numbers: sums of blocks of C, where levels of a fast algorithm are
+// below; the Chinese remainder theorem; of float64, unscaled.
+//
+// A whole number below half of the product P of all moduli p_i is sum r_i w_i - q P, w_i being 1 modulo p_i and 0 modulo
+// the others, q the quotient of that sum by P, rounded, which is never near the middle between two whole numbers.
+//
+//   join        float64: weights and P are cut in pieces of so few bits that the sums of each are exact in float64
+//   join_whole  integers: all modulo 2^64, of which a type keeps its lowest bits
+#pragma once
+
+#include "fast_sums.cuh"
+#include "residue_planes.cuh"
+
+namespace fmm {
+namespace residues {
+
+constexpr int MOST_PIECES = 4;
+
+template <class Element>
+struct Result {
+    Element* dest;
+    const signed char* planes;
+    long long leading, layer;  // numbers from one row of C to the next, and from one product of a batch to the next
+    int m, n, layers;
+    int block_rows, block_cols;  // of a plane
+    int unused;
+};
+
+struct Join {
+    Result<double> c;
+    const int *rows, *columns;  // exponents
+    int* flag;                  // raised where C is given an inf or NaN
+    double factor, keep;
+    double up, down;            // 2^b and 2^-b, b being the bits of a piece
+    double inverse;             // 2^(b (PIECES - 1)) / P
+    double product[MOST_PIECES];  // from the highest piece on
+    double weights[20][MOST_PIECES];
+};
+
+template <class Element>
+struct JoinWhole {
+    Result<Element> c;
+    long long factor, keep;
+    unsigned long long product, weights[20];  // modulo 2^64
+    double shares[20];                        // weights by P
+};
+
+// ---- sums of blocks
+
+__device__ constexpr int min_of(int x, int y) { return x < y ? x : y; }
+
+// What was asked for before is asked for before.
+__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+
+template <int VALUE_>
+struct Number {
+    static constexpr int VALUE = VALUE_;
+};
+
+// So many neighbours in a row of every block of C: where they stand, and their residues modulo one number after another.
+// Of two levels a thread has the blocks of block PART of the outer one only; the other three are those of warps beside its
+// own, which read much of the same.
+template <class Sums, int LEVELS, int COLS, int PART>
+struct Spot {
+    static constexpr int SIDES = 1 << LEVELS, BLOCKS = LEVELS ? 4 : 1, OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1;
+    static constexpr int INNER = LEVELS ? Sums::PRODUCTS : 1;
+    const signed char* from;
+    long long next;
+    int layer, row, at;
+
+    template <class Element>
+    __device__ __forceinline__ explicit Spot(const Result<Element>& c) {
+        const unsigned all = blockIdx.x * THREADS + threadIdx.x;
+        const unsigned number = LEVELS == 2 ? all / 128 * 32 + all % 32 : all, words = c.block_cols / COLS;
+        at = number % words * COLS;
+        row = number / words % c.block_rows;
+        layer = number / words / c.block_rows;
+        const long long plane = static_cast<long long>(c.block_rows) * c.block_cols;
+        next = plane * c.layers;
+        from = c.planes + layer * plane + static_cast<long long>(row) * c.block_cols + at;
+    }
+
+    __device__ static __forceinline__ unsigned some_of(const signed char* q) {
+        if constexpr (COLS == 4) return *reinterpret_cast<const unsigned*>(q);
+        if constexpr (COLS == 2) return *reinterpret_cast<const unsigned short*>(q);
+        return static_cast<unsigned char>(*q);
+    }
+    // With which sign a product of the outer level is in the block.
+    __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::in(product, PART) : 1; }
+
+    // Residues modulo SOME numbers from the i-th on: all are on their way before the first is used. `use` is told every
+    // number, block, neighbour and sum of residues.
+    template <int SOME, class Use>
+    __device__ __forceinline__ void read(int i, const Use& use) const {
+        const signed char* const planes = from + i * (OUTER * INNER * next);
+        unsigned word[SOME][OUTER][INNER];
+#pragma unroll
+        for (int j = 0; j < SOME; ++j)
+#pragma unroll
+            for (int o = 0; o < OUTER; ++o)
+#pragma unroll
+                for (int q = 0; q < INNER; ++q)
+                    if (outer_sign(o)) word[j][o][q] = some_of(planes + ((j * OUTER + o) * INNER + q) * next);
+        keep_order();
+#pragma unroll
+        for (int j = 0; j < SOME; ++j)
+#pragma unroll
+            for (int c = 0; c < COLS; ++c)
+#pragma unroll
+                for (int b = 0; b < BLOCKS; ++b) {
+                    int found = 0;
+#pragma unroll
+                    for (int o = 0; o < OUTER; ++o)
+#pragma unroll
+                        for (int q = 0; q < INNER; ++q) {
+                            const int sign = outer_sign(o) * (LEVELS ? Sums::in(q, b) : 1);
+                            if (sign) found += sign * static_cast<signed char>(word[j][o][q] >> 8 * c);
+                        }
+                    use(i + j, b, c, found);
+                }
+    }
+
+    // Where the first neighbour of a block stands in C.
+    __device__ __forceinline__ int line(int b, int rows) const { return row + (LEVELS == 2 ? PART / 2 * 2 + b / 2 : b / 2) * rows; }
+    __device__ __forceinline__ int first(int b, int cols) const { return at + (LEVELS == 2 ? PART % 2 * 2 + b % 2 : b % 2) * cols; }
+};
+
+// All COUNT moduli, so many at a time that many loads are under way.
+template <int LEVELS, int COUNT, class Here, class Use>
+__device__ __forceinline__ void read_all(const Here& spot, const Use& use) {
+    constexpr int SOME = min_of(COUNT, LEVELS == 0 ? 16 : LEVELS == 1 ? 4 : 1);
+#pragma unroll 1
+    for (int i = 0; i < COUNT / SOME * SOME; i += SOME) spot.template read<SOME>(i, use);
+    if constexpr (COUNT % SOME != 0) spot.template read<COUNT % SOME>(COUNT / SOME * SOME, use);
+}
+
+// Of two levels every warp has a part.
+template <int LEVELS, class Work>
+__device__ __forceinline__ void every_part(const Work& work) {
+    if constexpr (LEVELS < 2) {
+        work(Number<0>{});
+    } else {
+        switch (threadIdx.x / 32 % 4) {
+            case 0: return work(Number<0>{});
+            case 1: return work(Number<1>{});
+            case 2: return work(Number<2>{});
+            default: return work(Number<3>{});
+        }
+    }
+}
+
+// Together, where they stand so.
+template <int COLS, class Element>
+__device__ __forceinline__ void put(Element* to, const Element (&x)[COLS], int room) {
+    if (COLS == 2 && room > 1 && reinterpret_cast<unsigned long long>(to) % (2 * sizeof(Element)) == 0)
+        pack<Element, 2>(to) = {x[0], x[COLS - 1]};
+    else
+#pragma unroll
+        for (int c = 0; c < COLS; ++c)
+            if (c < room) to[c] = x[c];
+}
+
+// ---- float64
+
+// x 2^e, rounded once (twice below the normal numbers).
+__device__ __forceinline__ double scaled_by(double x, int e) {
+    if (abs(e) <= 1000) return x * power_of_two(e);
+    const int first = max(min(e, 1000), -1000), second = max(min(e - first, 1000), -1000), third = e - first - second;
+    return x * power_of_two(first) * power_of_two(second) * power_of_two(max(min(third, 1000), -1000));
+}
+
+// A whole number of less than 2^31 as float64, without the slow instruction for it.
+__device__ __forceinline__ double as_double(int x) {
+    const long long bits = 0x4330000000000000ll | static_cast<unsigned>(x ^ 1 << 31);
+    return __longlong_as_double(bits) - (0x1p52 + 0x1p31);
+}
+
+// What the pieces' sums make together, the last of which counts whole, less a multiple of P: rounded about once, and not
+// at all if it is below 2^53.
+template <int PIECES>
+__device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Join& p) {
+    const double q = rint((sum[0] + sum[1] * p.down) * p.inverse);
+    double high = 0, low = 0;
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+        const double x = high * p.up, y = __fma_rn(-q, p.product[i], sum[i]), both = x + y, part = both - x;
+        low = low * p.up + ((x - (both - part)) + (y - part));
+        high = both;
+    }
+    return high + low;
+}
+
+template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES, int PART>
+__device__ __forceinline__ void join_part(const Join& p) {
+    using Here = Spot<Sums, LEVELS, COLS, PART>;
+    const Result<double>& c = p.c;
+    const Here spot(c);
+    if (spot.layer >= c.layers || spot.at >= c.n) return;
+    double sum[Here::BLOCKS][COLS][PIECES] = {};
+    read_all<LEVELS, COUNT>(spot, [&](int i, int block, int col, int residue) {
+        const double x = as_double(residue);
+#pragma unroll
+        for (int j = 0; j < PIECES; ++j) sum[block][col][j] = __fma_rn(x, p.weights[i][j], sum[block][col][j]);
+    });
+    const double none = __longlong_as_double(0x7ff8000000000000ll), infinite = __longlong_as_double(0x7ff0000000000000ll);
+    bool finite = true;
+#pragma unroll
+    for (int b = 0; b < Here::BLOCKS; ++b) {
+        const int line = spot.line(b, c.block_rows), first = spot.first(b, c.block_cols);
+        if (line >= c.m) continue;
+        const int e = p.rows[spot.layer * c.m + line];
+        double* const to = c.dest + spot.layer * c.layer + line * c.leading + first;
+        double found[COLS];
+#pragma unroll
+        for (int i = 0; i < COLS; ++i) {
+            if (first + i >= c.n) continue;
+            const int f = p.columns[spot.layer * c.n + first + i];
+            const bool known = e != NOT_FINITE && f != NOT_FINITE;
+            found[i] = known ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
+            if (p.keep != 0) found[i] += p.keep * to[i];
+            finite = finite && fabs(found[i]) < infinite;
+        }
+        put<COLS>(to, found, c.n - first);
+    }
+    if (p.flag && !finite) *static_cast<volatile int*>(p.flag) = 1;
+}
+
+template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES>
+__device__ __forceinline__ void join(const Join& p) {
+    every_part<LEVELS>([&](auto part) { join_part<Sums, LEVELS, COLS, COUNT, PIECES, decltype(part)::VALUE>(p); });
+}
+
+// ---- integers
+
+template <class Element>
+__device__ __forceinline__ Element lowest_bits(unsigned long long x) {
+    return static_cast<Element>(x);  // of bool: is it not zero?
+}
+
+template <class Sums, int LEVELS, int COLS, int COUNT, int PART, class Element>
+__device__ __forceinline__ void join_whole_part(const JoinWhole<Element>& p) {
+    using Here = Spot<Sums, LEVELS, COLS, PART>;
+    const Result<Element>& c = p.c;
+    const Here spot(c);
+    if (spot.layer >= c.layers || spot.at >= c.n) return;
+    unsigned long long sum[Here::BLOCKS][COLS] = {};
+    double share[Here::BLOCKS][COLS] = {};
+    read_all<LEVELS, COUNT>(spot, [&](int i, int block, int col, int residue) {
+        sum[block][col] += static_cast<unsigned long long>(static_cast<long long>(residue)) * p.weights[i];
+        share[block][col] = __fma_rn(as_double(residue), p.shares[i], share[block][col]);
+    });
+#pragma unroll
+    for (int b = 0; b < Here::BLOCKS; ++b) {
+        const int line = spot.line(b, c.block_rows), first = spot.first(b, c.block_cols);
+        if (line >= c.m) continue;
+        Element* const to = c.dest + spot.layer * c.layer + line * c.leading + first;
+        Element found[COLS];
+#pragma unroll
+        for (int i = 0; i < COLS; ++i) {
+            if (first + i >= c.n) continue;
+            const auto q = static_cast<unsigned long long>(__double2ll_rn(share[b][i]));
+            unsigned long long x = static_cast<unsigned long long>(p.factor) * (sum[b][i] - q * p.product);
+            if (p.keep) x += static_cast<unsigned long long>(p.keep) * static_cast<unsigned long long>(to[i]);
+            found[i] = lowest_bits<Element>(x);
+        }
+        put<COLS>(to, found, c.n - first);
+    }
+}
+
+template <class Sums, int LEVELS, int COLS, int COUNT, class Element>
+__device__ __forceinline__ void join_whole(const JoinWhole<Element>& p) {
+    every_part<LEVELS>([&](auto part) { join_whole_part<Sums, LEVELS, COLS, COUNT, decltype(part)::VALUE>(p); });
+}
+
+}  // namespace residues
+}  // namespace fmm

@@ -1,0 +1,331 @@
+// Numbers as residues modulo up to 20 small numbers, a byte each: integers, and float64 as x 2^e, rounded to a whole number
+// of up to 2^62.
+//
+//   measure  of float64: of each line along the inner dimension the 2-norm, rounded up, and by it an exponent e, so that no entry of
+//            the product of whole numbers reaches half of the product of all moduli: |sum a b| <= |a| |b| by Cauchy and
+//            Schwarz. Operands of any type that lie along the outer dimension are turned on the way.
+//   split    scaled, rounded; sums of blocks, where levels of a fast algorithm are below; all residues of these
+//
+// A plane has lines along the inner dimension, whose lengths are multiples of 16; behind a line's end stand zeros.
+#pragma once
+
+#include "fast_sums.cuh"
+#include "gemm_common.cuh"
+#include "modulus.cuh"
+
+namespace fmm {
+namespace residues {
+
+constexpr int THREADS = 256, CLUSTER = 8, SIDE = 64;
+constexpr int NOT_FINITE = 1 << 20;  // the exponent of a line with inf, NaN or numbers whose norm is none
+
+template <class Element>
+constexpr bool SCALED = false;  // by powers of two, and rounded
+template <>
+constexpr bool SCALED<double> = true;
+
+template <class Element>
+struct Operand {
+    const Element* source;
+    Element* turned;      // its lines along the inner dimension, if it lies along the outer one
+    int* exponents;       // of the lines of all layers
+    signed char* planes;
+    long long leading;    // numbers from one line of the source to the next
+    long long layer;      // and from one product of a batch to the next
+    long long room;       // numbers from one line of `turned` to the next
+    double top;           // up to which norms are scaled
+    int lines, length;    // along the inner dimension
+    int layers;
+    int blocks;           // thread blocks that do this operand
+    int block_lines, block_length;  // of a plane: of blocks, where levels are below
+};
+
+// ---- norms
+
+__device__ __forceinline__ double power_of_two(int e) { return __longlong_as_double((e + 1023ll) << 52); }
+
+// Sums of squares that neither overflow nor vanish: of large, of usual and of small numbers apart (Blue's way).
+struct Squares {
+    double large, usual, small;
+
+    __device__ __forceinline__ void add(double x) {
+        x = fabs(x);
+        const bool is_large = x > 0x1p480, is_small = x < 0x1p-480;
+        const double scaled = x * (is_large ? 0x1p-600 : is_small ? 0x1p600 : 1.0);
+        if (is_large)
+            large += scaled * scaled;
+        else if (is_small)
+            small += scaled * scaled;
+        else
+            usual += scaled * scaled;
+    }
+    __device__ __forceinline__ void add(const Squares& x) {
+        large += x.large;
+        usual += x.usual;
+        small += x.small;
+    }
+    // The root of their sum and a little more than what rounding may have taken; 0 only of zeros.
+    __device__ __forceinline__ double root() const {
+        if (large == 0 && usual == 0 && small == 0) return 0;
+        const double found = large != 0   ? sqrt(large + usual * 0x1p-1000 * 0x1p-200) * 0x1p600
+                             : usual != 0 ? sqrt(usual + small * 0x1p-1000 * 0x1p-200)
+                                          : sqrt(small) * 0x1p-600;
+        return found * (1 + 0x1p-24) + 0x1p-1074;
+    }
+};
+
+// The largest e for which norm 2^e is not above `top`.
+__device__ __forceinline__ int exponent_for(double norm, double top) {
+    if (norm == 0) return 0;
+    if (!(norm < 0x1p1023)) return NOT_FINITE;
+    const bool tiny = norm < 0x1p-900;
+    const long long x = __double_as_longlong(tiny ? norm * 0x1p200 : norm), t = __double_as_longlong(top);
+    const int e = static_cast<int>((t >> 52) - (x >> 52)) + (tiny ? 200 : 0);
+    const long long fraction = (1ll << 52) - 1;
+    return e - ((x & fraction) > (t & fraction));
+}
+
+// x 2^e; in two steps, because 2^e may be no float64.
+struct Scale {
+    double first, second;
+    __device__ __forceinline__ explicit Scale(int e)
+        : first(power_of_two(e == NOT_FINITE ? 0 : e / 2)), second(power_of_two(e == NOT_FINITE ? 0 : e - e / 2)) {}
+    __device__ __forceinline__ double operator()(double x) const { return x * first * second; }
+};
+
+// ---- reading
+
+template <class Element>
+struct Four {
+    Element x[4];
+};
+
+// Four neighbours of a line, zeros behind its end; read together if lines begin at multiples of four numbers or 16 bytes.
+template <bool WIDE, class Element>
+__device__ __forceinline__ Four<Element> four_of(const Element* line, int at, int length) {
+    constexpr int TOGETHER = sizeof(Element) == 8 ? 2 : 4;
+    Four<Element> v;
+    if (WIDE && at + 4 <= length) {
+#pragma unroll
+        for (int i = 0; i < 4; i += TOGETHER) {
+            const auto some = pack<Element, TOGETHER>(line + at + i);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; ++j) v.x[i + j] = some.lane[j];
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v.x[i] = at + i < length ? line[at + i] : Element();
+    }
+    return v;
+}
+
+// ---- measure: lines along the inner dimension
+
+__device__ __forceinline__ double sum_of_warp(double x) {
+#pragma unroll
+    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+template <int GROUP, bool WIDE>
+__device__ __forceinline__ void measure_lines(const Operand<double>& p, int block) {
+    __shared__ Squares shared[THREADS / 32];
+    const int number = block * (THREADS / GROUP) + threadIdx.x / GROUP, mine = threadIdx.x % GROUP;
+    const int layer = number / p.lines;
+    if (layer >= p.layers) return;
+    const double* const from = p.source + layer * p.layer + number % p.lines * p.leading;
+    Squares sum{};
+#pragma unroll 4
+    for (int at = 4 * mine; at < p.length; at += 4 * GROUP) {
+        const auto v = four_of<WIDE>(from, at, p.length);
+#pragma unroll
+        for (double x : v.x) sum.add(x);
+    }
+    sum.large = sum_of_warp(sum.large);
+    sum.usual = sum_of_warp(sum.usual);
+    sum.small = sum_of_warp(sum.small);
+    if (GROUP > 32) {
+        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
+        __syncthreads();
+        if (mine == 0)
+            for (int i = 1; i < THREADS / 32; ++i) sum.add(shared[i]);
+    }
+    if (mine == 0) p.exponents[number] = exponent_for(sum.root(), p.top);
+}
+
+// ---- measure: lines along the outer dimension
+
+__device__ __forceinline__ int rank_in_cluster() {
+    int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void all_of_cluster_meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// What stands in the same place of another thread block's shared memory.
+__device__ __forceinline__ double there(const double* here, int rank) {
+    double x;
+    asm volatile(
+        "{\n"
+        ".reg .b32 at;\n"
+        "mapa.shared::cluster.u32 at, %1, %2;\n"
+        "ld.shared::cluster.f64 %0, [at];\n"
+        "}"
+        : "=d"(x)
+        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(here))), "r"(rank)
+        : "memory");
+    return x;
+}
+
+// A cluster for SIDE lines, each of its thread blocks for a part of these.
+template <class Element>
+__device__ __forceinline__ void measure_and_turn(const Operand<Element>& p, int block) {
+    constexpr int DOWN = THREADS / SIDE;
+    __shared__ Element tile[SIDE][SIDE + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];  // an odd number of words
+    __shared__ Squares shared[DOWN][SIDE];
+    const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER, rank = rank_in_cluster();
+    const int layer = strip / strips, first = strip % strips * SIDE;
+    const int part = ((p.length + CLUSTER - 1) / CLUSTER + SIDE - 1) / SIDE * SIDE;
+    const int begin = min(rank * part, p.length), end = min(begin + part, p.length);
+    const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE;
+    const Element* const from = p.source + layer * p.layer;
+    Element* const to = p.turned + static_cast<long long>(layer) * p.lines * p.room;
+    Squares sum{};
+    for (int k = begin; k < end; k += SIDE) {
+#pragma unroll
+        for (int i = down; i < SIDE; i += DOWN) {
+            const bool inside = k + i < end && first + across < p.lines;
+            const Element x = inside ? from[(k + i) * p.leading + first + across] : Element();
+            tile[i][across] = x;
+            if constexpr (SCALED<Element>) sum.add(x);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = down; i < SIDE; i += DOWN)
+            if (first + i < p.lines && k + across < end) to[(first + i) * p.room + k + across] = tile[across][i];
+        __syncthreads();
+    }
+    if (!SCALED<Element>) return;
+    shared[down][across] = sum;
+    __syncthreads();
+    if (down == 0) {
+        for (int i = 1; i < DOWN; ++i) sum.add(shared[i][across]);
+        shared[0][across] = sum;
+    }
+    all_of_cluster_meet();
+    if (rank == 0 && down == 0) {
+        for (int i = 1; i < CLUSTER; ++i)
+            sum.add({there(&shared[0][across].large, i), there(&shared[0][across].usual, i),
+                     there(&shared[0][across].small, i)});
+        if (first + across < p.lines) p.exponents[layer * p.lines + first + across] = exponent_for(sum.root(), p.top);
+    }
+    all_of_cluster_meet();  // nobody leaves while others read what it has
+}
+
+template <class Element>
+struct Both {
+    Operand<Element> left, right;
+};
+
+// ---- split
+
+template <class Element>
+struct Split {
+    Operand<Element> left, right;
+    Modulus moduli[20];
+    int count;
+};
+
+// Four whole numbers of each block of an operand, as they stand in the same place of each.
+template <class Element, bool WIDE>
+struct Blocks {
+    const Operand<Element>& p;
+    int layer, line, at;
+
+    __device__ __forceinline__ void add(int down, int across, int sign, unsigned long long (&to)[4]) const {
+        const int there = line + down * p.block_lines, from = at + across * p.block_length;
+        if (there >= p.lines || from >= p.length) return;
+        const Element* const source = p.turned ? p.turned + (static_cast<long long>(layer) * p.lines + there) * p.room
+                                              : p.source + layer * p.layer + there * p.leading;
+        const auto v = four_of<WIDE>(source, from, p.length);
+        long long x[4];
+        if constexpr (SCALED<Element>) {
+            const Scale scaled(p.exponents[layer * p.lines + there]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = __double2ll_rn(scaled(v.x[i]));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = v.x[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[i] += sign > 0 ? x[i] : 0ull - x[i];
+    }
+};
+
+// The sums of one product of the outermost level, if there are two: all of those below.
+template <class Sums, int LEVELS, bool TURNED, bool WIDE, class Element>
+__device__ __forceinline__ void split_one(const Operand<Element>& p, const Modulus* moduli, int count, unsigned number) {
+    constexpr int OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1, INNER = LEVELS ? Sums::PRODUCTS : 1, PARTS = LEVELS ? 4 : 1;
+    const unsigned words = p.block_length / 4, lines = number / words;
+    const int line = lines % p.block_lines, layer = lines / p.block_lines;
+    if (layer >= p.layers) return;
+    const int at = number % words * 4;
+    const Blocks<Element, WIDE> blocks{p, layer, line, at};
+    const long long plane = static_cast<long long>(p.block_lines) * p.block_length;
+#pragma unroll 1
+    for (int outer = 0; outer < OUTER; ++outer) {
+        unsigned long long part[PARTS][4] = {};
+#pragma unroll
+        for (int b = 0; b < PARTS; ++b) {
+            // A's blocks are numbered along its rows; those of B too, whose lines are columns.
+            const int down = TURNED ? b % 2 : b / 2, across = TURNED ? b / 2 : b % 2;
+            if constexpr (LEVELS < 2) {
+                blocks.add(down, across, 1, part[b]);
+            } else {
+#pragma unroll
+                for (int a = 0; a < 4; ++a) {
+                    const int sign = Sums::of(TURNED, outer, a), below = TURNED ? a % 2 : a / 2, beside = TURNED ? a / 2 : a % 2;
+                    if (sign) blocks.add(2 * below + down, 2 * beside + across, sign, part[b]);
+                }
+            }
+        }
+        unsigned long long sum[INNER][4];
+#pragma unroll
+        for (int q = 0; q < INNER; ++q)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sum[q][i] = 1ull << 63;
+#pragma unroll
+                for (int b = 0; b < PARTS; ++b) {
+                    const int sign = LEVELS ? Sums::of(TURNED, q, b) : 1;
+                    if (sign > 0) sum[q][i] += part[b][i];
+                    if (sign < 0) sum[q][i] -= part[b][i];
+                }
+            }
+        signed char* const to = p.planes + (static_cast<long long>(outer * INNER) * p.layers + layer) * plane +
+                                static_cast<long long>(line) * p.block_length + at;
+        const long long next = plane * p.layers;
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+            const Modulus m = moduli[i];
+#pragma unroll
+            for (int q = 0; q < INNER; ++q)
+                *reinterpret_cast<unsigned*>(to + (static_cast<long long>(i) * OUTER * INNER + q) * next) =
+                    low_bytes(m.of_raised(sum[q][0]), m.of_raised(sum[q][1]), m.of_raised(sum[q][2]), m.of_raised(sum[q][3]));
+        }
+    }
+}
+
+template <class Sums, int LEVELS, bool LEFT_WIDE, bool RIGHT_WIDE, class Element>
+__device__ __forceinline__ void split_both(const Split<Element>& p) {
+    const int block = blockIdx.x;
+    if (block < p.left.blocks)
+        split_one<Sums, LEVELS, false, LEFT_WIDE>(p.left, p.moduli, p.count, static_cast<unsigned>(block) * THREADS + threadIdx.x);
+    else
+        split_one<Sums, LEVELS, true, RIGHT_WIDE>(p.right, p.moduli, p.count,
+                                                 static_cast<unsigned>(block - p.left.blocks) * THREADS + threadIdx.x);
+}
+
+}  // namespace residues
+}  // namespace fmm

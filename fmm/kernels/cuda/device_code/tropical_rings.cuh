@@ -1,0 +1,139 @@
+// The semirings of shortest paths: "addition" is the smaller (or greater) of two numbers, "multiplication" their sum.
+//
+// A ring says what its numbers are, which one stands for "no edge" (`none`, the zero of the semiring), how a sum of two
+// numbers is taken into the best one so far, and what becomes of a number before it is stored. Sums that are NaN are
+// never the best. CuPy compiles with -ftz=true; these instructions keep subnormal numbers all the same.
+//
+// No header of CUDA's is needed, so that NVRTC alone compiles this.
+#pragma once
+
+#include "ieee_arith.cuh"
+
+namespace fmm::tropical {
+
+#ifdef __CUDA_ARCH__
+#define FMM_BEST(NAME, PTX)                                            \
+    __device__ __forceinline__ float NAME(float x, float y) {          \
+        float z;                                                       \
+        asm(PTX ".f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));        \
+        return z;                                                      \
+    }
+#define FMM_BITS(NAME, PTX, TYPE, LETTER)                              \
+    __device__ __forceinline__ TYPE NAME(TYPE x, TYPE y) {             \
+        TYPE z;                                                        \
+        asm(PTX " %0, %1, %2;" : "=" LETTER(z) : LETTER(x), LETTER(y)); \
+        return z;                                                      \
+    }
+__device__ __forceinline__ int bits(float x) { return __float_as_int(x); }
+__device__ __forceinline__ float number(int x) { return __int_as_float(x); }
+__device__ __forceinline__ float infinite() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
+    unsigned z;
+#if __CUDA_ARCH__ >= 900  // the assembler makes one instruction of the two
+    asm("{.reg .b32 t; add.u16x2 t, %1, %2; min.u16x2 %0, t, %3;}" : "=r"(z) : "r"(a), "r"(b), "r"(c));
+#else  // no pair is more than 0xfffe, so nothing is carried from one to the other
+    const unsigned t = a + b;
+    asm("vmin2.u32.u32.u32 %0, %1, %2, %3;" : "=r"(z) : "r"(t), "r"(c), "r"(0));
+#endif
+    return z;
+}
+#else
+#define FMM_BEST(NAME, PTX) \
+    inline float NAME(float x, float y) { return NAME##_of(x, y); }
+inline float least_of(float x, float y) { return !(y < x) && x == x ? x : y; }
+inline float greatest_of(float x, float y) { return !(x < y) && x == x ? x : y; }
+inline int bits(float x) { return __builtin_bit_cast(int, x); }
+inline float number(int x) { return __builtin_bit_cast(float, x); }
+inline float infinite() { return __builtin_inff(); }
+inline unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
+    const unsigned low = (a & 0xffff) + (b & 0xffff), high = (a >> 16) + (b >> 16);
+    return (low < (c & 0xffff) ? low : c & 0xffff) | (high < c >> 16 ? high : c >> 16) << 16;
+}
+#endif
+FMM_BEST(least, "min")
+FMM_BEST(greatest, "max")
+
+// Floats, the smallest (or greatest) sum.
+template <bool GREATEST>
+struct Floats {
+    using Element = float;
+    __device__ static __forceinline__ float none() { return GREATEST ? -infinite() : infinite(); }
+    __device__ static __forceinline__ float sum(float x, float y) { return add(x, y); }
+    __device__ static __forceinline__ bool better(float x, float y) { return GREATEST ? x > y : x < y; }
+    __device__ static __forceinline__ float best(float x, float y) { return GREATEST ? greatest(x, y) : least(x, y); }
+    __device__ static __forceinline__ void take(float& c, float a, float b) { c = best(c, add(a, b)); }
+    // (The compiler finds registers in fewer conflicts for two sums compared with each other first.)
+    __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
+        c = best(c, best(add(a, b), add(x, y)));
+    }
+    __device__ static __forceinline__ float stored(float x) { return x; }
+};
+
+// Floats none of which is negative: their bits, as whole numbers, are in the same order, and Hopper finds the least of
+// three whole numbers in one instruction. So two steps are three instructions instead of four. (NaN is above inf.)
+struct NonnegativeFloats : Floats<false> {
+    __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
+        c = number(min(min(bits(add(a, b)), bits(add(x, y))), bits(c)));
+    }
+};
+
+template <bool GREATEST>
+struct Doubles {
+    using Element = double;
+    __device__ static __forceinline__ double none() { return GREATEST ? -infinite() : infinite(); }
+    __device__ static __forceinline__ double sum(double x, double y) { return x + y; }
+    __device__ static __forceinline__ bool better(double x, double y) { return GREATEST ? x > y : x < y; }
+    __device__ static __forceinline__ double best(double x, double y) { return better(y, x) ? y : x; }
+    __device__ static __forceinline__ void take(double& c, double a, double b) { c = best(c, a + b); }
+    __device__ static __forceinline__ void take_two(double& c, double a, double b, double x, double y) {
+        take(c, a, b);
+        take(c, x, y);
+    }
+    __device__ static __forceinline__ double stored(double x) { return x; }
+};
+
+// Whole numbers from 0 on. The largest signed one is "no edge"; twice that is still an unsigned number, so that sums
+// beyond it lose against it: they are saturated without an instruction for that.
+template <unsigned NONE>
+struct Naturals {
+    using Element = unsigned;
+    __device__ static __forceinline__ unsigned none() { return NONE; }
+    __device__ static __forceinline__ unsigned sum(unsigned x, unsigned y) { return x + y; }
+    __device__ static __forceinline__ bool better(unsigned x, unsigned y) { return x < y; }
+    __device__ static __forceinline__ unsigned best(unsigned x, unsigned y) { return min(x, y); }
+    __device__ static __forceinline__ void take(unsigned& c, unsigned a, unsigned b) { c = min(a + b, c); }
+    __device__ static __forceinline__ void take_two(unsigned& c, unsigned a, unsigned b, unsigned x, unsigned y) {
+        take(c, a, b);
+        take(c, x, y);
+    }
+    __device__ static __forceinline__ unsigned stored(unsigned x) { return x; }
+};
+
+// The same of 16 bits, two neighbours of B in a word; of A the same number twice.
+struct NaturalPairs : Naturals<0x7fff7fff> {
+    __device__ static __forceinline__ void take(unsigned& c, unsigned a, unsigned b) { c = pairs_least_sum(a, b, c); }
+    __device__ static __forceinline__ unsigned best(unsigned x, unsigned y) { return pairs_least_sum(x, 0, y); }
+    __device__ static __forceinline__ void take_two(unsigned& c, unsigned a, unsigned b, unsigned x, unsigned y) {
+        take(c, a, b);
+        take(c, x, y);
+    }
+};
+
+// Whole numbers of either sign, at most LIMIT in size. "No edge" is so far above them that it stays above every sum of
+// two of them, whatever is added to it, and the sum of two of it is still a number of 32 bits.
+struct Integers {
+    using Element = int;
+    static constexpr int LIMIT = 1 << 28, NONE = (1 << 30) - 1;
+    __device__ static __forceinline__ int none() { return NONE; }
+    __device__ static __forceinline__ int sum(int x, int y) { return x + y; }
+    __device__ static __forceinline__ bool better(int x, int y) { return x < y; }
+    __device__ static __forceinline__ int best(int x, int y) { return min(x, y); }
+    __device__ static __forceinline__ void take(int& c, int a, int b) { c = min(a + b, c); }
+    __device__ static __forceinline__ void take_two(int& c, int a, int b, int x, int y) {
+        take(c, a, b);
+        take(c, x, y);
+    }
+    __device__ static __forceinline__ int stored(int x) { return x > 2 * LIMIT ? NONE : max(x, -2 * LIMIT); }
+};
+
+}  // namespace fmm::tropical

@@ -1,0 +1,219 @@
+"""Launches over the semirings of shortest paths: products (minplus.cuh) and the closing of a tile (close_tile.cuh)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.products.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiled_source import sizes_type
+
+ENTRY = "fmm_minplus"
+TILE_THREADS = 256  # of the thread block that closes a tile, and of those that write numbers twice
+WIDE = 16  # bytes of an access
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What numbers are, and how the best sum of two is found. `stored`: as they lie in memory, if not as words."""
+
+    name: str
+    cpp: str
+    word: str  # of a product, in the device code
+    word_bytes: int
+    code: str  # of zeros, for struct
+    per_word: int = 1  # numbers of B and C in a word; of A, a word has one number, as often
+    tile_cpp: str = ""  # the ring in which a tile is closed
+    stored: str = ""
+
+    @property
+    def item_bytes(self) -> int:
+        return self.word_bytes // self.per_word
+
+
+RINGS = {
+    ring.name: ring
+    for ring in (
+        Ring("float32", "Floats<false>", "float", 4, "f"),
+        Ring("float32, greatest", "Floats<true>", "float", 4, "f"),
+        Ring("float32, none negative", "NonnegativeFloats", "float", 4, "f"),
+        Ring("float64", "Doubles<false>", "double", 8, "d"),
+        Ring("float64, greatest", "Doubles<true>", "double", 8, "d"),
+        Ring("int32", "Integers", "int", 4, "i"),
+        Ring("int32, none negative", "Naturals<0x7fffffff>", "unsigned", 4, "I"),
+        Ring("int16, none negative", "NaturalPairs", "unsigned", 4, "I", 2, "Naturals<0x7fff>", "unsigned short"),
+    )
+}
+
+# From the fastest to the one that fills a device with the smallest products.
+WORD_SIZES = (
+    TileSizes("Square", 128, 128, 16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=2),
+    TileSizes("Medium", 64, 64, 16, m_r=4, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=4),
+    TileSizes("Small", 32, 32, 16, m_r=2, n_r=4, warp_m=8, warp_n=4, stages=3, blocks=6),
+)
+# With arguments, or with numbers of two registers, a thread has half as many.
+HALF = replace(WORD_SIZES[0], name="Half", m_s=64, n_r=8)
+NOTED_SIZES = (HALF, *WORD_SIZES[1:])
+DOUBLE_SIZES = (replace(HALF, stages=2), *WORD_SIZES[1:])
+NOTED_DOUBLE_SIZES = (replace(WORD_SIZES[1], blocks=2), WORD_SIZES[2])
+
+
+def sizes_for(ring: Ring, args: bool) -> tuple[TileSizes, ...]:
+    """What a product's kernel may be compiled with."""
+    if ring.word_bytes > 4:
+        return NOTED_DOUBLE_SIZES if args else DOUBLE_SIZES
+    return NOTED_SIZES if args else WORD_SIZES
+
+
+def tile_side(ring: Ring, args: bool) -> int:
+    """Of a tile that is closed as a whole: its numbers are in one thread block's registers."""
+    return 64 if ring.word_bytes > 4 and args else 128
+
+
+@dataclass(frozen=True)
+class MinplusKernel:
+    ring: str
+    sizes: TileSizes
+    args: bool = False
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: tiles of A, whose lines are spaced, and of B."""
+        s, item = self.sizes, RINGS[self.ring].word_bytes
+        return s.stages * item * (s.m_s * (s.k_s + WIDE // item) + s.k_s * s.n_s)
+
+
+class Rect(NamedTuple):
+    """A rectangle of numbers in memory, row by row; `leading`: from one row to the next, in numbers."""
+
+    base: str
+    offset: int  # bytes
+    rows: int
+    cols: int
+    leading: int
+
+
+class SemiringProduct(NamedTuple):
+    """dest = the best of old and of left's and right's sums. Left is as wide as words are, if the ring has pairs.
+
+    With `args`, what is noted of each number: the place in the inner dimension, or what `via` has there."""
+
+    left: Rect
+    right: Rect
+    dest: Rect
+    old: Rect | None = None
+    args: Rect | None = None
+    old_args: Rect | None = None
+    via: Rect | None = None
+
+
+def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProduct]) -> Launch:
+    """One or two products, side by side."""
+    args = products[0].args is not None
+    kernel = MinplusKernel(ring.name, sizes, args)
+    packed, slots, blocks = b"", [], []
+    for product in products:
+        words, found, count = _packed_task(ring, sizes, product)
+        slots += [Slot(slot.word + len(packed) // 8, slot.base, slot.offset) for slot in found]
+        packed += words
+        blocks.append(count)
+    packed += b"\0" * (len(packed) * (2 - len(products))) + struct.pack("<ii", blocks[0], 0)
+    made = Kernel(minplus_source, (kernel,), ENTRY, sizes.threads, kernel.shared)
+    label = f"minplus.{sizes.name.casefold()} over {ring.name}{', with arguments' * args}"
+    return Launch("product", label, made, (sum(blocks), 1, 1), packed, tuple(slots))
+
+
+def _packed_task(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tuple[bytes, list[Slot], int]:
+    left, right, dest, old, *noted = product
+    pairs = ring.per_word
+    m, k, n = left.rows, left.cols, -(-dest.cols // pairs)
+    down, across = -(-m // sizes.m_s), -(-n // sizes.n_s)
+    rects = [*(x if x is None else (x.base, x.offset) for x in (left, right, dest, old, *noted))]
+    block = f"<qii2{ring.code}"
+    operands = struct.pack(block, 0, m, k, 0, 0), struct.pack(block, 0, k, n, 0, 0)
+    at = [0, len(operands[0]) // 8]
+    at += [2 * at[1] + i for i in range(5)]
+    leading = [left.leading, right.leading // pairs, dest.leading // pairs, old.leading // pairs if old else 0]
+    leading += [x.leading if x else 0 for x in noted]
+    item = ring.item_bytes
+    wide = all(x is None or not (x.offset % WIDE or x.leading * item % WIDE) for x in (dest, old))
+    tail = struct.pack("<5q7q8i", *[0] * 5, *leading, m, n, k, down, across, min(down, 8), wide, 0)
+    slots = [Slot(word, *where) for word, where in zip(at, rects, strict=True) if where is not None]
+    return b"".join(operands) + tail, slots, down * across
+
+
+def close_launch(ring: Ring, tile: Rect, args: Rect | None = None) -> Launch:
+    """A tile of at most `tile_side` a side, closed in place."""
+    leading = args.leading if args else 0
+    parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
+    slots = [Slot(0, tile.base, tile.offset), *([Slot(2, args.base, args.offset)] if args else [])]
+    side = tile_side(ring, args is not None)
+    shared = (2 * 2 * ring.word_bytes + 2 * 4) * side
+    kernel = Kernel(close_source, (ring.name, side, args is not None), ENTRY, TILE_THREADS, shared)
+    label = f"close_tile over {ring.name}{', with arguments' * (args is not None)}"
+    return Launch("product", label, kernel, (1, 1, 1), parameters, tuple(slots))
+
+
+def doubling_launch(source: Rect, dest: Rect) -> Launch:
+    """Numbers of 16 bits, each twice in a word."""
+    parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
+    slots = Slot(0, source.base, source.offset), Slot(1, dest.base, dest.offset)
+    kernel = Kernel(doubling_source, (), ENTRY, TILE_THREADS)
+    blocks = min(max(-(-source.rows * source.cols // (8 * TILE_THREADS)), 1), 4096)
+    return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
+
+
+@lru_cache(maxsize=64)
+def minplus_source(kernel: MinplusKernel) -> str:
+    """The whole CUDA source, entry point `ENTRY`."""
+    ring, s = RINGS[kernel.ring], kernel.sizes
+    lines = [
+        '#include "minplus.cuh"',
+        "",
+        f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.blocks})',
+        f"{ENTRY}(const __grid_constant__ fmm::tropical::Tasks<{ring.word}> p) {{",
+        f"    using Sizes = {sizes_type(s)};",
+        "    extern __shared__ float4 memory[];",
+        f"    fmm::tropical::minplus<fmm::tropical::{ring.cpp}, Sizes, {str(kernel.args).lower()}>(",
+        f"        p, reinterpret_cast<{ring.word}*>(memory));",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+@lru_cache(maxsize=64)
+def close_source(ring_name: str, side: int, args: bool) -> str:
+    """The whole CUDA source, entry point `ENTRY`."""
+    ring = RINGS[ring_name]
+    stored = ring.stored or ring.word
+    lines = [
+        '#include "close_tile.cuh"',
+        "",
+        f'extern "C" __global__ void __launch_bounds__({TILE_THREADS}, 1)',
+        f"{ENTRY}(const __grid_constant__ fmm::tropical::DiagonalTile<{stored}> p) {{",
+        "    extern __shared__ float4 memory[];",
+        f"    using Ring = fmm::tropical::{ring.tile_cpp or ring.cpp};",
+        f"    fmm::tropical::close_tile<Ring, {stored}, {side}, {str(args).lower()}>(p, memory);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+@lru_cache(maxsize=1)
+def doubling_source() -> str:
+    """The whole CUDA source, entry point `ENTRY`."""
+    lines = [
+        '#include "minplus.cuh"',
+        "",
+        f'extern "C" __global__ void __launch_bounds__({TILE_THREADS})',
+        f"{ENTRY}(const __grid_constant__ fmm::tropical::Doubling p) {{",
+        "    fmm::tropical::write_twice(p);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")

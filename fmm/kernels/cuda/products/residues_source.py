@@ -1,0 +1,158 @@
+"""CUDA source of products by residues: stubs for residue_planes.cuh, gemm_residues.cuh and residue_join.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fmm.dtypes import BYTE, DTYPES
+from fmm.kernels.algorithms.additions import Matrix
+from fmm.kernels.algorithms.catalogue import scheme
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
+
+THREADS = 256  # of a thread block that measures, splits or joins
+CLUSTER = 8  # thread blocks that share the lines of 64 positions
+SIDE = 64  # positions of lines that are turned together
+BELOW = "strassen"  # the algorithm of levels below the residues
+NEIGHBOURS = 2  # in a row of each block of C that a thread has
+SPLITTING = "4", "", "2"  # thread blocks on a multiprocessor, at least, by levels
+SPACE = "fmm::residues::"
+SIGNED = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
+
+
+@dataclass(frozen=True)
+class ResidueKernel:
+    """The products of planes."""
+
+    sizes: WgmmaSizes
+    half: str = ""
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: tiles of A and B, bytes on their way to C, gates."""
+        s = self.sizes
+        return s.stages * (s.m_s + s.n_s) * LINE + s.m_s * s.n_s + 2 * GATE * (s.stages + s.groups)
+
+
+@dataclass(frozen=True)
+class MeasureKernel:
+    """How one operand is measured: its lines by `group` threads each, or turned; are 16 bytes read at a time?"""
+
+    along: Along
+    group: int
+    wide: bool
+
+    def call(self, operand: str, block: str) -> str:
+        """Of a function of residue_planes.cuh."""
+        named = (
+            f"measure_lines<{self.group}, {str(self.wide).lower()}>" if self.along == "inner" else "measure_and_turn"
+        )
+        return f"{SPACE}{named}({operand}, {block});"
+
+
+@lru_cache(maxsize=64)
+def product_source(kernel: ResidueKernel) -> str:
+    """The whole CUDA source of the products of planes, entry point `ENTRY`."""
+    s = kernel.sizes
+    lines = [
+        '#include "gemm_residues.cuh"',
+        "",
+        *wgmma_instruction(BYTE, s.n_s),
+        "",
+        f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
+        f"{ENTRY}(const __grid_constant__ fmm::ResidueProduct p) {{",
+        f"    using Sizes = fmm::Sizes<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"    extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
+        f"    fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
+        "        p.product, fmm::ByModulus{p.moduli, p.each}, memory);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+@lru_cache(maxsize=64)
+def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
+    """The whole CUDA source of what measures and turns both operands, entry point `ENTRY`; None: nothing to be done."""
+    lines = [
+        '#include "residue_planes.cuh"',
+        "",
+        f'extern "C" __global__ void __cluster_dims__({CLUSTER}, 1, 1) __launch_bounds__({THREADS}, 4)',
+        f"{ENTRY}(const __grid_constant__ {SPACE}Both<{read_as(dtype)}> p) {{",
+        "    const int block = blockIdx.x;",
+        "    if (block < p.left.blocks) {",
+        *([f"        {left.call('p.left', 'block')}"] if left else []),
+        "    } else {",
+        *([f"        {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
+        "    }",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+@lru_cache(maxsize=64)
+def split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
+    """The whole CUDA source of what splits both operands, entry point `ENTRY`."""
+    wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
+    bounds = ", ".join(filter(None, (str(THREADS), SPLITTING[levels])))
+    lines = [
+        '#include "residue_planes.cuh"',
+        "",
+        fast_sums(),
+        f'extern "C" __global__ void __launch_bounds__({bounds})',
+        f"{ENTRY}(const __grid_constant__ {SPACE}Split<{read_as(dtype)}> p) {{",
+        f"    {SPACE}split_both<Sums, {levels}, {wide}>(p);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+@lru_cache(maxsize=64)
+def join_source(levels: int, moduli: int, pieces: int) -> str:
+    """The whole CUDA source of what puts C together, of float64, entry point `ENTRY`."""
+    lines = [
+        '#include "residue_join.cuh"',
+        "",
+        fast_sums(),
+        f'extern "C" __global__ void __launch_bounds__({THREADS})',
+        f"{ENTRY}(const __grid_constant__ {SPACE}Join p) {{",
+        f"    {SPACE}join<Sums, {levels}, {NEIGHBOURS}, {moduli}, {pieces}>(p);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+@lru_cache(maxsize=64)
+def join_whole_source(levels: int, moduli: int, dtype: str) -> str:
+    """The whole CUDA source of what puts C together, of integers, entry point `ENTRY`."""
+    lines = [
+        '#include "residue_join.cuh"',
+        "",
+        fast_sums(),
+        f'extern "C" __global__ void __launch_bounds__({THREADS})',
+        f"{ENTRY}(const __grid_constant__ {SPACE}JoinWhole<{DTYPES[dtype].cpp}> p) {{",
+        f"    {SPACE}join_whole<Sums, {levels}, {NEIGHBOURS}, {moduli}>(p);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+def read_as(dtype: str) -> str:
+    """Integers are read with a sign: what they keep of a product is the same."""
+    found = DTYPES[dtype]
+    return SIGNED[found.itemsize] if found.exact else found.cpp
+
+
+@lru_cache(maxsize=1)
+def fast_sums() -> str:
+    """The coefficients of the algorithm below, for fast_sums.cuh."""
+    found = scheme(BELOW)
+    code = {0: 0, 1: 1, -1: 2}
+
+    def packed(table: Matrix) -> int:
+        """Of a table of blocks, a row each, with a column for each product."""
+        return sum(code[int(c)] << (8 * q + 2 * b) for b, row in enumerate(table) for q, c in enumerate(row))
+
+    tables = ", ".join(f"{packed(table):#x}ull" for table in (found.u, found.v, found.w))
+    return f"using Sums = fmm::FastSums<{found.rank}, {tables}>;"

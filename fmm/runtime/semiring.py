@@ -1,0 +1,251 @@
+"""Min-plus and max-plus products and all-pairs shortest paths, of NumPy's, CuPy's and torch's arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from fmm.arrays.kinds import kind_of, on_device
+from fmm.arrays.pick import cupy_library
+from fmm.kernels.cpu import semiring_compiled
+from fmm.kernels.cpu.closure import LEAF, Semiring, close_matrix
+from fmm.kernels.cpu.semiring_compiled import CompiledSemiring
+from fmm.kernels.cpu.semiring_numpy import Noted, NumpySemiring
+from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.runtime.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
+
+TYPES = ("float32", "float64", "int32", "int16")
+Method = Literal["auto", "r-kleene", "floyd-warshall"]
+METHODS: tuple[str, ...] = get_args(Method)
+NO_NODE = -9999  # where there is no node before the end of a way, as SciPy has it
+NO_EDGE = 1e-8  # floats up to that size are no edge either: SciPy compares them with zero by numpy.isclose
+COMPILED = 128**3  # sums from which on compiling pays: it takes seconds, once
+
+
+class NegativeCycleError(ValueError):
+    """There are ways that become shorter at each round, so there are no shortest ones."""
+
+
+class _Place(NamedTuple):
+    """Where arrays are computed: by NumPy or CuPy, and how a result goes back to the library that the call is from."""
+
+    xp: Any
+    adopt: Callable[[Any], Any]
+    give: Callable[[Any], Any]
+
+    @property
+    def device(self) -> bool:
+        return self.xp is not np
+
+
+# ---- the product
+
+
+def minplus_product(a: Any, b: Any, out: Any, greatest: bool, argbest: bool) -> Any:
+    """The smallest (or greatest) of all sums a[i, k] + b[k, j]; with `argbest` also the first k that it comes from."""
+    with _placed(a, b, out) as place:
+        x, y = place.adopt(a), place.adopt(b)
+        dtype = _product_type(x, y)
+        x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
+        target = None if out is None else _target(place, out, (x.shape[0], y.shape[1]), dtype)
+        found, args = _product(place, x, y, greatest, argbest)
+        result = place.give(found) if target is None else _written(out, target, found)
+        return (result, place.give(args)) if argbest else result
+
+
+def _product_type(x: Any, y: Any) -> Any:
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
+        raise ValueError(f"fmm.minplus wants matrices m x k and k x n, not {x.shape} and {y.shape}")
+    dtype = np.result_type(x.dtype, y.dtype)
+    if dtype.name not in TYPES:
+        raise TypeError(f"fmm.minplus computes in {', '.join(TYPES)}, not in {dtype.name}")
+    return dtype
+
+
+def _product(place: _Place, x: Any, y: Any, greatest: bool, argbest: bool) -> tuple[Any, Any]:
+    xp, dtype, shape = place.xp, x.dtype, (x.shape[0], y.shape[1])
+    if 0 in (*shape, x.shape[1]):
+        return xp.full(shape, none_of(dtype, greatest), dtype), xp.full(shape, -1, np.int32)
+    domain = chosen_domain(xp, (x, y), greatest, place.device, argbest, terms=2)
+    left, right = (to_domain(v, domain, greatest) for v in (x, y))
+    if place.device:
+        values, args = _on_device().device_product(domain.ring, left, right, argbest)
+    else:
+        values, args = np.empty(shape, left.dtype), np.empty(shape, np.int32) if argbest else None
+        semiring = _host_semiring(domain, greatest, x.shape[0] * x.shape[1] * y.shape[1])
+        noted = None if args is None else Noted(args)
+        semiring.product(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, noted)
+    found = from_domain(xp, values, domain, dtype, greatest)
+    if argbest and found.dtype != values.dtype and dtype.kind == "i":
+        args[found == none_of(dtype, greatest)] = -1  # what is too large is none, wherever it comes from
+    return found, args
+
+
+def _host_semiring(domain: Domain, greatest: bool, work: int) -> Semiring:
+    compiled = work >= COMPILED and semiring_compiled.can_compile()
+    made: type[CompiledSemiring] | type[NumpySemiring] = CompiledSemiring if compiled else NumpySemiring
+    return made(greatest and domain.sign > 0, domain.none, blas_threads())
+
+
+# ---- shortest paths
+
+
+class PathRequest(NamedTuple):
+    """What fmm.shortest_paths was asked besides its arrays."""
+
+    directed: bool = True
+    predecessors: bool = False
+    unweighted: bool = False
+    overwrite: bool = False
+    method: Method = "auto"
+
+
+def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
+    """The lengths of the shortest paths between all nodes, and if asked the nodes before their ends."""
+    if request.method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, not {request.method!r}")
+    if hasattr(d, "tocsr"):
+        raise TypeError("fmm.shortest_paths wants a dense matrix; of a sparse one, d.toarray()")
+    with _placed(d, out) as place:
+        given = d if isinstance(d, np.ma.MaskedArray) else place.adopt(d)
+        if given.ndim != 2:
+            raise ValueError("graph should have two dimensions")
+        if given.shape[0] != given.shape[1]:
+            raise ValueError("graph should be a square array")
+        dtype = given.dtype if given.dtype.name in TYPES else np.dtype(np.float64)
+        back = d if out is None and request.overwrite and _can_be_written(given, dtype) else out
+        target = None if back is None else _target(place, back, given.shape, dtype)
+        edges = _edges(place.xp, given, dtype, request)
+        lengths, nodes = _closure(place, edges, request)
+        result = place.give(lengths) if target is None else _written(back, target, lengths)
+        return (result, place.give(nodes)) if request.predecessors else result
+
+
+def _can_be_written(given: Any, dtype: Any) -> bool:
+    if isinstance(given, np.ma.MaskedArray) or given.dtype != dtype:
+        return False
+    return bool(not isinstance(given, np.ndarray) or given.flags.writeable)
+
+
+def _edges(xp: Any, given: Any, dtype: Any, request: PathRequest) -> Any:
+    """The edges' lengths as SciPy reads them, as a new array: zero, inf and NaN are no edge; of whole numbers, the
+    largest is none either."""
+    values = np.ma.getdata(given) if isinstance(given, np.ma.MaskedArray) else given
+    if values.dtype.kind == "f":
+        missing = ~(xp.isfinite(values) & (abs(values) > NO_EDGE))
+    else:
+        missing = values == 0
+        if values.dtype == dtype:
+            missing |= values == none_of(dtype, False)
+    if values is not given:
+        missing |= np.ma.getmaskarray(given)
+    edges = values.astype(dtype)
+    if request.unweighted:
+        edges[...] = 1
+    edges[missing] = none_of(dtype, False)
+    every = xp.arange(len(edges))
+    edges[every, every] = 0
+    return edges if request.directed else xp.minimum(edges, edges.T)
+
+
+def _closure(place: _Place, edges: Any, request: PathRequest) -> tuple[Any, Any]:
+    xp, n, dtype = place.xp, len(edges), edges.dtype
+    nodes = None
+    if request.predecessors:
+        every = xp.arange(n, dtype=np.int32)
+        nodes = xp.where(edges == none_of(dtype, False), np.int32(NO_NODE), every[:, None])
+        nodes[every, every] = NO_NODE
+    if n == 0:
+        return edges, nodes
+    domain = chosen_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n)
+    values = to_domain(edges, domain, False)
+    if place.device:
+        if request.method == "floyd-warshall":
+            raise ValueError("on a CUDA device the method is r-kleene")
+        values, nodes = _on_device().device_closure(domain.ring, values, domain.none, nodes)
+    else:
+        leaf = n if request.method == "floyd-warshall" else LEAF
+        with np.errstate(all="ignore"):
+            close_matrix(_host_semiring(domain, False, n**3), values, nodes, leaf)
+    if domain.dtype[0] != "u":
+        _check_cycles(xp, values)
+    return from_domain(xp, values, domain, dtype, False), nodes
+
+
+def _check_cycles(xp: Any, values: Any) -> None:
+    below = xp.diagonal(values) < 0
+    if bool(below.any()):
+        nodes = xp.where(below)[0]
+        raise _error_class()(f"Negative cycle in nodes {nodes}")
+
+
+def _error_class() -> type[NegativeCycleError]:
+    """Where SciPy is in use, also its own: programs that catch that need not be changed."""
+    scipy = sys.modules.get("scipy.sparse.csgraph")
+    if scipy is None:
+        return NegativeCycleError
+    return type("NegativeCycleError", (NegativeCycleError, scipy.NegativeCycleError), {})
+
+
+# ---- arrays
+
+
+@contextmanager
+def _placed(*arrays: Any) -> Iterator[_Place]:
+    """Where these arrays are; on a device, that device and its library's stream are current meanwhile."""
+    given = [x for x in arrays if x is not None]
+    kinds = {kind_of(x) for x in given}
+    apart = {on_device(x) for x in given}
+    if len(apart) > 1 or len(kinds - {"host"}) > 1:
+        raise TypeError(f"arrays of one library and device, not of {', '.join(sorted(kinds))} on several")
+    if apart == {False}:
+        host = kinds == {"host"}
+        yield _Place(np, np.asarray if host else _numpy_of_torch, (lambda x: x) if host else _torch().from_numpy)
+        return
+    cupy_library()
+    import cupy
+
+    if kinds != {"torch"}:
+        with given[0].device if kinds == {"cupy"} else cupy.cuda.Device():
+            yield _Place(cupy, cupy.asarray, lambda x: x)
+        return
+    torch, where = _torch(), given[0].device.index
+    stream = torch.cuda.current_stream(where).cuda_stream
+    with cupy.cuda.Device(where), cupy.cuda.ExternalStream(stream):
+        yield _Place(cupy, lambda x: cupy.from_dlpack(x), torch.from_dlpack)
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
+
+
+def _numpy_of_torch(x: Any) -> Any:
+    return x.numpy() if kind_of(x) == "torch" else np.asarray(x)
+
+
+def _on_device() -> Any:
+    """The module that computes on a device, which loads CuPy."""
+    from fmm.runtime import semiring_device
+
+    return semiring_device
+
+
+def _target(place: _Place, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """`out` as an array that can be written."""
+    if kind_of(out) == "host" and not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be an array, not {type(out).__name__}")
+    target = place.adopt(out)
+    if tuple(target.shape) != tuple(shape) or target.dtype != dtype:
+        raise ValueError(f"out is {target.shape} of {target.dtype}, the result {tuple(shape)} of {np.dtype(dtype)}")
+    if isinstance(target, np.ndarray) and not target.flags.writeable:
+        raise ValueError("out is read-only")
+    return target
+
+
+def _written(out: Any, target: Any, found: Any) -> Any:
+    target[...] = found
+    return out

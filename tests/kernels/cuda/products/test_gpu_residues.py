@@ -1,0 +1,251 @@
+"""float64 by residues on a device: as accurate as DGEMM, for every kind of data and memory order."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.dtypes import INTEGERS
+from fmm.kernels.cuda.products.residue_planes import LEAVES
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
+
+pytest.importorskip("cupy")
+
+import cupy
+
+from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
+
+pytestmark = pytest.mark.gpu
+
+# |error| of an entry beside the norms of its row of A and its column of B: either loses half a unit of each of k
+# numbers, where the norm has at least 2^52.5 units (14 moduli); what DGEMM loses grows as fast with k.
+PROMISED = {13: 2.0**-49, 14: 2.0**-52.5, 15: 2.0**-53, 16: 2.0**-53}
+
+
+@pytest.fixture(autouse=True)
+def _warpgroups() -> None:
+    if not chip_of(cupy.cuda.runtime.getDevice()).has_warpgroups:
+        pytest.skip("only compute capability 9.0 has warpgroups that multiply")
+
+
+def promised(leaf: str, k: int) -> float:
+    return float(PROMISED[LEAVES[leaf][0]] * np.sqrt(k) + 2.0**-52)
+
+
+def worst(a: Any, b: Any, c: Any) -> float:
+    """The largest error beside the norms; in extended precision, on the host."""
+    a, b, c = (x.get().astype(np.longdouble) for x in (a, b, c))
+    norms = np.sqrt((a * a).sum(axis=1))[:, None] * np.sqrt((b * b).sum(axis=0))[None]
+    off = np.abs(c - a @ b)
+    return float(np.where(off == 0, 0, off / np.maximum(norms, np.longdouble("1e-4000"))).max())
+
+
+def normal(shape: tuple[int, ...], seed: int = 0) -> Any:
+    return cupy.random.default_rng(seed).standard_normal(shape)
+
+
+SHAPES = [
+    (1, 1, 1),
+    (128, 64, 128),
+    (129, 65, 131),
+    (1, 1000, 1),
+    (300, 1, 200),
+    (7, 5000, 9),
+    (257, 511, 253),
+    (200, 33, 17),
+    (9, 131072, 11),
+    (8, 140000, 8),
+    (331, 331, 331),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    for leaf, orders in zip(("oz14", "oz14x7", "oz14x49", "oz13x7"), product("CF", repeat=2), strict=True):
+        a, b = (
+            cupy.asarray(normal(s, i), order=o) for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
+        )
+        assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, k), (leaf, orders)
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_every_leaf(leaf: str) -> None:
+    a, b = normal((300, 700)), normal((700, 200), 1)
+    assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)
+
+
+@pytest.mark.parametrize("leaf", ["oz14", "oz14x7", "oz14x49"])
+@pytest.mark.parametrize("k", [1, 1000, 131071, 140000])
+def test_integers_are_exact(leaf: str, k: int) -> None:
+    """All of the largest magnitude that is exact, so that sums of bytes are as large as they can be."""
+    rng = np.random.default_rng(k)
+    for low, high in ((-8000, 8000), (8190, 8191)):
+        a, b = (cupy.asarray(rng.integers(low, high + 1, s).astype(float)) for s in ((20, k), (k, 24)))
+        assert bool((fmm.matmul(a, b, plan=leaf) == a @ b).all())
+
+
+def test_poisoned_memory_strides_and_gaps() -> None:
+    """Neither what stood in the workspace nor what lies between lines has any part in C; gaps of C stay as they are."""
+    m, k, n = 300, 200, 100
+    memory = [cupy.full((rows + 3) * (cols + 5), cupy.nan) for rows, cols in ((m, k), (k, n), (m, n))]
+    a, b, c = (
+        x.reshape(rows + 3, cols + 5)[:rows, :cols]
+        for x, (rows, cols) in zip(memory, ((m, k), (k, n), (m, n)), strict=True)
+    )
+    a[...], b[...] = normal((m, k)), normal((k, n), 1)
+    layouts = Layout("C", k + 5), Layout("C", n + 5), Layout("C", n + 5)
+    for leaf in ("oz14", "oz14x7"):
+        c[...] = cupy.nan
+        found = recorded_for_device(Plan.parse(leaf), Problem(m, k, n, "float64", layouts))
+        work = cupy.full(found.workspace, 0x7F, cupy.uint8)
+        DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
+        assert worst(a, b, c) <= promised(leaf, k)
+        assert int(cupy.isnan(memory[2]).sum()) == memory[2].size - m * n
+
+
+def families() -> dict[str, tuple[Any, Any]]:
+    """Data that is hard for numbers cut into pieces."""
+    rng = np.random.default_rng(1)
+    m, k, n = 130, 600, 110
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    grade = np.exp2(np.linspace(-60, 60, k))
+    found = {
+        "uniform": (rng.random((m, k)), rng.random((k, n))),
+        "log-normal": (a * np.exp(4 * rng.standard_normal((m, k))), b * np.exp(4 * rng.standard_normal((k, n)))),
+        "rows and columns": (
+            a * np.exp2(rng.integers(-500, 400, (m, 1))),
+            b * np.exp2(rng.integers(-300, 400, (1, n))),
+        ),
+        "inner dimension, alike": (a * grade, b * grade[:, None]),
+        "inner dimension, opposite": (a * grade, b / grade[:, None]),
+        "huge and tiny": (a * 1e300, b * 1e-300),
+        "near overflow": (a * 1e150, b * 1e150),
+        "subnormal": (a * 1e-310, b * 1e10),
+        "one huge entry": (np.where(rng.random((m, k)) < 1 / k, 1e20, a), b),
+        "zeros": (a * 0, b),
+        "some zero rows": (a * (rng.random((m, 1)) < 0.5), b * (rng.random((1, n)) < 0.5)),
+    }
+    return {name: (cupy.asarray(x), cupy.asarray(y)) for name, (x, y) in found.items()}
+
+
+@pytest.mark.parametrize("leaf", ["oz14", "oz14x7"])
+def test_every_kind_of_data(leaf: str) -> None:
+    for name, (a, b) in families().items():
+        assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, a.shape[1]), name
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+@pytest.mark.parametrize("k", [1024, 4096, 16384])
+def test_no_less_accurate_than_dgemm(kind: str, k: int) -> None:
+    """In the Frobenius norm, with 14 moduli, and with levels below, which do not add to the error."""
+    rng = cupy.random.default_rng(k)
+    a, b = ((rng.random if kind == "uniform" else rng.standard_normal)(s) for s in ((64, k), (k, 64)))
+    wide = [cupy.concatenate([x] * 16, axis=i) for i, x in enumerate((a, b))]  # so that cuBLAS does not cut k
+    exact = a.get().astype(np.longdouble) @ b.get().astype(np.longdouble)
+    vendor, *own = (
+        float(np.linalg.norm((c[:64, :64].get() - exact).astype(float)))
+        for c in (wide[0] @ wide[1], *(fmm.matmul(*wide, plan=leaf) for leaf in ("oz14", "oz14x7", "oz14x49")))
+    )
+    assert max(own) <= vendor
+
+
+@pytest.mark.parametrize("plan", ["oz14", "oz14x7", "strassen.batched.pad16 > oz14"])
+def test_inf_and_nan_stand_where_the_vendors_do(plan: str) -> None:
+    for a_value, b_value in ((cupy.inf, 1), (cupy.nan, 1), (cupy.inf, -cupy.inf), (1e308, 1e308)):
+        a, b = normal((215, 300)), normal((300, 401), 1)
+        a[3, 4], b[7, 9] = a_value, b_value
+        c, expected = fmm.matmul(a, b, plan=plan), a @ b
+        assert bool((cupy.isnan(c) == cupy.isnan(expected)).all()), (a_value, b_value)
+        assert bool((cupy.isinf(c) == cupy.isinf(expected)).all()), (a_value, b_value)
+
+
+@pytest.mark.parametrize("plan", ["oz14", "oz14x7", "oz14x49"])
+def test_the_same_bits_every_time(plan: str) -> None:
+    a, b = normal((1000, 900)), normal((900, 1100), 1)
+    first = fmm.matmul(a, b, plan=plan)
+    for _ in range(5):
+        assert bool((fmm.matmul(a, b, plan=plan) == first).all())
+
+
+def test_levels_below_change_no_bit() -> None:
+    """The sums of residues are exact, so that C is the same whole numbers, rounded."""
+    a, b = normal((500, 1000)), normal((1000, 700), 1)
+    first = fmm.matmul(a, b, plan="oz14")
+    for leaf in ("oz14x7", "oz14x49"):
+        c = fmm.matmul(a, b, plan=leaf)
+        assert float((abs(c - first) / abs(first)).max()) <= 2.0**-52
+
+
+def test_stacks_and_updates() -> None:
+    a, b = normal((3, 200, 300)), normal((3, 300, 100), 1)
+    c = fmm.matmul(a, b, plan="oz14x7")
+    for i in range(3):
+        assert worst(a[i], b[i], c[i]) <= promised("oz14", 300)
+    x, y, z = (cupy.rint(100 * v) for v in (a[0], b[0], c[0]))
+    assert bool((fmm.gemm(x, y, z, alpha=-2, beta=0.5, plan="oz14") == -2 * (x @ y) + 0.5 * z).all())
+
+
+# ---- integers
+
+
+def wrapped_product(a: Any, b: Any) -> Any:
+    """As NumPy has it: of bool, whether any term is true; of all others, the lowest bits of the sum."""
+    x, y = a.get(), b.get()
+    if x.dtype == bool:
+        return cupy.asarray((x.astype(np.float64) @ y.astype(np.float64)) != 0)
+    wide = f"uint{8 * x.itemsize}"
+    found = x.view(wide).astype(np.uint64) @ y.view(wide).astype(np.uint64)
+    return cupy.asarray(found.astype(wide).view(x.dtype))
+
+
+def integer_product(a: Any, b: Any, order: str = "C") -> Any:
+    (m, k), n = a.shape, b.shape[1]
+    x, y = ("C" if v.flags.c_contiguous else "F" for v in (a, b))
+    layouts = (
+        Layout("C", k) if x == "C" else Layout("F", m),
+        Layout("C", n) if y == "C" else Layout("F", k),
+        Layout("C", n) if order == "C" else Layout("F", m),
+    )
+    found = recorded_for_device(Plan.parse("residues"), Problem(m, k, n, a.dtype.name, layouts))
+    work, c = cupy.full(found.workspace, 0x7F, cupy.uint8), cupy.full((m, n), 77, a.dtype, order=order)
+    DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
+    return c
+
+
+def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> Any:
+    if dtype == "bool":
+        return cupy.asarray(rng.random(shape) < 0.1)
+    info = np.iinfo(dtype)
+    kind = rng.integers(4)
+    if kind == 0:
+        return cupy.full(shape, info.min, dtype)
+    if kind == 1:
+        return cupy.asarray(np.where(np.indices(shape).sum(axis=0) % 2, info.min, info.max).astype(dtype))
+    some = rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+    return cupy.asarray(some >> int(rng.integers(0, 8 * some.itemsize)))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_equal_numpys(dtype: str) -> None:
+    rng = np.random.default_rng(20)
+    for trial in range(40):
+        m, k, n = (int(x) for x in rng.integers(1, (130, 700, 130)))
+        orders = rng.choice(["C", "F"], 3)
+        a, b = (cupy.asarray(integers(dtype, s, rng), order=o) for s, o in zip(((m, k), (k, n)), orders, strict=False))
+        c = integer_product(a, b, orders[2])
+        assert bool((c == wrapped_product(a, b)).all()), (trial, m, k, n, orders)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint64"])
+def test_integers_of_long_sums(dtype: str) -> None:
+    rng = np.random.default_rng(21)
+    for k in (131071, 140000):
+        a, b = integers(dtype, (9, k), rng), integers(dtype, (k, 11), rng)
+        assert bool((integer_product(a, b) == wrapped_product(a, b)).all())

@@ -1,0 +1,471 @@
+"""float64 by residues, without a GPU: splitting and joining run on the host against Python's integers, what NVRTC makes
+of the kernels, and what runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.dtypes import INTEGERS, RINGS
+from fmm.kernels.algorithms.residues import moduli, remainder_weights
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.products import residue_planes
+from fmm.kernels.cuda.products.residue_planes import LEAVES, Residues, whole_moduli
+from fmm.kernels.cuda.products.residues import (
+    SIZES,
+    Pieces,
+    ResidueOp,
+    join_launch,
+    join_whole_launch,
+    largest_norm,
+    measure_launch,
+    planes_launch,
+    residue_op,
+    split_launch,
+)
+from fmm.kernels.cuda.products.residues_source import (
+    MeasureKernel,
+    ResidueKernel,
+    join_source,
+    join_whole_source,
+    measure_source,
+    product_source,
+    read_as,
+    split_source,
+)
+from fmm.kernels.cuda.products.tma import SHARED
+from fmm.kernels.cuda.record import record_launches, record_operations
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Layout, Problem
+from tests.support.chips import H200
+from tests.support.nvrtc import in_parallel, nvrtc, report
+from tests.support.residues_on_host import exponents, multiplied, play, reduced, root
+
+SMS = 132
+Matrix = np.ndarray[Any, Any]
+
+
+def op_of(problem: Problem, plan: str) -> ResidueOp:
+    op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
+    exact = problem.type.exact
+    made = residue_op(op, op.dtype, *((whole_moduli(op.dtype, op.k), 0) if exact else LEAVES[op.leaf]), SMS)
+    assert made is not None
+    return made
+
+
+# ---- residues
+
+
+@pytest.mark.parametrize("p", moduli(20))
+def test_residues_of_sums_are_centred(p: int) -> None:
+    """Of every magnitude that 32 bits have, their ends included: exactly the residue of least magnitude."""
+    rng = np.random.default_rng(p)
+    edges = np.array([0, 1, -1, 127, -128, 2**31 - 1, -(2**31), p // 2, -p // 2], np.int64)
+    some = rng.integers(-(2**31), 2**31, 20000) >> rng.integers(0, 31, 20000)
+    x = np.concatenate([edges, some, p * rng.integers(-(2**22), 2**22, 5000) + p // 2])
+    found = reduced(x.astype(np.int32), p).astype(np.int64)
+    assert ((found - x) % p == 0).all()
+    assert (np.abs(found) <= 127).all() or p == 256
+
+
+@pytest.mark.parametrize("p", moduli(20))
+def test_residues_of_whole_numbers(p: int) -> None:
+    rng = np.random.default_rng(p)
+    some = [
+        int(x) >> int(s) for x, s in zip(rng.integers(-(2**63), 2**63, 5000), rng.integers(0, 63, 5000), strict=True)
+    ]
+    x = [0, 1, -1, 2**63 - 1, -(2**63), 2**62, -(2**62), *some]
+    found = reduced(np.array([y + 2**63 for y in x], np.uint64), p).astype(np.int64)
+    assert all((int(r) - y) % p == 0 and (abs(int(r)) <= 127 or p == 256) for r, y in zip(found, x, strict=True))
+
+
+# ---- norms
+
+
+def exact_norm_is_below(x: Matrix, norm: float) -> bool:
+    return sum(Fraction(float(v)) ** 2 for v in x.ravel()) <= Fraction(norm) ** 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-1070, 2.0**-540, 2.0**-480, 2.0**479, 2.0**600, 2.0**1015])
+def test_norms_are_rounded_up_a_little(scale: float) -> None:
+    rng = np.random.default_rng(1)
+    for x in (rng.standard_normal(300), np.exp(8 * rng.standard_normal(200)), np.array([1e-3]), np.ones(7)):
+        with np.errstate(over="ignore"):
+            scaled = x * scale
+        if not np.isfinite(scaled).all():
+            continue
+        norm = root(scaled)
+        assert exact_norm_is_below(scaled, norm)
+        less = norm * (1 - 2.0**-22) - 2.0**-1072  # the last two bits of numbers that are hardly any
+        assert less <= 0 or not exact_norm_is_below(scaled, less)
+
+
+def test_exponents_are_the_largest_that_are_allowed() -> None:
+    rng, top = np.random.default_rng(2), largest_norm(14, 100)
+    lines = rng.standard_normal((60, 100)) * np.exp2(rng.integers(-1000, 900, (60, 1)))
+    for x, e in zip(lines, exponents(lines, top), strict=True):
+        norm = Fraction(root(x))
+        assert norm * Fraction(2) ** int(e) <= Fraction(top) < norm * Fraction(2) ** (int(e) + 1)
+    special = np.zeros((3, 100))
+    special[1, 5], special[2, 7] = np.inf, np.nan
+    assert exponents(special, top).tolist() == [0, 1 << 20, 1 << 20]
+
+
+def test_the_bound_that_norms_are_scaled_to() -> None:
+    """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's."""
+    for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
+        top = Fraction(largest_norm(count, k)) + Fraction(sqrt(k)) / 2
+        assert top**2 < Fraction(prod(moduli(count)), 2) * (1 - Fraction(1, 2**21))
+
+
+# ---- the Chinese remainder theorem in pieces
+
+
+@pytest.mark.parametrize(("name", "counts"), LEAVES.items())
+def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
+    count, levels = counts
+    pieces, numbers = Pieces(count, levels), remainder_weights(count)
+    for x in (numbers.product, *numbers.weights):
+        cut = pieces.cut(x)[: pieces.count]
+        assert all(0 <= c < 2**pieces.bits and c == int(c) for c in cut)
+        assert sum(int(c) << pieces.bits * (pieces.count - 1 - i) for i, c in enumerate(cut)) == x
+    largest = 128 * 4**levels * count * 2**pieces.bits
+    assert largest <= 2**52 and pieces.count <= 4
+    assert len(pieces.told) == 8 * (3 + 4 + 80)
+
+
+# ---- splitting and joining on the host
+
+
+def aligned_memory(size: int, value: int) -> Matrix:
+    raw = np.full(size + 256, value, np.uint8)
+    begin = -raw.ctypes.data % 256
+    return raw[begin : begin + size]
+
+
+def run(
+    a: Matrix, b: Matrix, leaf: str, layouts: str = "CCC", alpha: float = 1, beta: float = 0
+) -> tuple[Matrix, ResidueOp]:
+    """C by the kernels on the host: where those of a GPU meet, the host does the same in its own way."""
+    (m, k), n = a.shape, b.shape[1]
+    leading = [
+        (cols if o == "C" else rows) + 3 for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)
+    ]
+    problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
+    op = op_of(problem, leaf)
+    whole = []
+    for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
+        memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
+        inside = memory[:, : x.shape[1]] if o == "C" else memory[:, : x.shape[0]].T
+        inside[...] = x
+        whole.append((memory, inside))
+    work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
+    bases = {name: x.ctypes.data for name, (x, _) in zip("ABC", whole, strict=True)} | {"W": work.ctypes.data}
+    bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
+    for side in (op.left, op.right):
+        measured(side, {name: x for name, (x, _) in zip("ABC", whole, strict=True)}, work)
+    first = 0
+    for chosen in op.groups:
+        play(split_launch(op, (False, False), chosen), f"fmm::residues::Split<{read_as(a.dtype.name)}>", bases)
+        multiplied(op, first, chosen, work)
+        first += len(chosen)
+    if problem.type.exact:
+        play(join_whole_launch(op), f"fmm::residues::JoinWhole<{problem.type.cpp}>", bases)
+    else:
+        play(join_launch(op, True), "fmm::residues::Join", bases)
+    memory, c = whole[2]
+    gaps = memory[:, c.shape[1 if layouts[2] == "C" else 0] :]
+    assert (gaps == gaps.dtype.type(77)).all()
+    assert flag[0] == (not np.isfinite(c).all())
+    return c, op
+
+
+def measured(side: Any, arrays: dict[str, Matrix], work: Matrix) -> None:
+    """Exponents of lines, and lines turned."""
+    g, x = side.geometry, arrays[side.source.base]
+    lines = x[: side.lines, : g.k] if side.along == "inner" else x[: g.k, : side.lines].T
+    top = largest_norm(g.moduli, g.k)
+    if x.dtype == np.float64:
+        work[side.exponents : side.exponents + 4 * side.lines].view(np.int32)[:] = exponents(lines, top)
+    if side.along == "outer":
+        room = g.turned_room
+        end = side.turned + x.itemsize * side.lines * room
+        work[side.turned : end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
+
+
+def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
+    """Rows and columns scaled and rounded, multiplied as Python's integers; the exponents."""
+    k = a.shape[1]
+    e, f = (exponents(x, largest_norm(moduli_count, k)) for x in (a, np.ascontiguousarray(b.T)))
+    x = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in row] for row, s in zip(a, e, strict=True)]
+    y = [[round(Fraction(float(v)) * Fraction(2) ** int(s)) for v in col] for col, s in zip(b.T, f, strict=True)]
+    return [[sum(p * q for p, q in zip(row, col, strict=True)) for col in y] for row in x], e, f
+
+
+def assert_rounded(c: Matrix, a: Matrix, b: Matrix, moduli_count: int) -> None:
+    """Each entry is the product of whole numbers, unscaled and rounded: to within a unit in the last place."""
+    exact, e, f = exact_product(a, b, moduli_count)
+    for i, j in np.ndindex(c.shape):
+        value = Fraction(exact[i][j]) / Fraction(2) ** int(e[i] + f[j])
+        assert abs(Fraction(float(c[i, j])) - value) <= abs(value) * Fraction(1, 2**52), (i, j)
+        assert abs(exact[i][j]) >= 2**53 or Fraction(float(c[i, j])) == value
+
+
+@pytest.mark.parametrize("leaf", ["oz14", "oz13x7", "oz14x49", "oz16", "oz15x7"])
+def test_products_of_whole_numbers_are_exact(leaf: str) -> None:
+    rng = np.random.default_rng(3)
+    for m, k, n in ((1, 1, 1), (5, 23, 9), (18, 70, 21)):
+        a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+        c, _ = run(a, b, leaf)
+        assert_rounded(c, a, b, LEAVES[leaf][0])
+
+
+@pytest.mark.parametrize("layouts", ["".join(x) for x in product("CF", repeat=3)])
+def test_however_operands_lie(layouts: str) -> None:
+    rng = np.random.default_rng(4)
+    a, b = rng.standard_normal((7, 37)), rng.standard_normal((37, 11))
+    c, _ = run(a, b, "oz14x7", layouts)
+    assert_rounded(c, a, b, 14)
+
+
+@pytest.mark.parametrize("leaf", ["oz14", "oz14x49"])
+def test_small_integers_are_exact(leaf: str) -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.integers(-1000, 1000, (9, 50)).astype(float), rng.integers(-1000, 1000, (50, 10)).astype(float)
+    c, _ = run(a, b, leaf)
+    np.testing.assert_array_equal(c, a @ b)
+
+
+def test_extreme_data() -> None:
+    """Signs all alike, so that sums are as large as the bound allows; powers of two; one entry that dwarfs its row."""
+    rng = np.random.default_rng(6)
+    dwarfed = np.ones((6, 40))
+    dwarfed[:, 7] = 1e17
+    for a, b in (
+        (np.ones((6, 40)), np.ones((40, 5))),
+        (np.full((6, 40), np.nextafter(2.0, 1)), -np.full((40, 5), np.nextafter(2.0, 1))),
+        (dwarfed, rng.standard_normal((40, 5))),
+        (dwarfed, dwarfed.T[:, :5].copy()),
+        (rng.standard_normal((6, 40)) * np.exp2(rng.integers(-500, 500, (6, 1))), rng.standard_normal((40, 5))),
+    ):
+        for leaf in ("oz13", "oz14x7"):
+            c, _ = run(a, b, leaf)
+            assert_rounded(c, a, b, LEAVES[leaf][0])
+
+
+def test_alpha_and_beta() -> None:
+    rng = np.random.default_rng(7)
+    a, b = rng.integers(-99, 99, (8, 30)).astype(float), rng.integers(-99, 99, (30, 8)).astype(float)
+    c, _ = run(a, b, "oz14", alpha=-0.5, beta=2)
+    np.testing.assert_array_equal(c, -0.5 * (a @ b) + 14)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_rows_with_inf_and_nan_raise_the_flag(value: float) -> None:
+    """And are nan, until they are computed again."""
+    rng = np.random.default_rng(8)
+    a, b = rng.integers(-9, 9, (6, 30)).astype(float), rng.integers(-9, 9, (30, 5)).astype(float)
+    expected = a @ b
+    a[2, 3] = b[4, 1] = value
+    expected[2] = expected[:, 1] = np.nan
+    c, _ = run(a, b, "oz14x7")
+    np.testing.assert_array_equal(c, expected)
+
+
+def test_zero_rows() -> None:
+    a, b = np.zeros((4, 20)), np.ones((20, 3))
+    a[1] = 1
+    c, _ = run(a, b, "oz14")
+    np.testing.assert_array_equal(c, a @ b)
+
+
+# ---- integers on the host
+
+
+def wrapped_product(a: Matrix, b: Matrix) -> Matrix:
+    """As NumPy has it, by Python's integers; of bool, whether any term is true."""
+    exact = a.astype(object) @ b.astype(object)
+    if a.dtype == bool:
+        return np.asarray(exact.astype(bool))
+    bits = 8 * a.itemsize
+    return np.asarray((exact % 2**bits).astype(f"uint{bits}").view(a.dtype))
+
+
+def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> Matrix:
+    if dtype == "bool":
+        return rng.random(shape) < 0.1
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_numpys(dtype: str) -> None:
+    rng = np.random.default_rng(10)
+    for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC"), ((4, 33, 6), "CFC")):
+        a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
+        c, _ = run(a, b, "residues", layouts)
+        np.testing.assert_array_equal(c, wrapped_product(a, b))
+
+
+@pytest.mark.parametrize("dtype", RINGS)
+def test_extreme_integers(dtype: str) -> None:
+    """The least and the largest, alike and with signs in turns."""
+    info = np.iinfo(dtype)
+    for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max), (0, info.min)):
+        a, b = np.full((3, 64), x, dtype), np.full((64, 4), y, dtype)
+        np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
+        a[:, ::2] = y
+        np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
+
+
+def test_how_many_numbers_integers_need() -> None:
+    assert [whole_moduli(x, 8192) for x in ("int8", "int16", "int32", "int64")] == [1, 6, 10, 18]
+    assert whole_moduli("uint32", 131072) == 11 and whole_moduli("int64", 131072) == 19
+    for dtype, k in product(INTEGERS, (1, 1000, 131072, 10**6)):
+        bits = 0 if dtype == "bool" else 8 * np.dtype(dtype).itemsize - 1
+        count = whole_moduli(dtype, k)
+        assert prod(moduli(count)) > 2 * k * 4**bits or (np.dtype(dtype).itemsize == 1 and count == 1)
+    assert prod(moduli(whole_moduli("bool", 131072))) > 2 * 131072
+
+
+# ---- NVRTC
+
+
+def test_no_number_leaves_the_registers() -> None:
+    """Only sm_90a has the products' instructions. Of three warpgroups two take registers from the third: 168 each."""
+    nvrtc()
+    made = op_of(Problem(512, 512, 512), "oz14")
+    told = len(planes_launch(made, 0, moduli(14)).parameters)
+    size = f"static_assert(sizeof(fmm::ResidueProduct) == {told});"
+    jobs = [(str(s), f"{product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",)) for s in SIZES]
+    for s, r in zip(SIZES, in_parallel(report, jobs), strict=True):
+        assert r.local == 0 and r.registers == 65536 // s.threads // 8 * 8, r
+        assert ResidueKernel(s).shared <= SHARED
+
+
+def test_measuring_and_turning_compile() -> None:
+    nvrtc()
+    made = op_of(Problem(512, 512, 512), "oz14")
+    size = (
+        f"static_assert(sizeof(fmm::residues::Both<double>) == {len(measure_launch(made, (True, True)).parameters)});"
+    )
+    given = (
+        (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
+        (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
+    )
+    jobs = [(str(x), f"{measure_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in given]
+    for r in in_parallel(report, jobs):
+        assert r.local == 0 and r.registers <= 64, r
+
+
+@pytest.mark.parametrize(("levels", "registers"), [(0, 64), (1, 112), (2, 128)])
+def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
+    """For the one architecture that they are launched on."""
+    nvrtc()
+    jobs = [
+        ("split", split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
+        ("join", join_source(levels, 14, 3), "sm_90", ("--std=c++17",)),
+    ]
+    for r in in_parallel(report, jobs):
+        assert r.local == 0 and r.registers <= registers, r
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", pytest.param("bool", marks=pytest.mark.slow)])
+def test_kernels_of_integers_compile(dtype: str) -> None:
+    nvrtc()
+    turns = MeasureKernel("outer", 0, False)
+    jobs = [
+        ("turn", measure_source(turns, None, dtype), "sm_90a", ("--std=c++17",)),
+        ("split", split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
+        ("join", join_whole_source(0, whole_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
+    ]
+    for r in in_parallel(report, jobs):
+        assert r.local == 0 and r.registers <= 64, r
+
+
+# ---- what runs
+
+
+def test_launches() -> None:
+    problem = Problem(4096, 4096, 4096)
+    found = record_launches(Plan.parse("oz14x7"), problem, target_on(H200, flagged=True))
+    labels = [launch.label for launch in found.launches]
+    assert [label.split(":")[0] for label in labels[:4]] == [
+        "residue_planes",
+        "residue_planes",
+        "gemm_residues",
+        "residue_join",
+    ]
+    assert "float64 by 14 products of 8-bit integers" in labels[3]
+    assert f"{14 * 7} products of bytes" in labels[2]
+    # What joins raises the flag itself: C is not looked through.
+    assert [launch.does for launch in found.launches] == ["sums", "sums", "sums", "product", "recompute"]
+
+
+def test_other_chips_leave_it_to_the_vendor() -> None:
+    ada = replace(H200, version=89)
+    (call,) = record_launches(Plan.parse("oz14"), Problem(512, 512, 512), target_on(ada)).steps
+    assert "only compute capability 9.0" in call.label  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_launches_of_integers(dtype: str) -> None:
+    """What lies along the inner dimension is not touched before it is split."""
+    for order, turns in (("C", True), ("F", False)):
+        layouts = Layout("C", 512), Layout(order, 512), Layout("C", 512)  # type: ignore[arg-type]
+        found = record_launches(Plan.parse("residues"), Problem(512, 512, 512, dtype, layouts), target_on(H200))
+        assert len(found.launches) == 3 + turns
+        assert f"{dtype} by {whole_moduli(dtype, 512)} products" in found.launches[-1].label
+    with pytest.raises(PlanError, match=f"cannot multiply {dtype}"):
+        record_launches(Plan.parse("residues"), Problem(64, 64, 64, dtype), target_on(replace(H200, version=89)))
+
+
+def test_below_other_levels() -> None:
+    made = op_of(Problem(1024, 1024, 1024), "strassen.batched.pad16 > oz14")
+    assert made.geometry.count == 7 and made.product(0, 14).count == 7 * 14
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
+    for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
+        g = Residues(*size, 3, *LEAVES[leaf])
+        *starts, planes, turned, end = g.offsets
+        assert all(x % 256 == 0 for x in (*starts, planes, turned))
+        sizes = [*g.exponents, *(g.together * x for x in g.planes[:2])]
+        assert all(x + size <= y for x, size, y in zip(starts, sizes, [*starts[1:], planes], strict=True))
+        assert planes + g.moduli * g.planes[2] <= (end if turned == planes else turned)
+        assert turned + sum(g.turned) <= end
+        assert all(x % 16 == 0 for x in g.planes)
+
+
+def test_large_products_are_split_in_groups_of_planes() -> None:
+    """32768 x 32768 with two levels: a group of planes at a time, and C's all."""
+    g = Residues(32768, 32768, 32768, 1, 14, 2)
+    assert 1 <= g.together < 14 and g.scratch < 75 << 30
+    assert Residues(16384, 16384, 16384, 1, 14, 1).together == 14
+    problem = Problem(32768, 32768, 32768)
+    found = record_launches(Plan.parse("oz14x49"), problem, target_on(H200))
+    groups = -(-14 // g.together)
+    assert [x.label.split(":")[0] for x in found.launches].count("gemm_residues") == groups
+    assert len(found.launches) == 2 + 2 * groups
+
+
+def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(11)
+    a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
+    expected, _ = run(a, b, "oz14x7")
+    monkeypatch.setattr(residue_planes, "ENOUGH", 30000)
+    workspace.cache_clear()
+    record_operations.cache_clear()
+    c, op = run(a, b, "oz14x7", "CFC")
+    workspace.cache_clear()
+    assert 1 < len(op.groups) <= 14
+    np.testing.assert_array_equal(c, expected)

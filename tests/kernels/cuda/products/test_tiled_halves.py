@@ -1,0 +1,120 @@
+"""Tiles on and below the diagonal, on the host: each once, what they write, and its mirror."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.products.tiled import GROUP, TileOp, lower_tiles, pointer_words
+from fmm.kernels.cuda.products.wgmma import HALF_SIZES, group_of
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Fill, Layout, Problem
+from tests.support.host_compiler import required_compiler
+from tests.support.tiled_on_host import compiled_for_the_host, floats, tiled_library
+from tests.support.tiles import tiled_product
+
+# Rows and columns of a tile, and how many rows of tiles are a group: of all strategies, and of the tensor cores.
+TILES = [(64, 128, GROUP), (128, 128, GROUP), (96, 64, GROUP), (128, 32, GROUP), (16, 128, GROUP)]
+TILES += [(s.m_s * s.cluster, s.n_s, group_of(s)) for s in HALF_SIZES]
+DRIVER = """
+struct Params {{ int down, across, group; }};
+extern "C" void tile(int down, int across, int group, int number, int* found) {{
+    const fmm::Tile x = fmm::LowerTiles<{high}, {wide}>(Params{{down, across, group}}).at(number);
+    found[0] = x.layer, found[1] = x.row, found[2] = x.col;
+}}
+"""
+
+
+@pytest.mark.parametrize(("high", "wide", "group"), TILES)
+def test_every_tile_of_the_lower_half_is_made_once(high: int, wide: int, group: int) -> None:
+    """Those that reach the diagonal or lie below it, and no others; neighbours share rows or columns."""
+    required_compiler()
+    text = with_headers('#include "gemm_common.cuh"\n') + DRIVER.format(high=high, wide=wide)
+    library, found = tiled_library(text), (ctypes.c_int * 3)()
+    for n in (1, 200, 257, 2048, 2049, 4000):
+        down, across = -(-n // high), -(-n // wide)
+        made, layers = lower_tiles((down, across), high, wide), 2
+        numbered = []
+        for number in range(layers * made):
+            library.tile(down, across, group, number, found)
+            numbered.append(tuple(found))
+        wanted = product(range(layers), range(down), range(across))
+        assert sorted(numbered) == [(z, r, c) for z, r, c in wanted if c * wide < (r + 1) * high], n
+
+
+GUARD = 64  # NaN before and behind every operand
+
+
+def half_problem(n: int, k: int, orders: str, dtype: str, fill: Fill, alpha: float, beta: float, gap: int) -> Problem:
+    shapes = (n, k), (k, n)
+    left, right = (
+        Layout(order, shape[order == "C"] + gap)  # type: ignore[arg-type]
+        for order, shape in zip(orders, shapes, strict=True)
+    )
+    return Problem(n, k, n, dtype, (left, right, Layout("C", n + gap)), alpha, beta, "symmetric", 1, fill)
+
+
+def launched(op: TileOp, memory: dict[str, Any]) -> None:
+    library = compiled_for_the_host(op.kernel, op.access)
+    parameters = np.frombuffer(op.parameters, np.int64).copy()
+    for word, piece in zip(pointer_words(op), op.pieces, strict=True):
+        parameters[word] = memory[piece.base][GUARD:].ctypes.data + piece.offset
+    blocks, _, products = op.grid
+    assert library.launch(parameters.ctypes.data_as(ctypes.c_void_p), blocks, products) == parameters.nbytes
+
+
+def played(problem: Problem, leaf: str) -> None:
+    """On small integers: exact, and nothing beside what is wanted is touched. (Two factors whose product is symmetric
+    in its lower half alone: what stands above the diagonal is that half's mirror, and not computed.)"""
+    rng, dtype, n, k = np.random.default_rng(5), problem.dtype, problem.m, problem.k
+    memory = {name: floats(4096 * 4, dtype) for name in "ABC"}
+    views = {}
+    for name, layout, shape in zip("ABC", problem.layouts, problem.shapes, strict=True):
+        strides = [step * problem.itemsize for step in layout.strides]
+        views[name] = np.ndarray(shape, dtype, memory[name][GUARD:], 0, strides)
+        views[name][...] = rng.integers(-3, 4, shape)
+    before = memory["C"].copy()
+    a, b, c = (x.astype(np.float64) for x in views.values())
+    (op,) = record_operations(Plan.parse(leaf), problem).ops
+    gemm = op.whole if isinstance(op, MirroredOp) else op
+    assert isinstance(gemm, GemmOp) and gemm.half == problem.fill
+    made = tiled_product(gemm, dtype)
+    assert made.kernel.half == problem.fill
+    launched(made, memory)
+    below = np.tri(n, dtype=bool)
+    lower = np.where(below, problem.alpha * (a @ b) + problem.beta * c, 0).real
+    above = lower.T if problem.fill == "full" else c
+    np.testing.assert_array_equal(views["C"], np.where(below, lower, above), err_msg=f"{n} {k}")
+    views["C"][...] = np.ndarray((n, n), dtype, before[GUARD:], 0, views["C"].strides)
+    np.testing.assert_array_equal(memory["C"], before)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "dtype"), [("tile.medium", "float32"), ("tile.small", "float64"), ("tile.duo", "float64")]
+)
+@pytest.mark.parametrize(("orders", "gap"), [("CF", 4), ("FC", 1)])
+def test_halves_on_the_host(leaf: str, dtype: str, orders: str, gap: int) -> None:
+    """The lower half, and all of it: tiles on the diagonal and at edges, aligned rows and others, alpha and beta."""
+    required_compiler()
+    fills: tuple[Fill, ...] = ("lower", "full")
+    for fill, (n, k, alpha, beta) in product(fills, [(68, 20, 1, 0), (33, 9, 0.5, 2), (5, 1, 1, 0)]):
+        played(half_problem(n, k, orders, dtype, fill, alpha, beta, gap), leaf)
+
+
+def test_a_batch_of_halves_is_one_launch() -> None:
+    problem = Problem(8192, 512, 8192, "float64", op="gram")
+    op = record_operations(Plan.parse("gram^2.tile > vendor"), problem).ops[-2]
+    assert isinstance(op, GemmOp) and (op.half, op.count, op.use.leaf.name) == ("loose", 4, "tile")
+    made = tiled_product(op, "float64")
+    one = lower_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
+    assert made.kernel.half == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
+    assert replace(made, count=1).grid == (one, 1, 1)

@@ -1,0 +1,42 @@
+"""The tables of the pages, made of results that were made up for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measured
+from benchmarks.held_out import FILE
+from benchmarks.readme import shortlist
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": {"device": "a card", "commit": "abc"}, "rows": rows}), encoding="utf-8")
+
+
+def a_call(**more: Any) -> dict[str, Any]:
+    usual = {"dtype": "float32", "size": [16384] * 3, "taken": 0.0, "plan": "f16x3", "step": "calibrated model"}
+    usual |= {"workspace": 1 << 30, "seconds": [1.0, 2.0], "vendor_seconds": [4.0, 8.0], "error": 0.5, "failure": ""}
+    return {**usual, **more}
+
+
+def test_default_calls_are_shown_as_they_were_measured(tmp_path: Path) -> None:
+    rows = [a_call(), a_call(dtype="float64", failure="out of memory")]
+    write_rows(tmp_path / "a-card" / "calls.json", rows)
+    (found,) = [line for line in measured.calls(tmp_path) if "float" in line]
+    assert "6000 ms | 1500 ms | **4.00** | 0.50 | 1.00 GiB | calibrated model | `f16x3` |" in found
+    assert any("4.00" in line and "a card" in line for line in shortlist(tmp_path)), "README's list has it"
+    write_rows(tmp_path / "a-card" / "large.json", [a_call(taken=2 / 3)])
+    assert any("| 67% |" in line for line in measured.large(tmp_path))
+
+
+def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
+    folder = tmp_path / "a-card"
+    folder.mkdir()
+    seconds = {"vendor": [2.0, 2.0], "default": [1.0, 1.0], "strassen > vendor": [0.8, 0.8], "tile": [5.0]}
+    row = {"config": 1, "dtype": "float64", "kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": ""}
+    lines = [{"environment": {"device": "a card", "commit": "abc"}, "settings": {}}, {**row, "seconds": seconds}]
+    (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert list(measured.held_out(tmp_path))[-1] == "| float64 | thin | 1 | 0 | 80.0%, 80.0% | 2.00, 2.00 |"

@@ -1,0 +1,285 @@
+"""fmm.shortest_paths and fmm.minplus on the host: as SciPy's floyd_warshall, and as the definition."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.kernels.cpu import semiring_compiled
+from fmm.runtime.semiring_domain import chosen_domain
+from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
+from tests.support.marks import quick_and_slow
+
+csgraph = pytest.importorskip("scipy.sparse.csgraph", reason="no SciPy to compare with")
+TYPES = ("float32", "float64", "int32", "int16")
+TOLERANCE = {"float32": 1e-5, "float64": 1e-13, "int32": 0, "int16": 0}
+Matrix = np.ndarray[Any, Any]
+
+
+def same_as_scipy(edges: Matrix, **options: Any) -> None:
+    wanted = csgraph.floyd_warshall(edges.astype(np.float64), **options)
+    found = fmm.shortest_paths(edges, **options)
+    tolerance = TOLERANCE[edges.dtype.name]
+    if options.get("return_predecessors"):
+        wanted, (found, nodes) = wanted[0], found
+        shown = np.minimum(*(np.where(x == 0, np.inf, x) for x in (edges, edges.T)))
+        undirected = options.get("directed") is False
+        check_predecessors(found, nodes, np.where(np.isinf(shown), 0, shown) if undirected else edges, tolerance)
+    assert found.dtype == edges.dtype
+    np.testing.assert_allclose(as_lengths(found), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_the_same_as_scipys(kind: str, dtype: str) -> None:
+    """Bit for bit in whole numbers. Sizes: none, one, odd, prime, one more than a tile."""
+    rng = np.random.default_rng(11)
+    options: list[dict[str, Any]] = [{}, {"return_predecessors": True}, {"unweighted": True}]
+    if kind != "negative":  # undirected, a negative edge is a cycle
+        options += [{"directed": False}, {"directed": False, "return_predecessors": True}]
+    for n, chosen in product((0, 1, 2, 67), options):
+        same_as_scipy(of_type(GRAPHS[kind](n, rng), dtype, rng), **chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "dtype"), list(product(GRAPHS, TYPES)))
+def test_the_same_for_larger_graphs(kind: str, dtype: str) -> None:
+    rng = np.random.default_rng(12)
+    for n in (257, 400):
+        same_as_scipy(of_type(GRAPHS[kind](n, rng), dtype, rng), return_predecessors=True)
+
+
+def test_no_edge_is_what_scipy_takes_for_none() -> None:
+    """Zero and up to 1e-8, NaN and both infinities; what stands on the diagonal is not read. (SciPy's own answer to
+    columns that are contiguous is wrong: it gives them back as they are.)"""
+    numbers = [0, np.inf, -np.inf, np.nan, 1e-8, -1e-8, 2e-8, 5.0]
+    edges = np.array(numbers * 8).reshape(8, 8)
+    edges[3, 3] = -9
+    for x in (edges, edges.T, np.asfortranarray(edges)):
+        np.testing.assert_array_equal(fmm.shortest_paths(x), csgraph.floyd_warshall(np.ascontiguousarray(x)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int16"])
+def test_the_largest_number_is_no_edge(dtype: str) -> None:
+    most = np.iinfo(dtype).max
+    edges = np.array([[0, most, 2], [0, 0, 0], [0, 3, 0]], dtype)
+    assert fmm.shortest_paths(edges).tolist() == [[0, 5, 2], [most, 0, most], [most, 3, 0]]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int16"])
+def test_lengths_are_saturated(dtype: str) -> None:
+    """A path that is too long counts as none; without an overflow on its way it can still be used."""
+    most = int(np.iinfo(dtype).max)
+    chain = np.zeros((4, 4), dtype)
+    chain[[0, 1, 2], [1, 2, 3]] = most - 1, most - 1, 1
+    found = fmm.shortest_paths(chain)
+    assert found[0].tolist() == [0, most - 1, most, most] and found[1, 3] == most
+    chain[1, 2] = -5
+    assert fmm.shortest_paths(chain)[0].tolist() == [0, most - 1, most - 6, most - 5]
+
+
+def test_what_is_not_of_four_types_is_float64() -> None:
+    edges = [[0, 1, 0], [0, 0, 2], [4, 0, 0]]
+    wanted = csgraph.floyd_warshall(edges)
+    for given in (edges, np.array(edges), np.array(edges, np.uint8), np.array(edges, np.float16)):
+        found = fmm.shortest_paths(given)
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found, wanted)
+    yes = np.array(edges, bool)
+    np.testing.assert_array_equal(fmm.shortest_paths(yes), csgraph.floyd_warshall(yes))
+
+
+def test_masked_arrays() -> None:
+    edges = np.ma.masked_array([[0, 2.0], [3, 0]], [[False, True], [False, False]])
+    np.testing.assert_array_equal(fmm.shortest_paths(edges), csgraph.floyd_warshall(edges))
+    np.testing.assert_array_equal(edges.mask, [[0, 1], [0, 0]])
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((2, 3)), np.zeros(3), np.zeros((2, 2, 2)), 5])
+def test_what_scipy_rejects(wrong: Any) -> None:
+    with pytest.raises(ValueError) as scipys:
+        csgraph.floyd_warshall(wrong)
+    with pytest.raises(ValueError, match=str(scipys.value)):
+        fmm.shortest_paths(wrong)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_negative_cycles_raise(dtype: str) -> None:
+    """Of two nodes or through a hundred, also where lengths grow beyond the type on the way."""
+    for n, step in ((2, 1), (100, 1), (100, 77)):
+        edges = np.zeros((n, n), dtype)
+        edges[np.arange(n), (np.arange(n) + step) % n] = -100
+        with pytest.raises(csgraph.NegativeCycleError, match="Negative cycle in nodes") as caught:
+            fmm.shortest_paths(edges)
+        assert isinstance(caught.value, fmm.NegativeCycleError)
+    apart = np.zeros((150, 150), dtype)
+    apart[140, 141] = apart[141, 140] = -1
+    with pytest.raises(fmm.NegativeCycleError, match=r"nodes \[140 141\]"):
+        fmm.shortest_paths(apart)
+
+
+def test_negative_cycles_without_scipy() -> None:
+    text = "import fmm\ntry: fmm.shortest_paths([[0, -1], [-1, 0]])\nexcept fmm.NegativeCycleError as e: print(type(e))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "<class 'fmm.runtime.semiring.NegativeCycleError'>"
+
+
+def test_operands_are_left_alone() -> None:
+    rng = np.random.default_rng(13)
+    outer = rng.random((40, 60))
+    outer.flags.writeable = False
+    edges = outer[3:35:2, 2:34:2]
+    before, wanted = outer.copy(), csgraph.floyd_warshall(edges.copy())
+    np.testing.assert_allclose(fmm.shortest_paths(edges), wanted, rtol=1e-13)
+    np.testing.assert_allclose(fmm.shortest_paths(edges, overwrite=True), wanted, rtol=1e-13)
+    np.testing.assert_array_equal(outer, before)
+
+
+def test_out_and_overwrite() -> None:
+    rng = np.random.default_rng(14)
+    for random in (rng.random((9, 9)), rng.random((9, 9)).T):
+        edges = random
+        wanted, out = fmm.shortest_paths(edges), np.full((9, 18), 7.0)[:, ::2]
+        assert fmm.shortest_paths(edges, out=out) is out
+        np.testing.assert_array_equal(out, wanted)
+        assert fmm.shortest_paths(edges, overwrite=True) is edges
+        np.testing.assert_array_equal(edges, wanted)
+    for out in (np.empty((9, 8)), np.empty((9, 9), np.float32)):
+        with pytest.raises(ValueError, match="out is"):
+            fmm.shortest_paths(edges, out=out)
+    out = np.empty((9, 9))
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        fmm.shortest_paths(edges, out=out)
+
+
+def test_out_is_untouched_by_what_raises() -> None:
+    out = np.full((2, 2), 7.0)
+    with pytest.raises(fmm.NegativeCycleError):
+        fmm.shortest_paths([[0, -1], [-1, 0.0]], out=out)
+    assert (out == 7).all()
+
+
+def test_methods() -> None:
+    edges = np.random.default_rng(15).integers(0, 9, (70, 70)).astype(np.int32)
+    found = [fmm.shortest_paths(edges, method=m) for m in ("auto", "r-kleene", "floyd-warshall")]
+    assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
+    with pytest.raises(ValueError, match="r-kleene"):
+        fmm.shortest_paths(edges, method="dijkstra")  # type: ignore[arg-type]
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match="toarray"):
+        fmm.shortest_paths(sparse.csr_array(edges))
+
+
+# ---- the product
+
+
+def drawn(shape: tuple[int, int], dtype: str, maximum: bool, rng: np.random.Generator) -> Matrix:
+    """Numbers of the whole range and small ones, a tenth of them none."""
+    if dtype[0] == "f":
+        x = rng.standard_normal(shape).astype(dtype)
+        x[rng.random(shape) < 0.1] = -np.inf if maximum else np.inf
+        return x
+    limits = np.iinfo(dtype)
+    wide = rng.integers(limits.min, limits.max, shape, endpoint=True)
+    x = np.where(rng.random(shape) < 0.5, wide, rng.integers(-9, 9, shape)).astype(dtype)
+    x[rng.random(shape) < 0.1] = limits.min if maximum else limits.max
+    return x
+
+
+def defined(a: Matrix, b: Matrix, maximum: bool) -> tuple[Matrix, Matrix, Any]:
+    """All sums; the best ones, saturated; what is none."""
+    dtype = a.dtype
+    if dtype.kind == "f":
+        none = -np.inf if maximum else np.inf
+        sums = a[:, :, None] + b
+    else:
+        limits = np.iinfo(dtype)
+        none = limits.min if maximum else limits.max
+        sums = a[:, :, None].astype(np.int64) + b
+        sums[(a[:, :, None] == none) | (b == none)] = -(2**40) if maximum else 2**40
+    best = (sums.max if maximum else sums.min)(axis=1, initial=none)
+    return sums, best if dtype.kind == "f" else np.clip(best, limits.min, limits.max), none
+
+
+@pytest.mark.parametrize(
+    ("dtype", "maximum"),
+    quick_and_slow(
+        [(t, False) for t in TYPES] + [("float32", True), ("int16", True)], [("float64", True), ("int32", True)]
+    ),
+)
+def test_products_as_defined(dtype: str, maximum: bool) -> None:
+    rng = np.random.default_rng(16)
+    for m, k, n in ((1, 1, 1), (5, 7, 3), (67, 31, 53), (0, 3, 2), (3, 0, 2), (3, 2, 0), (1, 300, 1)):
+        a, b = drawn((m, k), dtype, maximum, rng), drawn((n, k), dtype, maximum, rng).T
+        sums, best, none = defined(a, b, maximum)
+        out = np.full((m, n), 7, dtype)
+        assert fmm.minplus(a, b, out, maximum=maximum) is out
+        np.testing.assert_array_equal(out, best)
+        found, step = fmm.minplus(a, b, maximum=maximum, argmin=True)
+        np.testing.assert_array_equal(found, best)
+        assert found.dtype == dtype and step.dtype == np.int32 and (step[best == none] == -1).all()
+        i, j = np.nonzero(best != none)
+        first = (sums.argmax if maximum else sums.argmin)(axis=1)[i, j] if k else []
+        np.testing.assert_array_equal(step[i, j], first)
+
+
+def test_none_negative_is_computed_in_the_type_itself() -> None:
+    """And whole numbers that are, in one in which their sums are exact."""
+    small, below = np.array([[1, 2]], np.int16), np.array([[-1, 2]], np.int32)
+    assert chosen_domain(np, (small, small), False, False, False, 2).dtype == "uint16"
+    assert chosen_domain(np, (small, small), False, True, True, 2).dtype == "uint32"
+    assert chosen_domain(np, (below, below), False, True, False, 2).ring == "int32"
+    assert chosen_domain(np, (below * 2**29, below), False, True, False, 2).ring == "float64"
+    assert chosen_domain(np, (below, below), False, False, False, 2).ring == "float64"
+    floats = np.array([[0.0, 1]], np.float32)
+    rings = [chosen_domain(np, (x, floats), False, True, False, 2).ring for x in (floats, floats - 1, floats * np.nan)]
+    assert rings == ["float32, none negative", "float32", "float32"]
+
+
+def test_out_may_overlap_the_operands() -> None:
+    rng = np.random.default_rng(17)
+    a = rng.random((20, 20))
+    wanted = defined(a, a, False)[1]
+    assert fmm.minplus(a, a, a) is a
+    np.testing.assert_array_equal(a, wanted)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "error"),
+    [
+        (np.zeros((2, 3)), np.zeros((2, 3)), ValueError),
+        (np.zeros(3), np.zeros((3, 2)), ValueError),
+        (np.zeros((2, 2), complex), np.zeros((2, 2)), TypeError),
+        (np.zeros((2, 2), np.int64), np.zeros((2, 2), np.int64), TypeError),
+    ],
+)
+def test_what_has_no_product(a: Any, b: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"fmm\.minplus"):
+        fmm.minplus(a, b)
+
+
+def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy alone computes the same, where it would be compiled otherwise."""
+    monkeypatch.setattr(semiring_compiled, "can_compile", lambda: False)
+    rng = np.random.default_rng(18)
+    edges = rng.integers(0, 99, (200, 200)).astype(np.int32)
+    np.testing.assert_array_equal(as_lengths(fmm.shortest_paths(edges)), csgraph.floyd_warshall(edges))
+
+
+def test_torchs_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    edges = np.random.default_rng(19).random((30, 30))
+    given = torch.from_numpy(edges)
+    found, nodes = fmm.shortest_paths(given, return_predecessors=True)
+    assert isinstance(found, torch.Tensor) and isinstance(nodes, torch.Tensor)
+    np.testing.assert_array_equal(found.numpy(), fmm.shortest_paths(edges))
+    out = torch.empty(30, 30, dtype=torch.float64)
+    assert fmm.minplus(given, given, out) is out
+    np.testing.assert_array_equal(out.numpy(), fmm.minplus(edges, edges))

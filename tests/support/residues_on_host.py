@@ -1,0 +1,163 @@
+"""What splits float64 in residues and joins them, compiled for the host."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.cuda.device_code.read import header_text, with_headers
+from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.products.residues import ResidueOp, modulus_bytes
+from tests.support.host_compiler import SANITIZER, header, shared_library
+
+FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", *SANITIZER)
+LANGUAGE = """
+#define __host__
+#define __cluster_dims__(...)
+struct double2 { double x, y; };
+struct Dim { unsigned x, y, z; };
+static Dim blockIdx, threadIdx, gridDim;
+template <class To, class From> static To bits(From x) { return __builtin_bit_cast(To, x); }
+static double __longlong_as_double(long long x) { return bits<double>(x); }
+static long long __double_as_longlong(double x) { return bits<long long>(x); }
+static float __int_as_float(int x) { return bits<float>(x); }
+static int __float_as_int(float x) { return bits<int>(x); }
+static long long __double2ll_rn(double x) { return static_cast<long long>(__builtin_rint(x)); }
+static double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
+static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+static double rint(double x) { return __builtin_rint(x); }
+static double sqrt(double x) { return __builtin_sqrt(x); }
+static double fabs(double x) { return __builtin_fabs(x); }
+static int abs(int x) { return x < 0 ? -x : x; }
+template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; }
+template <class T> const T& max(const T& x, const T& y) { return x < y ? y : x; }
+static double __shfl_xor_sync(unsigned, double x, int) { return x; }
+static void __syncthreads() {}
+static unsigned long __cvta_generic_to_shared(const void*) { return 0; }
+namespace fmm {
+static int dot_bytes(unsigned a, int b, int c) {
+    for (int i = 0; i < 4; ++i) c += static_cast<int>(a >> 8 * i & 255) * static_cast<signed char>(b >> 8 * i);
+    return c;
+}
+static unsigned low_bytes(unsigned a, unsigned b) { return (a & 255) | (b & 255) << 8; }
+static unsigned low_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
+    return low_bytes(a, b) | low_bytes(c, d) << 16;
+}
+}
+"""
+DRIVER = """
+template <class Params, class Entry>
+static void every_thread(const void* p, int blocks, unsigned threads, Entry entry) {
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) entry(*static_cast<const Params*>(p));
+}
+"""
+
+
+def _language() -> str:
+    """language.h of the other kernels defines what is a GPU's alone; NumPy's functions are not needed here."""
+    wanted = [line for line in header("language.h").splitlines() if line.startswith("#define")]
+    return "\n".join(wanted) + LANGUAGE
+
+
+@cache
+def library(source: str, entry: str) -> Any:
+    """A kernel's source with functions in the place of what only a GPU has, and a loop over all threads."""
+    own = header_text("whole_bytes.cuh").replace("#pragma once\n", "", 1)
+    assert source.count(own) == 1
+    return shared_library(_language() + source.replace(own, "") + DRIVER + entry, FLAGS)
+
+
+def play(launch: Launch, kind: str, bases: dict[str, int]) -> None:
+    """All threads of a launch whose threads do not meet, one after the other; `kind`: what its parameters are."""
+    words = np.frombuffer(launch.parameters, np.int64).copy()
+    for slot in launch.slots:
+        words[slot.word] = bases[slot.base] + slot.offset
+    room = np.empty(words.nbytes + 64, np.uint8)
+    begin = -room.ctypes.data % 64
+    room[begin : begin + words.nbytes] = words.view(np.uint8)
+    entry = f"""
+    extern "C" int launch(const void* p, int blocks) {{
+        every_thread<{kind}>(p, blocks, {launch.kernel.threads}, [](const {kind}& x) {{ {launch.kernel.entry}(x); }});
+        return sizeof({kind});
+    }}"""
+    host = library(launch.kernel.source, entry)
+    assert host.launch(ctypes.c_void_p(room.ctypes.data + begin), launch.grid[0]) == words.nbytes
+
+
+PARTS = """
+extern "C" void exponents(const double* x, long long lines, long long length, double top, int* to) {
+    for (long long i = 0; i < lines; ++i) {
+        fmm::residues::Squares sum{};
+        for (long long k = 0; k < length; ++k) sum.add(x[i * length + k]);
+        to[i] = fmm::residues::exponent_for(sum.root(), top);
+    }
+}
+extern "C" double root(const double* x, long long length) {
+    fmm::residues::Squares sum{};
+    for (long long k = 0; k < length; ++k) sum.add(x[k]);
+    return sum.root();
+}
+extern "C" void reduce(const fmm::Modulus* modulus, const int* x, long long count, signed char* to) {
+    for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>((*modulus)(x[i]));
+}
+extern "C" void raised(const fmm::Modulus* modulus, const unsigned long long* x, long long count, signed char* to) {
+    for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>(modulus->of_raised(x[i]));
+}
+"""
+
+
+@cache
+def parts() -> Any:
+    found = library(with_headers('#include "residue_planes.cuh"\n'), PARTS)
+    found.root.restype = ctypes.c_double
+    return found
+
+
+def _pointer(x: np.ndarray[Any, Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.ctypes.data)
+
+
+def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
+    """Residues modulo p as the device has them: of int32, or of uint64 to which 2^63 was added."""
+    x, to = np.ascontiguousarray(x), np.empty(x.shape, np.int8)
+    room = np.empty(64, np.uint8)
+    begin = -room.ctypes.data % 16
+    room[begin : begin + 32] = np.frombuffer(modulus_bytes(p), np.uint8)
+    function = parts().reduce if x.dtype == np.int32 else parts().raised
+    function(ctypes.c_void_p(room.ctypes.data + begin), _pointer(x), ctypes.c_longlong(x.size), _pointer(to))
+    return to
+
+
+def exponents(lines: np.ndarray[Any, Any], top: float) -> np.ndarray[Any, Any]:
+    """By which rows are scaled."""
+    lines, to = np.ascontiguousarray(lines, np.float64), np.empty(len(lines), np.int32)
+    sizes = ctypes.c_longlong(lines.shape[0]), ctypes.c_longlong(lines.shape[1])
+    parts().exponents(_pointer(lines), *sizes, ctypes.c_double(top), _pointer(to))
+    return to
+
+
+def root(x: np.ndarray[Any, Any]) -> float:
+    x = np.ascontiguousarray(x, np.float64)
+    return float(parts().root(_pointer(x), ctypes.c_longlong(x.size)))
+
+
+def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: np.ndarray[Any, Any]) -> None:
+    """What the kernel of the tensor cores does: products of planes, reduced; modulo these numbers, behind the first."""
+    g = op.geometry
+    rows, inner, columns = g.block
+    shape = len(chosen), g.products
+    a = _planes(memory, op.left.planes, (*shape, rows, inner))
+    b = _planes(memory, op.right.planes, (*shape, columns, inner))
+    c = _planes(memory, op.planes + first * g.planes[2], (*shape, rows, columns))
+    for i, p in enumerate(chosen):
+        for j in range(g.products):
+            c[i, j] = reduced((a[i, j].astype(np.int32) @ b[i, j].astype(np.int32).T).astype(np.int32), p)
+
+
+def _planes(memory: np.ndarray[Any, Any], offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    count = int(np.prod(shape))
+    return memory[offset : offset + count].view(np.int8).reshape(shape)
