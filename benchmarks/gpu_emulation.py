@@ -1,17 +1,22 @@
-"""float32 by three float16 products on a GPU: `python -m benchmarks.gpu_emulation [--quick]`.
+"""float32 by three float16 products on a GPU: `python -m benchmarks.gpu_emulation [--quick] [--random 100]`.
 
 Whole calls of fmm.matmul as a user makes them, scaling and splitting inside, against cupy.matmul (cuBLAS in float32),
-in shuffled rounds, with what fmm chooses by the configs in force. Errors are those of the Frobenius norm of sampled
-rows against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. Raw samples go to
+in shuffled rounds, with what fmm chooses by the configs in force; complex64 and one half of a gram likewise. Beside
+them, on squares and on few rows, fmm with a prepared operand and with every entry checked, and what else multiplies
+float32 faster: the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in both of its modes
+(benchmarks/gemmul8.py says where its checkout is expected). Errors are those of the Frobenius norm of sampled rows
+against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. Raw samples go to
 results/<device>/emulation.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -23,11 +28,19 @@ import cupy
 import numpy as np
 
 import fmm
+from benchmarks import gemmul8, gpu_random
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment, results_folder
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.problem import Problem
+from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 
 LEAST = 5.0  # milliseconds of a sample: shorter calls are repeated
 SAMPLED_ROWS = 64
+HUGE = 1e13  # multiply-adds from which on a case has fewer samples, and from ten times as many on the fewest
+LONG = 1e12  # and from which on others multiply normal numbers only
+CANDIDATES = 4  # of cuBLASLt's that are tried, half as many from LONG on
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -35,122 +48,245 @@ class Case:
     size: tuple[int, int, int]
     target: float  # of the speed against cuBLAS's
     quick: bool = False
+    peers: bool = False
+    dtype: str = "float32"
+    half: bool = False  # one half of a a^T, against syrk
 
 
-def square(side: int, target: float, quick: bool = False) -> Case:
-    return Case((side, side, side), target, quick)
+def square(side: int, target: float, quick: bool = False, peers: bool = True) -> Case:
+    return Case((side, side, side), target, quick, peers)
 
 
 CASES = (
-    square(1024, 1.6, True),
-    square(2048, 2.6, True),
-    square(4096, 3.4, True),
-    square(8192, 3.9, True),
-    square(16384, 4.3, True),
+    square(1024, 1.6, quick=True),
+    square(2048, 2.6, quick=True),
+    square(4096, 3.4, quick=True),
+    square(8192, 3.9, quick=True),
+    square(16384, 4.3, quick=True),
     square(32768, 4.7),
-    square(65536, 4.9),
-    square(8191, 3.3, True),
-    square(10007, 3.3),
-    Case((4096, 14336, 4096), 3.3, True),
+    square(8191, 3.3, quick=True, peers=False),
+    square(10007, 3.3, peers=False),
+    Case((4096, 14336, 4096), 3.3, quick=True),
     Case((16384, 1024, 16384), 3.3),
     Case((100000, 2048, 2048), 3.3),
     Case((2048, 50000, 2048), 3.3),
+    Case((512, 8192, 8192), 1.0, peers=True),
+    Case((128, 8192, 8192), 1.0, peers=True),
+    Case((8192, 8192, 8192), 4.5, dtype="complex64"),
+    Case((16384, 16384, 16384), 3.8, half=True),
+    square(65536, 4.9, peers=False),
 )
 
 
 @dataclass
 class Row:
-    """Paired samples of one case, in seconds, and errors as multiples of cuBLAS's."""
+    """Paired samples of one case, in seconds, of fmm, cuBLAS and others by their names; and errors by data and name, as
+    multiples of cuBLAS's."""
 
     size: tuple[int, int, int]
     target: float
+    dtype: str = "float32"
+    half: bool = False
     plan: str = ""
-    seconds: list[float] = field(default_factory=list)
-    vendor_seconds: list[float] = field(default_factory=list)
-    normal_error: float = float("nan")
-    uniform_error: float = float("nan")
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
     failure: str = ""
 
-    @property
-    def speedup(self) -> float:
-        return median(v / s for v, s in zip(self.vendor_seconds, self.seconds, strict=True)) if self.seconds else 0.0
+    def speedup(self, name: str = "fmm") -> float:
+        return median(v / s for v, s in zip(self.samples["cublas"], self.samples[name], strict=True))
+
+    def errors_of(self, name: str) -> str:
+        return "".join(f"{found.get(name, np.nan):6.2f}" for found in self.errors.values())
 
     def __str__(self) -> str:
-        size = " x ".join(map(str, self.size))
-        if self.failure:
+        size = " x ".join(map(str, self.size)) + " half" * self.half + " complex" * (self.dtype != "float32")
+        if self.failure and not self.samples:
             return f"{size:>24}  {self.failure[:90]}"
-        errors = f"{self.normal_error:6.2f}{self.uniform_error:6.2f}"
-        return (
-            f"{size:>24}{1e3 * median(self.seconds):10.3f} ms{self.speedup:7.2f}{self.target:6.1f}{errors}  {self.plan}"
-        )
+        own = f"{1e3 * median(self.samples['fmm']):10.3f} ms{self.speedup():7.2f}{self.target:6.1f}"
+        lines = [f"{size:>24}{own}{self.errors_of('fmm')}  {self.plan}"]
+        for name in self.samples:
+            if name not in ("fmm", "cublas"):
+                lines.append(f"{name:>24}{'':13}{self.speedup(name):7.2f}{'':6}{self.errors_of(name)}")
+        return "\n".join([*lines, *([f"{'':24}{self.failure[:90]}"] if self.failure else [])])
 
 
-def drawn(shape: tuple[int, int], kind: str, seed: int) -> Any:
+def drawn(shape: tuple[int, int], kind: str, seed: int, dtype: str = "float32") -> Any:
     rng = cupy.random.default_rng(seed)
-    return rng.standard_normal(shape, np.float32) if kind == "normal" else rng.random(shape, np.float32)
+    draw = rng.standard_normal if kind == "normal" else rng.random
+    found = draw(shape, np.float32)
+    return (found + 1j * draw(shape, np.float32)).astype(dtype) if dtype != "float32" else found
 
 
-def error(a: Any, b: Any, c: Any) -> float:
-    """Of sampled rows."""
-    rows = cupy.asarray(np.linspace(0, a.shape[0] - 1, SAMPLED_ROWS).astype(np.intp))
+def error(a: Any, b: Any, c: Any, half: bool = False) -> float:
+    """Of sampled rows; of half a product their beginnings."""
+    rows = np.linspace(0, a.shape[0] - 1, SAMPLED_ROWS).astype(np.intp)
+    wide = np.result_type(a.dtype, np.float64)
     norms = []
     for first in range(0, b.shape[1], 4096):  # a float64 copy of all of B may not fit
-        exact = a[rows].astype(np.float64) @ b[:, first : first + 4096].astype(np.float64)
-        off = c[rows, first : first + 4096].astype(np.float64) - exact
-        norms.append((float(cupy.linalg.norm(off)) ** 2, float(cupy.linalg.norm(exact)) ** 2))
+        columns = np.arange(first, min(first + 4096, b.shape[1]))
+        exact = a[rows].astype(wide) @ b[:, first : first + 4096].astype(wide)
+        wanted = cupy.asarray(columns <= rows[:, None] if half else np.ones((len(rows), len(columns)), bool))
+        off = (c[rows, first : first + 4096].astype(wide) - exact) * wanted
+        norms.append((float(cupy.linalg.norm(off)) ** 2, float(cupy.linalg.norm(exact * wanted)) ** 2))
     found, whole = (sum(x) for x in zip(*norms, strict=True))
     return float((found / whole) ** 0.5)
 
 
-def measured(case: Case, rounds: int) -> Row:
+# ---- who multiplies
+
+
+def own_calls(case: Case, a: Any, b: Any, c: Any) -> dict[str, Call]:
+    """cuBLAS's function and fmm's."""
+    if case.half:
+        gram = partial(fmm.gram, a, rows=True, out=c, fill="lower")
+        return {"cublas": partial(gram, plan="vendor"), "fmm": gram}
+    return {"cublas": partial(cupy.matmul, a, b, out=c), "fmm": partial(fmm.matmul, a, b, out=c)}
+
+
+def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
+    """Those that run here; and fmm's own with a prepared operand, and with every entry checked."""
+    found: dict[str, Call] = {
+        "fmm, prepared": partial(fmm.matmul, a, fmm.prepare(b), out=c),
+        "fmm, componentwise": partial(fmm.matmul, a, b, out=c, componentwise=True),
+    }
+    tried = CANDIDATES if a.size * b.shape[1] < LONG else CANDIDATES // 2
+    candidates = [call for number in range(tried) if (call := recorded(a, b, c, f"lt{number}"))]
+    if candidates:
+        found["cublasLt"] = min(candidates, key=lambda call: elapsed(call, 1))
+    tf32 = recorded(a, b, c, "vendor", "tf32")
+    assert tf32 is not None
+    found["TF32"] = tf32
+    found["3xTF32"] = three_tf32(a, b, c)
+    if gemmul8.checkout():
+        for name, fast in (("GEMMul8 fast", True), ("GEMMul8 accurate", False)):
+            found[name] = gemmul8.Gemmul8Product(a, b, c, fast)
+    return found
+
+
+def recorded(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", beta: float = 0) -> Call | None:
+    """A plan's launches alone; None where it cannot run."""
+    (m, k), n = a.shape, b.shape[1]
+    try:
+        launches = recorded_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
+        workspace = cupy.empty(launches.workspace, cupy.uint8)
+        run = partial(DeviceBackend().run, launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
+        run()
+    except PlanError:
+        return None
+    return lambda: (run(), workspace)[0]
+
+
+def three_tf32(a: Any, b: Any, c: Any) -> Call:
+    """Each number as two of TF32: hi hi + hi lo + lo hi."""
+    text = "hi = __int_as_float(__float_as_int(x) & 0xffffe000); lo = x - hi"
+    kernel = cupy.ElementwiseKernel("float32 x", "float32 hi, float32 lo", text, "split_tf32")
+    parts = [(cupy.empty_like(x), cupy.empty_like(x)) for x in (a, b)]
+    (hi, lo), (high, low) = parts
+    pairs = ((hi, low, 0), (lo, high, 1), (hi, high, 1))
+    products = [recorded(x, y, c, "vendor", "tf32", beta) for x, y, beta in pairs]
+
+    def run() -> None:
+        for x, part in zip((a, b), parts, strict=True):
+            kernel(x, *part)
+        for multiply in products:
+            assert multiply is not None
+            multiply()
+
+    return run
+
+
+# ---- measuring
+
+
+def measured(case: Case, rounds: int, peers: bool) -> Row:
     """A case; one that fails is a row that says why."""
-    row = Row(case.size, case.target)
+    row = Row(case.size, case.target, case.dtype, case.half)
+    calls: dict[str, Call] = {}
+    a = b = c = None
     try:
         m, k, n = case.size
-        for kind in ("uniform", "normal"):
-            a, b = drawn((m, k), kind, 1), drawn((k, n), kind, 2)
-            c = cupy.matmul(a, b)
-            vendor = error(a, b, c)
-            fmm.matmul(a, b, out=c)
-            setattr(row, f"{kind}_error", error(a, b, c) / vendor)
-        row.plan = str(fmm.explain(a, b, c).plan)
-        calls = {"seconds": partial(fmm.matmul, a, b, out=c), "vendor_seconds": partial(cupy.matmul, a, b, out=c)}
-        sample(calls, row, rounds)
+        work = float(np.prod(case.size))
+        for kind in ("uniform", "normal") if work < 10 * HUGE else ("normal",):
+            a = b = None
+            a = drawn((m, k), kind, 1, case.dtype)
+            b = a.T if case.half else drawn((k, n), kind, 2, case.dtype)
+            c = cupy.empty((m, n), case.dtype) if c is None else c
+            calls = own_calls(case, a, b, c)
+            if peers and case.peers and (kind == "normal" or work < LONG):
+                calls |= peer_calls(a, b, c)
+            row.errors[kind] = {name: found_error(call, a, b, c, case.half) for name, call in calls.items()}
+            vendor = row.errors[kind]["cublas"]
+            row.errors[kind] = {name: x / vendor for name, x in row.errors[kind].items()}
+        explained = fmm.explain_gram(a, rows=True, out=c, fill="lower") if case.half else fmm.explain(a, b, c)
+        row.plan = str(explained.plan)
+        row.samples = sampled(calls, work, rounds)
     except Exception as failure:  # whatever may go wrong: the next case is measured
         row.failure = f"{type(failure).__name__}: {failure}"
     finally:
         a = b = c = None
         calls = {}
+        gc.collect()
         cupy.get_default_memory_pool().free_all_blocks()
     return row
 
 
-def sample(calls: Mapping[str, Callable[[], Any]], row: Row, rounds: int) -> None:
-    """In shuffled rounds; before them both until graphs are captured."""
-    repeats = {}
-    for name, call in calls.items():
-        for _ in range(8 if np.prod(row.size) < 1e11 else 1):
+def found_error(call: Call, a: Any, b: Any, c: Any, half: bool) -> float:
+    c[...] = np.nan
+    call()
+    return error(a, b, c, half)
+
+
+def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, list[float]]:
+    """In shuffled rounds; before them all until graphs are captured."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    repeats = dict.fromkeys(calls, 1)
+    for name, call in calls.items() if work < HUGE else ():
+        for _ in range(8 if work < 1e11 else 1):
             call()
         repeats[name] = min(max(round(LEAST / max(1e3 * elapsed(call, 1), 1e-3)), 1), 200)
-    for _ in range(rounds if np.prod(row.size) < 1e13 else 3):
+    for _ in range(rounds if work < HUGE else 3 if work < 10 * HUGE else 2):
         for name in random.sample(list(calls), len(calls)):
-            getattr(row, name).append(elapsed(calls[name], repeats[name]))
+            found[name].append(elapsed(calls[name], repeats[name]))
+    return found
+
+
+def random_rows(count: int) -> list[dict[str, Any]]:
+    """Shapes that nobody looked at before, as benchmarks.gpu_random draws and measures them."""
+    found = []
+    for size in gpu_random.shapes(count, seed=int(time.time())):
+        found.append(gpu_random.measured(size, "float32", {}))
+        cupy.get_default_memory_pool().free_all_blocks()
+    slowest = sorted(found, key=lambda row: row["ratio"])
+    for row in slowest[:12]:
+        print(f"{' x '.join(map(str, row['size'])):>24}{row['ratio']:7.3f}  {row['plan']}")
+    fast = sum(row["plan"] != str(VENDOR) for row in found)
+    print(f"{count} random shapes, {fast} by plans: median {median(row['ratio'] for row in found):.2f}", flush=True)
+    return found
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, and no peers")
+    parser.add_argument("--rows", type=int, nargs="+", help="only cases with so many rows")
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random shapes too")
+    parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which no case is begun")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
-    folder, rows = options.output or results_folder(), []
-    print(f"{'m x k x n':>24}{'time':>13}{'speedup':>7}{'target':>6}  errors  plan")
+    folder, rows, began = options.output or results_folder(), list[Row](), time.perf_counter()
+    content: dict[str, Any] = {"environment": environment()}
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{'m x k x n':>24}{'time':>13}{'speedup':>7}{'target':>6}  errors (uniform, normal)  plan")
     for case in CASES:
-        if case.quick or not options.quick:
-            rows.append(measured(case, 5 if options.quick else 9))
+        if options.rows and case.size[0] not in options.rows:
+            continue
+        if (case.quick or not options.quick) and time.perf_counter() - began < options.time_limit:
+            rows.append(measured(case, 5 if options.quick else 7, not options.quick))
             print(rows[-1], flush=True)
-            content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-            folder.mkdir(parents=True, exist_ok=True)
+            content["rows"] = [asdict(row) for row in rows]
             (folder / "emulation.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    if options.random:
+        content["random"] = random_rows(options.random)
+        (folder / "emulation.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     return int(any(row.failure for row in rows))
 
 

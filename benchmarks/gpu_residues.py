@@ -62,10 +62,11 @@ def stages(side: int, leaf: str, repeats: int = 5) -> dict[str, float]:
     player.play(addresses, stream)
     calls, give_back = player.prepared_product(addresses, stream)
     launches = [step for step in found.steps if isinstance(step, Launch)]
-    times = {}
+    times: dict[str, float] = {}
     for launch, call in zip(launches, calls, strict=True):
         elapsed(call, 1)
-        times[launch.label] = 1e3 * median(elapsed(call, 1) for _ in range(repeats))
+        name = launch.label.split(",")[0]
+        times[name] = times.get(name, 0.0) + 1e3 * median(elapsed(call, 1) for _ in range(repeats))
     give_back()
     return times
 
@@ -73,7 +74,7 @@ def stages(side: int, leaf: str, repeats: int = 5) -> dict[str, float]:
 def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     """TOPS of the products of planes, as if none were saved."""
     moduli, levels = LEAVES[leaf]
-    (spent,) = (ms for label, ms in times.items() if label.startswith("gemm_residues"))
+    spent = sum(ms for label, ms in times.items() if label.startswith("gemm_residues"))
     return float(moduli * PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9)
 
 
@@ -118,13 +119,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     sides = tuple(map(int, options.sides.split(","))) if options.sides else QUICK_SIDES if options.quick else SIDES
     leaves = tuple(options.leaves.split(","))
-    rows = []
+    rows, out = [], options.out or results_folder() / "residues.json"
     for side in sides:
         rows.append(measured(side, leaves, QUICK_ROUNDS if options.quick else ROUNDS))
         cupy.get_default_memory_pool().free_all_blocks()
         print(table(rows[-1]), flush=True)
-    out = options.out or results_folder() / "residues.json"
-    out.write_text(json.dumps({"environment": environment(), "cases": rows}) + "\n", encoding="utf-8")
+        out.write_text(json.dumps({"environment": environment(), "cases": rows}) + "\n", encoding="utf-8")
     return 0
 
 

@@ -255,7 +255,7 @@ def table(rows: list[Row]) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, a second of timing for each")
     parser.add_argument("--only", default="", help="cases whose 'kind type m x k' contains this")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=4, help="of timing per case, about")
@@ -270,7 +270,8 @@ def main(arguments: list[str]) -> int:
         if time.perf_counter() - began > options.time_limit:
             rows.append(Row(case.kind, case.dtype, (case.rows, case.cols), case.target, failure="no time"))
             continue
-        rows.append(measured(case, 7 if options.quick else options.rounds, options.seconds))
+        rounds, seconds = (7, min(options.seconds, 1.0)) if options.quick else (options.rounds, options.seconds)
+        rows.append(measured(case, rounds, seconds))
         print(list(table(rows[-1:]))[-1], flush=True)
         content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
         folder.mkdir(parents=True, exist_ok=True)

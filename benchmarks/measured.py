@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.held_out import FILE, environments, grouped, summary, told_rows
+from benchmarks.held_out import FILE, environment_of, grouped, summary, told_rows
 from benchmarks.held_out import Row as HeldOut
 from fmm.kernels.plans.plan import Plan
 
@@ -212,30 +212,47 @@ def own_kernel(results: Path) -> Iterator[str]:
 
 
 def emulation(results: Path) -> Iterator[str]:
-    """float32 by three float16 products, whole calls."""
-    for path in sorted(results.glob("*/emulation.json")):
+    """float32 by three float16 products, whole calls; and what else is faster than cuBLAS, with its errors."""
+    for path in sorted(results.glob("*/emulation*.json")):
         environment, rows = load(path)
+        rows = [row for row in rows if row["samples"]]
         yield from heading(path, environment)
-        columns = ("m x k x n", "ms", "speedup", "error, normal", "error, uniform", "plan")
-        found = (
-            (
-                times(r["size"]),
-                digits(1e3 * median(r["seconds"])),
-                f"**{paired(r['vendor_seconds'], r['seconds']):.2f}**",
-                f"{r['normal_error']:.2f}",
-                f"{r['uniform_error']:.2f}",
-                f"`{r['plan']}`",
+        columns = ("product", "ms", "speedup", "error, normal", "error, uniform", "plan")
+        yield from table(columns, (_emulated(row) for row in rows))
+        peers = list(dict.fromkeys(name for row in rows for name in row["samples"] if name not in ("fmm", "cublas")))
+        if peers:
+            yield from ("", "The same of others, in the same run (in brackets their errors, normal and uniform):", "")
+            yield from table(
+                ("m x k x n", "fmm", *peers),
+                (
+                    (times(row["size"]), *(_speed_and_errors(row, name) for name in ("fmm", *peers)))
+                    for row in rows
+                    if len(row["samples"]) > 2
+                ),
             )
-            for r in rows
-            if not r["failure"]
-        )
-        yield from table(columns, found)
+
+
+def _emulated(row: dict[str, Any]) -> tuple[str, ...]:
+    samples, kind = row["samples"], "" if row["dtype"] == "float32" else f", {row['dtype']}"
+    errors = (f"{row['errors'][data]['fmm']:.2f}" if data in row["errors"] else "" for data in ("normal", "uniform"))
+    name = times(row["size"]) + kind + ", half of a a^T against syrk" * row["half"]
+    speedup = f"**{paired(samples['cublas'], samples['fmm']):.2f}**"
+    return name, digits(1e3 * median(samples["fmm"])), speedup, *errors, f"`{row['plan']}`"
+
+
+def _speed_and_errors(row: dict[str, Any], name: str) -> str:
+    if name not in row["samples"]:
+        return ""
+    found = [row["errors"].get(data, {}).get(name) for data in ("normal", "uniform")]
+    errors = [f"{x:.2g}" for x in found if x is not None]
+    return f"{paired(row['samples']['cublas'], row['samples'][name]):.2f} ({', '.join(errors)})"
 
 
 HALVES = {
     "syrk": "lower half, against syrk",
     "matmul": "`x @ x.T`, against the library's",
     "newton-schulz": "five steps",
+    "plan": "all of it, the best plan named",
 }
 
 
@@ -254,9 +271,15 @@ def halves(results: Path) -> Iterator[str]:
                 f"`{r['plan']}`",
             )
             for r in rows
-            if r["kind"] in HALVES and not r["failure"]
+            if r["kind"] in HALVES and not r["failure"] and (r["kind"] != "plan" or r is _best_named(r, rows))
         )
         yield from table(("what", "type", "size", "ms", "speedup", "plan"), found)
+
+
+def _best_named(row: Row, rows: list[Row]) -> Row:
+    """Of the plans that were named for the same product."""
+    same = [r for r in rows if not r["failure"] and all(r[x] == row[x] for x in ("kind", "dtype", "size"))]
+    return max(same, key=lambda r: paired(r["vendor"], r["candidate"]))
 
 
 def structured(results: Path) -> Iterator[str]:
@@ -435,7 +458,7 @@ def held_out(results: Path) -> Iterator[str]:
     )  # fmt: skip
     for path in sorted(results.glob(f"*/{FILE}")):
         rows = told_rows(path)
-        environment = environments(path)[-1]
+        environment = environment_of(path, rows[0].config)
         yield from heading(path, {"device": environment.get("processor", ""), **environment})
         yield from table(columns, (_held_out_row(*found) for found in grouped(rows)))
 
@@ -446,3 +469,31 @@ def _held_out_row(dtype: str, kind: str, rows: Sequence[HeldOut]) -> Sequence[ob
     vendor = f"{s['mean_speedup']:.2f}, {s['least_speedup']:.2f}"
     steps = ", ".join(dict.fromkeys(row.step for row in rows))
     return dtype, kind, s["shapes"], s["by_plans"], steps, best, vendor, s["poor"]
+
+
+def integers(results: Path) -> Iterator[str]:
+    """Exact products of integers, whole calls, on CPUs and GPUs."""
+    columns = ("type", "n", "numbers", "library", "fmm", "speedup", "workspace", "plan")
+    for path in sorted(results.glob("*/integers.json")):
+        environment, rows = load(path)
+        name = environment.get("device") or machine(environment)
+        yield f"**{name}** (`results/{path.parent.name}/{path.name}`, commit {environment['commit']})"
+        yield ""
+        yield from table(columns, (_integer_row(row) for row in rows if row["equal"]))
+        yield ""
+
+
+def _integer_row(row: Row) -> Sequence[object]:
+    """The library's product may have been timed on some rows only, each of which takes as long."""
+    theirs, ours = median(row["vendor"]) * row["side"] / row["rows"], median(row["candidate"])
+    numbers = f"below 2^{row['bits']}" if row["bits"] else "the whole range"
+    seconds = (f"{digits(1e3 * x)} ms" for x in (theirs, ours))
+    return (
+        row["dtype"],
+        row["side"],
+        numbers,
+        *seconds,
+        f"**{theirs / ours:.1f}**",
+        space(row["workspace"]),
+        f"`{row['plan']}`",
+    )

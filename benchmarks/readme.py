@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks import measured
+from benchmarks import measured, shortest_tables
 from benchmarks.held_out import IEEE
 from benchmarks.measured import Row, digits, load, times
 
@@ -96,7 +96,8 @@ SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
     **{make.__name__: make for make in (
         measured.cpu, measured.gpu, measured.no_workspace, measured.own_kernel, measured.host, measured.tuned,
         measured.held_out, measured.calls, measured.large, measured.emulation, measured.halves,
-        measured.complex_products, measured.structured,
+        measured.complex_products, measured.structured, measured.integers,
+        shortest_tables.minplus_products, shortest_tables.shortest_paths, shortest_tables.paths_on_cpu,
     )},
 }  # fmt: skip
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import sys
 import time
@@ -25,8 +24,7 @@ import numpy as np
 
 import fmm
 from fmm.kernels.cpu import semiring_compiled
-from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.tuner.environment import source_commit
+from fmm.tuner.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]
 KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # of tropical-gemm
@@ -55,14 +53,14 @@ class Row:
 Calls = dict[str, Callable[[], Any]]
 
 
-def edges_of(n: int, dtype: str, rng: np.random.Generator, negative: bool = False) -> Any:
+def edges_of(xp: Any, n: int, dtype: str, rng: Any, negative: bool = False) -> Any:
     """Lengths of a graph with half of all edges."""
     whole = np.dtype(dtype).kind == "i"
     found = rng.integers(1, 100, (n, n)) if whole else rng.random((n, n)) + 0.01
     if negative:  # downhill; no cycle is negative, since heights cancel around it
         heights = rng.random(n)
         found = found + heights[:, None] - heights
-    return np.where(rng.random((n, n)) < 0.5, found, 0).astype(dtype)
+    return xp.where(rng.random((n, n)) < 0.5, found, 0).astype(dtype)
 
 
 def sampled(row: Row, calls: Calls, rounds: int, timed: Callable[[Callable[[], Any], int], float]) -> Row:
@@ -77,11 +75,16 @@ def sampled(row: Row, calls: Calls, rounds: int, timed: Callable[[Callable[[], A
 # ---- on a CPU
 
 
-def host_seconds(call: Callable[[], Any], repeats: int) -> float:
-    begin = time.perf_counter()
+def host_seconds(call: Callable[[], Any], repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    begin = clock()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - begin) / repeats
+    return (clock() - begin) / repeats
+
+
+def processor_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Of all threads together: what can be measured where others work beside."""
+    return host_seconds(call, repeats, time.process_time)
 
 
 def by_numpy(call: Callable[[], Any]) -> Any:
@@ -93,13 +96,13 @@ def by_numpy(call: Callable[[], Any]) -> Any:
         semiring_compiled.can_compile = kept
 
 
-def host_rows(quick: bool) -> Iterator[Row]:
+def host_rows(quick: bool, timed: Callable[[Callable[[], Any], int], float]) -> Iterator[Row]:
     from scipy.sparse.csgraph import floyd_warshall
 
     rng = np.random.default_rng(1)
-    for n in (512,) if quick else (512, 1024, 2048):
-        for dtype in ("float64", "float32", "int32", "int16"):
-            edges = edges_of(n, dtype, rng)
+    for n in (512, 1024) if quick else (512, 1024, 2048):
+        for dtype in ("float64", "float32", "int32", "int16") if n < 1024 else ("float64", "float32"):
+            edges = edges_of(np, n, dtype, rng)
             given = edges.astype(np.float64)
             calls: Calls = {
                 "numpy": lambda edges=edges: by_numpy(lambda: fmm.shortest_paths(edges)),  # type: ignore[misc]
@@ -110,28 +113,7 @@ def host_rows(quick: bool) -> Iterator[Row]:
             wanted = calls["scipy"]()
             for way in calls:
                 np.testing.assert_allclose(calls[way](), wanted, rtol=1e-5)
-            yield sampled(Row("paths", dtype, n), calls, 3 if quick else 5, host_seconds)
-
-
-def host_environment() -> dict[str, Any]:
-    return {
-        "device": processor_name(),
-        "threads": blas_threads(),
-        "numpy": np.__version__,
-        "python": sys.version.split()[0],
-        "commit": source_commit() or "unknown",
-        "command": " ".join(["python -m benchmarks.shortest_paths", *sys.argv[1:]]),
-        "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-    }
-
-
-def processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+            yield sampled(Row("paths", dtype, n), calls, 3, timed)
 
 
 # ---- on a GPU
@@ -143,26 +125,24 @@ def device_seconds(call: Callable[[], Any], repeats: int) -> float:
     return event_milliseconds(lambda _: call(), repeats) / 1e3
 
 
-def device_rows(quick: bool) -> Iterator[Row]:
+def device_rows(quick: bool, only: str) -> Iterator[Row]:
     import cupy
 
     chip, clock = cupy.cuda.Device(), 1e3 * cupy.cuda.Device().attributes["ClockRate"]
     rate = chip.attributes["MultiProcessorCount"] * MINIMA * clock
-    rng, rounds = np.random.default_rng(2), 5 if quick else 11
-    for n in (4096,) if quick else (1024, 2048, 4096, 8192):
+    rng, rounds = cupy.random.default_rng(2), 5 if quick else 11
+    for n in () if only == "paths" else (4096,) if quick else (1024, 2048, 4096, 8192):
         yield sampled(Row("minplus", "all", n, bound=n**3 / rate), product_calls(n, rng), rounds, device_seconds)
-    for n in (1024, 4096, 8192) if quick else (1024, 2048, 4096, 8191, 8192, 16384):
+    for n in () if only == "minplus" else (1024, 8192, 16384) if quick else (1024, 2048, 4096, 8191, 8192, 16384):
         row = Row("paths", "all", n, bound=n**3 / rate)
         yield sampled(row, path_calls(n, rng), 3 if n > 8192 else rounds, device_seconds)
         cupy.get_default_memory_pool().free_all_blocks()
 
 
-def product_calls(n: int, rng: np.random.Generator) -> Calls:
+def product_calls(n: int, rng: Any) -> Calls:
     """Normal numbers, and ones of which none is negative, in each type; all are checked against the definition."""
-    import cupy
-
-    signed = [cupy.asarray(rng.standard_normal((n, n))) for _ in range(2)]
-    whole = [cupy.asarray(rng.integers(0, 10_000, (n, n))) for _ in range(2)]
+    signed = [rng.standard_normal((n, n)) for _ in range(2)]
+    whole = [rng.integers(0, 10_000, (n, n)) for _ in range(2)]
     operands = {
         "float32": [x.astype(np.float32) for x in signed],
         "float32 >= 0": [abs(x).astype(np.float32) for x in signed],
@@ -171,7 +151,7 @@ def product_calls(n: int, rng: np.random.Generator) -> Calls:
         "int32 signed": [(x - 5000).astype(np.int32) for x in whole],
         "int16": [x.astype(np.int16) for x in whole],
     }
-    rows, cols = (rng.integers(0, n, 8) for _ in range(2))
+    rows, cols = (np.random.default_rng(3).integers(0, n, 8) for _ in range(2))
     for name, (a, b) in operands.items():
         sums = (a[rows][:, :, None] + b[:, cols][None]).min(axis=1)
         if not bool((fmm.minplus(a, b)[rows][:, cols] == sums).all()):
@@ -200,19 +180,17 @@ def tropical_gemm(n: int) -> Callable[[Any, Any], Any] | None:
     return call
 
 
-def path_calls(n: int, rng: np.random.Generator) -> Calls:
+def path_calls(n: int, rng: Any) -> Calls:
     import cupy
 
-    graphs = {name: edges_of(n, name, rng) for name in ("float32", "int16")}
-    graphs["float32 with negative edges"] = edges_of(n, "float32", rng, negative=True)
+    graphs = {name: edges_of(cupy, n, name, rng) for name in ("float32", "int16")}
+    graphs["float32 with negative edges"] = edges_of(cupy, n, "float32", rng, negative=True)
     calls: Calls = {}
-    for name, edges in graphs.items():
-        given = cupy.asarray(edges)
+    for name, given in graphs.items():
         check_paths(name, given, fmm.shortest_paths(given))
         calls[name] = lambda given=given: fmm.shortest_paths(given)  # type: ignore[misc]
     if n <= 8192:
-        given = cupy.asarray(graphs["float32"])
-        calls["float32, predecessors"] = lambda: fmm.shortest_paths(given, return_predecessors=True)
+        calls["float32, predecessors"] = lambda: fmm.shortest_paths(graphs["float32"], return_predecessors=True)
     return calls
 
 
@@ -250,22 +228,25 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu, or 0 for the first CUDA device")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--only", choices=("", "minplus", "paths"), default="", help="on a GPU: these alone")
+    parser.add_argument("--processor-time", action="store_true", help="on a CPU: of all threads, not of the clock")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     if options.device == "cpu":
-        environment, made = host_environment(), host_rows(options.quick)
-        folder = f"cpu-{'-'.join(environment['device'].lower().split())}"
+        timed = processor_seconds if options.processor_time else host_seconds
+        where, made = environment(["python -m benchmarks.shortest_paths", *arguments]), host_rows(options.quick, timed)
+        folder = device_folder()
     else:
         from benchmarks import gpu
 
-        environment, made, folder = gpu.environment(), device_rows(options.quick), gpu.results_folder().name
+        where, made, folder = gpu.environment(), device_rows(options.quick, options.only), gpu.results_folder().name
     output = options.output or ROOT / "results" / folder
     output.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for row in made:
         rows.append(row)
         print(*list(table([row]))[1:], sep="\n", flush=True)
-        content = {"environment": environment, "rows": [asdict(x) for x in rows]}
+        content = {"environment": where, "rows": [asdict(x) for x in rows]}
         (output / "shortest_paths.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     print(*table(rows), sep="\n")
     return 0

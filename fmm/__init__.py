@@ -1,11 +1,12 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
-from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, shortest_paths
+from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, prepare, shortest_paths
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
 from fmm.integrations.places import install_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
+from fmm.runtime.prepared_operand import PreparedOperand
 from fmm.runtime.semiring import NegativeCycleError
 
 __version__ = "0.1.0"
@@ -15,6 +16,7 @@ __all__ = [
     "NegativeCycleError",
     "Plan",
     "PlanError",
+    "PreparedOperand",
     "explain",
     "explain_gemm",
     "explain_gram",
@@ -25,6 +27,7 @@ __all__ = [
     "matmul",
     "minplus",
     "plan",
+    "prepare",
     "release_workspace",
     "shortest_paths",
     "uninstall",

@@ -14,7 +14,7 @@ from fmm.arrays.kinds import type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
-from fmm.config.environment import emulation_allowed
+from fmm.config.environment import componentwise_wanted, emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.numpy_products import matmul as numpy_matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -27,6 +27,7 @@ from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
 from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand, unwrapped
 from fmm.runtime.semiring import Method, PathRequest, all_shortest_paths, minplus_product
 
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -45,6 +46,7 @@ def matmul(
     plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
+    componentwise: bool = False,
     **more: Any,
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
@@ -61,8 +63,10 @@ def matmul(
         CUDA devices).
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
+    componentwise
+        Every entry is to be right beside its own size, as the vendor's are, not only beside the largest ones.
     """
-    if plan is None and max_error_growth is None and workspace is None and not more:
+    if plan is None and max_error_growth is None and workspace is None and not componentwise and not more:
         # The shortest ways: products of small matrices take ten microseconds or less.
         kind, usual = type(a), dtype is None and order == "K" and casting == "same_kind"
         if kind is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
@@ -74,7 +78,8 @@ def matmul(
             return call.product(library, a, b, out, NO_WISHES)
         if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
             return _plain_product(known, a, b)
-    return _product(a, b, out, _options(casting, order, dtype, more), _wishes(plan, max_error_growth, workspace))
+    wishes = _wishes(plan, max_error_growth, workspace, componentwise)
+    return _product(a, b, out, _options(casting, order, dtype, more), wishes)
 
 
 def _plain_product(library: Library, a: Any, b: Any) -> Any:
@@ -99,6 +104,7 @@ def _plain_product(library: Library, a: Any, b: Any) -> Any:
 def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
     """The product of any arrays with any options."""
     out = _single(out)
+    a, b, wishes = unwrapped(a, b, wishes)
     library = library_of(a, b, out).with_options(options)
     if library.watched():
         return _recorded_product(a, b, out, wishes)
@@ -107,6 +113,17 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     if library.differentiable:
         return _torch_gradients().product(a, b, out, wishes)
     return call.product_of_any(library, a, b, out, wishes)
+
+
+def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
+    """A matrix made ready for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
+
+    It holds a copy of x, which nobody can change, and on a device that has use for it what plans make of the matrix
+    before they multiply (of float32 on Hopper, its two float16 planes), so that products need not make it again.
+    `p.nbytes` is what all that takes. Prepare a matrix anew when it has changed; weights, for example, seldom do.
+    Arrays of NumPy and CuPy, and torch's tensors, which get no gradients then (those of the other operand do).
+    """
+    return prepare_operand(x, side)
 
 
 def gram(
@@ -289,10 +306,12 @@ def explain(
     plan: Plan | Decision | str | None = None,
     max_error_growth: float | None = None,
     workspace: int | None = None,
+    componentwise: bool = False,
     **more: Any,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
-    wishes, out = _wishes(plan, max_error_growth, workspace), _single(out)
+    wishes, out = _wishes(plan, max_error_growth, workspace, componentwise), _single(out)
+    a, b, wishes = unwrapped(a, b, wishes)
     library = library_of(a, b, out).with_options(_options(casting, order, dtype, more))
     found: Decision
     if library.differentiable:
@@ -333,8 +352,9 @@ def plan(
     if room is None:
         room = memory_share(NUMPY if on_cpu else cupy_library(), number)
     growth = found.error_growth if wishes.error_growth is None else wishes.error_growth
-    limits = Limits(room, growth, emulation_allowed())
-    return call.planned(Problem(*sides, kind, op=op), limits, found, wishes.plan)
+    entries = componentwise_wanted() and op == "product" and not DTYPES[kind].exact
+    limits = Limits(room, growth, emulation_allowed(), entries)
+    return call.planned(Problem(*sides, kind, op=op, componentwise=entries), limits, found, wishes.plan)
 
 
 _NUMPYS = tuple(NAMES.values())
@@ -354,23 +374,23 @@ def _device(device: str | int, number: int) -> devices.Device:
 
 def _torch_gradients() -> Any:
     """The module in which torch's products begin, which loads torch."""
-    from fmm.runtime import torch_gradients
+    from fmm.runtime.tensors import gradients
 
-    return torch_gradients
+    return gradients
 
 
 def _torch_gemm() -> Any:
     """The same for gemm."""
-    from fmm.runtime import torch_gemm
+    from fmm.runtime.tensors import gemm as torch_gemm
 
     return torch_gemm
 
 
 def _recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """Of tensors, while somebody records torch's calls."""
-    from fmm.runtime import torch_operator
+    from fmm.runtime.tensors import graph_operator
 
-    return torch_operator.recorded_product(a, b, out, wishes)
+    return graph_operator.recorded_product(a, b, out, wishes)
 
 
 # ---- arguments
@@ -384,9 +404,11 @@ def _options(casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]) -> M
     return {name: value for name, (value, usual) in given.items() if value is not usual} | dict(more)
 
 
-def _wishes(plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any) -> Wishes:
+def _wishes(
+    plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any, componentwise: bool = False
+) -> Wishes:
     """What the caller asks of a plan, checked."""
-    if plan is None and max_error_growth is None and workspace is None:
+    if plan is None and max_error_growth is None and workspace is None and not componentwise:
         return NO_WISHES
     growth = None if max_error_growth is None else _error_growth(max_error_growth)
     if workspace is not None:
@@ -396,7 +418,7 @@ def _wishes(plan: Plan | Decision | str | None, max_error_growth: Any, workspace
     given = _given(plan)
     if given is not None and any(given.conjugates):
         raise PlanError(f"{given} multiplies conjugates: of fmm.gemm, transpose_a and transpose_b ask for them")
-    return Wishes(given, growth, workspace)
+    return Wishes(given, growth, workspace, componentwise=bool(componentwise))
 
 
 def _error_growth(growth: Any) -> float:

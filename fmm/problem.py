@@ -51,6 +51,8 @@ class Problem:
     op: Operation = "product"
     batch: int = 1
     fill: Fill = "full"
+    componentwise: bool = False  # is every entry to be right beside its own size, not beside the largest ones alone?
+    kept: Literal["", "A", "B"] = ""  # behind which matrix stands what a leaf has made of it
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

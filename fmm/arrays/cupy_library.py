@@ -172,6 +172,11 @@ class CupyLibrary:
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr, c, (a, b, memory)
 
+    def with_room_behind(self, x: Any, order: str, room: int) -> Any:
+        found = ndarray(x.shape, x.dtype, alloc(room), order=order)
+        found[...] = x
+        return found
+
     def copy(self, source: Any, out: Any) -> None:
         out[...] = source
 

@@ -249,6 +249,11 @@ class DeviceLibrary(Library, Protocol):
         """
         ...
 
+    def with_room_behind(self, x: Any, order: str, room: int) -> Any:
+        """A copy of a matrix without gaps, rows (`C`) or columns (`F`) contiguous, at the beginning of a block of
+        memory of its own of so many bytes."""
+        ...
+
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         """The library's current stream on the device; what makes the device the current one, None if it is."""
         ...

@@ -186,6 +186,12 @@ class TorchLibrary(_TorchTensors):
         c = a.new_empty(call.shape) if out is None else out
         return a.data_ptr(), b.data_ptr(), c.data_ptr(), memory.data_ptr(), c, (a, b, memory)
 
+    def with_room_behind(self, x: Any, order: str, room: int) -> Any:
+        block = torch.empty(room, dtype=torch.uint8, device=x.device)
+        lines, length = x.shape if order == "C" else x.mT.shape
+        found = block[: x.numel() * x.element_size()].view(x.dtype).view(lines, length)
+        return (found if order == "C" else found.mT).copy_(x.detach())
+
     def free_bytes(self, number: int) -> int:
         kept = torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
         # Left over of blocks that are partly in use: it is free, but no large block can be had of it.

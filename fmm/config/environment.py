@@ -1,5 +1,5 @@
-"""What the environment says, read at every call: FMM_CONFIG, FMM_DISABLE, FMM_EMULATION and FMM_TUNING_MODE; and the
-log "fmm"."""
+"""What the environment says, read at every call: FMM_CONFIG, FMM_COMPONENTWISE, FMM_DISABLE, FMM_EMULATION
+and FMM_TUNING_MODE; and the log "fmm"."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MODES = ("off", "cache", "online", "hasa")
 
 log = logging.getLogger("fmm")
 
-# os.environ.get takes 0.7 microseconds a name, for four names at every product: the dictionary behind it is asked.
+# os.environ.get takes 0.7 microseconds a name, for five names at every product: the dictionary behind it is asked.
 _DATA: Any = getattr(os.environ, "_data", None)
-_VARIABLES = ("FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
+_VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _KEYS: dict[str, Any] = {name: os.environ.encodekey(name) if _DATA is not None else name for name in _VARIABLES}
 
 
@@ -35,6 +35,11 @@ def tuning_disabled() -> bool:
 def emulation_allowed() -> bool:
     """May products be made of products in another type, such as float32 of float16? Unless FMM_EMULATION=0."""
     return environment_value("FMM_EMULATION") != "0"
+
+
+def componentwise_wanted() -> bool:
+    """Is every entry of every product to be right beside its own size? FMM_COMPONENTWISE=1 asks for it."""
+    return environment_value("FMM_COMPONENTWISE") not in ("", "0")
 
 
 def tuning_mode() -> str:

@@ -20,7 +20,7 @@ from math import sqrt
 from fmm.dtypes import DTYPES, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
-from fmm.kernels.cuda.products.f16_planes import f16x3_scratch
+from fmm.kernels.cuda.products.f16_planes import f16x3_scratch, kept_room
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
 from fmm.kernels.cuda.products.residue_planes import PRODUCTS, WHOLE_LEAF, residue_scratch, whole_scratch
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
@@ -99,6 +99,8 @@ F16X3 = Leaf(
     scratch=f16x3_scratch,
     forms=("alone", "one pass", "outer", "in place"),
     emulates=True,
+    checks_entries=True,
+    keeps=kept_room,
     rate=F16X3_RATE,
 )
 

@@ -11,6 +11,7 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cuda.products.f16_planes import PIECE
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
 from fmm.kernels.cuda.products.residue_planes import PRODUCTS, whole_moduli
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
@@ -189,18 +190,22 @@ BATCH = {"tf32": 1.12}
 HALF = {"float32": 0.51, "float64": 0.57}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
-HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.49, 1200.0), "bfloat16": (0.49, 1200.0)}
+HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
+VENDORS_PLANES = 8.0  # from which on the vendor makes them of planes that a kernel of ours has split
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
 FILLED = 8  # so many tiles an SM has where the device is busy for all but half of one's time
 PIPE = 32.0
-OWN_LOOPS = 0.04  # of the vendor's rate in float32: that of cupy.matmul's kernel for integers
+LONG = 8192  # the inner dimension for which moduli are counted
+# Of the vendor's rate in float32, by bytes of a number: that of cupy.matmul's kernels for integers. (An H200.)
+OWN_LOOPS = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
-# Beside the residues themselves, for every number of A and B, and of C.
-SPLIT_BYTES, JOIN_BYTES = 24, 16
+# Beside the residues themselves, for every number of A and B, and of C, by levels below: the time in which so many
+# bytes are moved. (An H200 at 8192; of two levels there are few registers for many sums.)
+SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 
 
 def datasheet(name: str) -> Calibration:
@@ -227,6 +232,8 @@ def datasheet(name: str) -> Calibration:
         for name, (moduli, levels) in RESIDUE_LEAVES.items():
             rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
         rates |= dict(_integers(rates, stream))
+    elif "float16" in rates and float(gpu.capability) >= VENDORS_PLANES:
+        rates[F16X3_RATE] = _three_by_vendor(rates["float16"], stream)
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
     return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
@@ -253,22 +260,28 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Ra
     flops = 2 * half.flops / moduli * (8 / PRODUCTS) ** levels
     planes = moduli * (PRODUCTS / 4) ** levels
     lost = flops / DTYPES["float64"].flops / stream
-    split, join = (SPLIT_BYTES + planes) * lost, (JOIN_BYTES + planes) * lost
+    split, join = ((x[levels] + planes) * lost for x in (SPLIT_BYTES, JOIN_BYTES))
     return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
+def _three_by_vendor(half: Rate, stream: float) -> Rate:
+    """The same where the vendor multiplies, and reads and writes C for every piece of the inner dimension; besides for
+    the two other products, and once more at the end."""
+    found, item = _three_products(half, stream), DTYPES["float32"].itemsize
+    pieces = 2 * item / stream / (DTYPES["float32"].flops * PIECE)
+    flops = 1 / (1 / found.flops + pieces)
+    share = flops / found.flops
+    pipe = half.pipe + 3 * 2 * item / stream * flops / DTYPES["float32"].flops
+    return replace(half, flops=flops, pipe=pipe, rows=found.rows * share, cols=found.cols * share)
+
+
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:
-    """Integers by the library's own kernels, and by residues: products of bytes, twice as fast as those of float16, one
-    for each modulus. A byte for each is written and read of every number of A, B and C besides."""
+    """Integers by the library's own kernels, and by residues, modulo as many numbers as long products of their type
+    need."""
     half = rates["float16"]
     for name in INTEGERS:
-        item = DTYPES[name].itemsize
-        count = whole_moduli(name, 8192)
-        flops = 2 * half.flops / count
-        numbers = flops / stream / 2  # multiply-adds in the time of one byte
-        cut, joined = numbers * (item + count), numbers * (item + 2 * count)
-        yield name, Rate(rates["float32"].flops * OWN_LOOPS, half.fill, PIPE, tile=SIDE)
-        yield WHOLE_RATE.format(name), Rate(flops, half.fill / count, PIPE + joined, cut, cut, tile=SIDE)
+        yield name, Rate(rates["float32"].flops * OWN_LOOPS[DTYPES[name].itemsize], half.fill, PIPE, tile=SIDE)
+        yield WHOLE_RATE.format(name), _residue_products(half, stream, whole_moduli(name, LONG), 0)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

@@ -15,7 +15,7 @@ from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.compose import Room, composed_plans
 from fmm.perfmodel.predict import Prediction, predict_vendor, predicted_seconds
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import bounds_entries, expected_growth
 from fmm.perfmodel.work import estimated_work, estimated_workspace, rows_aligned
 from fmm.problem import Problem
 
@@ -51,13 +51,15 @@ class Limits:
     workspace: int
     error_growth: float = CPU_GROWTH
     emulation: bool = True  # may numbers be multiplied in another type than theirs?
+    componentwise: bool = False  # is every entry to be right beside its own size, not beside the largest ones alone?
 
     def allow(self, plan: Plan, growth: float) -> bool:
         """May the plan, with this expected growth of the error, be chosen? Who wants no more than the vendor's error
         wants it beside each entry of the product."""
         leaf = plan.leaf_use.leaf
         strict = not self.emulation or self.error_growth <= 1
-        return growth <= self.error_growth and not (strict and leaf.emulates)
+        allowed = growth <= self.error_growth and not (strict and leaf.emulates)
+        return allowed and not (self.componentwise and not bounds_entries(plan))
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,9 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
 
 
 def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:
-    """That, where C has few tiles. (A complex number takes the room of two real ones, so C has twice as many.)"""
-    tile, entries = calibration.rate(problem.dtype).tile, problem.m * problem.n * (1 + problem.type.is_complex)
+    """That, where C has few tiles: of complex numbers, which take the room of two, twice as many; of one half, half."""
+    tile, entries = calibration.rate(problem.dtype).tile, float(problem.m * problem.n)
+    entries *= (1 + problem.type.is_complex) / (1 + problem.halved)
     return DOUBT * tile**2 / entries if tile > 1 and entries else 0.0
 
 
@@ -244,6 +247,8 @@ def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Cal
     what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
     if fastest.plan.leaf_use.leaf.emulates and not limits.emulation:
         what = "other types of numbers"
+    elif limits.componentwise and not bounds_entries(fastest.plan):
+        what = "a looser bound on the error of its entries"
     best_of = (
         "no plan within the limits wins clearly" if best.plan == VENDOR else "least predicted time within the limits"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from fmm.dtypes import DTYPES, DType
@@ -107,6 +107,8 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
     aside = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     aside += 1 + work.copied * (rate.copied - 1)
     leaf = plan.leaf_use.leaf
+    if leaf.keeps and problem.kept and not plan.levels:  # so that operand is not read before the product
+        rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
     own = aside * leaf.relative_time
     astray = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     seconds = starts = 0.0

@@ -246,3 +246,26 @@ def _shares(scheme: Scheme) -> _Shares:
     weights = [w * x * y / (len(scheme.w) * scheme.k) for w, x, y in zip(uses, *sizes, strict=True)]
     left, right = (sum(w for w, count in zip(weights, counts, strict=True) if count == 1) for counts in terms)
     return _Shares(sum(weights), left, right, sum(count > 1 for count in _nonzeros(scheme.w)) / len(scheme.w))
+
+
+# ---- which bound holds
+
+
+def bounds_entries(plan: Plan) -> bool:
+    """Is every entry's error small beside the same entry of |A| |B|, as the vendor's is, or is the product computed
+    again where that is not certain? Not where products are saved: then it is small beside the largest entries."""
+    leaf = plan.leaf_use.leaf
+    saves = leaf.saves_products or any(level.saves_products for level in plan.levels)
+    return not saves and (leaf.checks_entries or not leaf.emulates)
+
+
+def bound_in_words(plan: Plan, componentwise: bool = False) -> str:
+    """What an entry's error is small beside, in words."""
+    leaf = plan.leaf_use.leaf
+    if leaf.saves_products or any(level.saves_products for level in plan.levels):
+        return "an entry's error is small beside the largest entries of A and of B"
+    if not leaf.emulates:
+        return "an entry's error is small beside the same entry of |A| |B|, as the vendor's"
+    if componentwise and leaf.checks_entries:
+        return "an entry's error is small beside the same entry of |A| |B|; if that is not certain, C is computed again"
+    return "an entry's error is at most 2^-18 of the norm of its row of A times that of its column of B"

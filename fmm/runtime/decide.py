@@ -24,7 +24,7 @@ from fmm.perfmodel.calibration import BUILT_IN, Calibration, with_integers
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
 from fmm.perfmodel.papers.hasa_rule import hasa_choice
 from fmm.perfmodel.predict import quick_prediction
-from fmm.perfmodel.stability import expected_growth
+from fmm.perfmodel.stability import bound_in_words, expected_growth
 from fmm.problem import Problem
 from fmm.runtime import online
 from fmm.runtime.devices import Device
@@ -73,6 +73,7 @@ class Decision:
             lines += ["expected error: none, integers are exact"]
         else:
             lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
+            lines += [f"its bound: {bound_in_words(self.plan, self.problem.componentwise)}"] if self.problem else []
         if self.considered:
             lines += ["", "predicted time, the vendor's being 1:"]
             lines += [f"  {c.time:5.2f}  {c.plan}" for c in self.considered]
@@ -95,7 +96,9 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
     if mode == "hasa":
         return _by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else files.configs_in_force().tuned(device.identity, problem.dtype)
-    if tuned is not None and (entry := certified_entry(problem, limits, tuned, device.threads > 0)):
+    # (What was measured was measured of operands of which nothing is kept.)
+    entry = certified_entry(problem, limits, tuned, device.threads > 0) if tuned and not problem.kept else None
+    if entry is not None:
         return entry
     known = _with_real_rates(tuned, device) if tuned else None
     if known is None and mode != "off" and problem.flops >= WORTH_TUNING:
@@ -244,7 +247,10 @@ def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibra
 @lru_cache(maxsize=4096)
 def without_layouts(problem: Problem) -> Problem:
     """The same product of matrices that lie row by row: what choices and trials are made and kept for."""
-    return Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
+    own = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
+    if problem.componentwise or problem.kept:
+        own = replace(own, componentwise=problem.componentwise, kept=problem.kept)
+    return own
 
 
 def _asked(problem: Problem) -> Asked:

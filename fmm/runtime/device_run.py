@@ -10,7 +10,7 @@ most plans) must lie where it did.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import cupy
@@ -24,6 +24,7 @@ from fmm.kernels.cuda.launch.graph_cache import GraphCache, Replays
 from fmm.kernels.cuda.launch.graphs import KernelNode, MovableGraph
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
 from fmm.kernels.cuda.launch.prepared_calls import make_calls
+from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches
@@ -83,6 +84,16 @@ def _run(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bo
         raise
     del kept  # given back in the stream's order: what is launched next may have it
     return c
+
+
+def run_to_the_end(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
+    """What makes that which is kept of an operand at this address, on the library's current stream; and wait for it."""
+    stream, context = library.current_stream(device)
+    with context or nullcontext():
+        if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+            raise PlanError("nothing can be prepared while its stream is captured")
+        player_of(launches, device).play(Addresses(pointer, pointer, 0, 0), stream)
+        runtime.streamSynchronize(stream)
 
 
 def _recomputes(call: Call) -> bool:

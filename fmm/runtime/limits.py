@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fmm.arrays.library import Library
 from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import Plan
+from fmm.problem import Layout, Problem
 
 SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
 LIFETIME = 1.0  # seconds for which the free memory is taken for known
+
+
+class Kept(NamedTuple):
+    """Behind which operand stands what a leaf has made of it, and what that operand was like."""
+
+    base: Literal["A", "B"]
+    rows: int
+    cols: int
+    layout: Layout
+
+    def is_of(self, problem: Problem) -> bool:
+        """Is it the problem's operand, as it was then?"""
+        i = "AB".index(self.base)
+        return problem.shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
 
 
 class Wishes(NamedTuple):
@@ -21,6 +36,8 @@ class Wishes(NamedTuple):
     workspace: int | None = None  # bytes at most; else a share of what is free
     asked: Asked = PLAIN  # besides A B
     replaceable: bool = False  # is the plan fmm's own idea, so that another may take its place?
+    componentwise: bool = False  # every entry right beside its own size
+    kept: Kept | None = None  # of which operand something is kept
 
     @property
     def insists(self) -> bool:

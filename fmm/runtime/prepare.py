@@ -13,7 +13,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
-from fmm.config.environment import emulation_allowed
+from fmm.config.environment import componentwise_wanted, emulation_allowed
 from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
@@ -24,6 +24,7 @@ from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.stability import bounds_entries
 from fmm.perfmodel.tile_choice import target_on
 from fmm.perfmodel.work import rows_aligned
 from fmm.problem import Problem
@@ -38,7 +39,7 @@ from fmm.runtime.decide import (
     without_layouts,
 )
 from fmm.runtime.devices import Device, chip_as_tuned
-from fmm.runtime.limits import Wishes, good_until, memory_share
+from fmm.runtime.limits import Kept, Wishes, good_until, memory_share
 from fmm.runtime.operands import (
     LibraryAnswersError,
     Matrices,
@@ -90,7 +91,7 @@ class Call:
 # ---- asking the library
 
 
-class Kept(NamedTuple):
+class KeptCall(NamedTuple):
     """A prepared call, until when it is good, and under which share of the free memory it was made."""
 
     call: Call
@@ -116,17 +117,17 @@ def writes_there(library: Library, call: Call, a: object, b: object, out: object
     return call.direct and not call.overlap(*(library.pointer(x) for x in (a, b, out)))
 
 
-def _kept(library: Library, key: Hashable, a: object, b: object, out: object, wishes: Wishes) -> Kept:
+def _kept(library: Library, key: Hashable, a: object, b: object, out: object, wishes: Wishes) -> KeptCall:
     """A call to be kept. Without a limit of the caller's it is good for as long as the free memory is known."""
-    known: Kept | None = library.calls.get(key)
+    known: KeptCall | None = library.calls.get(key)
     if wishes.workspace is not None:
-        kept = Kept(prepare(library, a, b, out, wishes), inf)
+        kept = KeptCall(prepare(library, a, b, out, wishes), inf)
     else:
         number = library.device_number(a)
         share = memory_share(library, number)
         same = known is not None and known.share == share
         call = known.call if same and known else prepare(library, a, b, out, wishes)
-        kept = Kept(call, good_until(library, number), share)
+        kept = KeptCall(call, good_until(library, number), share)
     if len(library.calls) >= CALLS:
         library.calls.clear()
     library.calls[key] = kept
@@ -171,6 +172,7 @@ class Question:
     plan: Plan | None = None
     result: Operand | None = None  # the product as a new array; None: without gaps, its last axis contiguous
     asked: Asked = PLAIN
+    kept: Kept | None = None
 
 
 def _question(library: Library, setting: Setting, a: object, b: object, out: object, wishes: Wishes) -> Question:
@@ -182,8 +184,9 @@ def _question(library: Library, setting: Setting, a: object, b: object, out: obj
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
         result = library.result_operand(a, b, shape, setting.dtype)
     target = None if out is None else library.operand(out)
-    limits = Limits(free, growth, setting.emulation and emulation_allowed())
-    return Question(left, right, target, setting, device, limits, wishes.plan, result, wishes.asked)
+    componentwise = wishes.componentwise or componentwise_wanted()
+    limits = Limits(free, growth, setting.emulation and emulation_allowed(), componentwise)
+    return Question(left, right, target, setting, device, limits, wishes.plan, result, wishes.asked, wishes.kept)
 
 
 def answer_question(asked: Question) -> Call:
@@ -216,8 +219,9 @@ def _answered(asked: Question) -> Call:
     kind = "tf32" if asked.setting.math == "tf32" else result.dtype
     # A device's library copies an operand as a whole; on the host matrix after matrix is copied into the workspace.
     work = arranged_matrices(asked.a, asked.b, asked.out, result, kind, not on_host, asked.asked)
+    work = replace(work, problem=_as_asked(asked, work))
     copied = work.copied_bytes(whole=not on_host)
-    limits = replace(asked.limits, workspace=max(asked.limits.workspace - copied, 0))
+    limits = _limits_left(asked.limits, work.problem, copied)
     decision, launches = _decided(asked, work.problem, limits)
     call = Call(decision, asked.setting, limits, asked.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
@@ -236,6 +240,24 @@ def _answered(asked: Question) -> Call:
         spans=(byte_span(asked.a), byte_span(asked.b), byte_span(work.c)),
         copies=any(work.packs),
     )
+
+
+def _limits_left(limits: Limits, problem: Problem, copied: int) -> Limits:
+    """Beside so many bytes of copies. Integers are exact; halves are not checked, so what has to be is not for them."""
+    componentwise = limits.componentwise and not problem.type.exact
+    emulation = limits.emulation and not (componentwise and problem.halved)
+    room = max(limits.workspace - copied, 0)
+    return replace(limits, workspace=room, emulation=emulation, componentwise=componentwise)
+
+
+def _as_asked(asked: Question, work: Matrices) -> Problem:
+    """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
+    problem, kept = work.problem, asked.kept
+    if problem.halved or problem.type.exact or not (kept or asked.limits.componentwise):
+        return problem
+    usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]
+    base = kept.base if kept is not None and usable and not asked.limits.componentwise else ""
+    return replace(problem, componentwise=asked.limits.componentwise, kept=base)
 
 
 def _not_the_librarys(asked: Question, work: Matrices) -> bool:
@@ -302,6 +324,9 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     device = asked.device
     if asked.plan is not None:
         check_runnable(asked.plan, problem, device.threads > 0)
+        checked = bounds_entries(asked.plan) and (limits.emulation or not asked.plan.leaf_use.leaf.emulates)
+        if limits.componentwise and not checked:
+            raise PlanError(f"the plan {asked.plan} bounds no error entry by entry, as componentwise asks")
         unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"
         given = Decision(asked.plan, problem, f"this plan was given{unless}", on_cpu=device.threads > 0)
         return given, launches_on(asked.plan, problem, device, True)

@@ -70,13 +70,14 @@ def _product(place: _Place, x: Any, y: Any, greatest: bool, argbest: bool) -> tu
     xp, dtype, shape = place.xp, x.dtype, (x.shape[0], y.shape[1])
     if 0 in (*shape, x.shape[1]):
         return xp.full(shape, none_of(dtype, greatest), dtype), xp.full(shape, -1, np.int32)
-    domain = chosen_domain(xp, (x, y), greatest, place.device, argbest, terms=2)
+    work = x.shape[0] * x.shape[1] * y.shape[1]
+    domain = chosen_domain(xp, (x, y), greatest, place.device, argbest, terms=2, work=work)
     left, right = (to_domain(v, domain, greatest) for v in (x, y))
     if place.device:
         values, args = _on_device().device_product(domain.ring, left, right, argbest)
     else:
         values, args = np.empty(shape, left.dtype), np.empty(shape, np.int32) if argbest else None
-        semiring = _host_semiring(domain, greatest, x.shape[0] * x.shape[1] * y.shape[1])
+        semiring = _host_semiring(domain, greatest, work)
         noted = None if args is None else Noted(args)
         semiring.product(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, noted)
     found = from_domain(xp, values, domain, dtype, greatest)
@@ -161,7 +162,7 @@ def _closure(place: _Place, edges: Any, request: PathRequest) -> tuple[Any, Any]
         nodes[every, every] = NO_NODE
     if n == 0:
         return edges, nodes
-    domain = chosen_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n)
+    domain = chosen_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n, work=n**3)
     values = to_domain(edges, domain, False)
     if place.device:
         if request.method == "floyd-warshall":
@@ -214,9 +215,15 @@ def _placed(*arrays: Any) -> Iterator[_Place]:
             yield _Place(cupy, cupy.asarray, lambda x: x)
         return
     torch, where = _torch(), given[0].device.index
-    stream = torch.cuda.current_stream(where).cuda_stream
-    with cupy.cuda.Device(where), cupy.cuda.ExternalStream(stream):
+    with cupy.cuda.Device(where), _adopted_stream(cupy.cuda, torch.cuda.current_stream(where)):
         yield _Place(cupy, lambda x: cupy.from_dlpack(x), torch.from_dlpack)
+
+
+def _adopted_stream(cuda: Any, stream: Any) -> Any:
+    """torch's stream as one of CuPy's, of whose versions the older ones know it by its address alone."""
+    if hasattr(cuda.Stream, "from_external"):
+        return cuda.Stream.from_external(stream)
+    return cuda.ExternalStream(stream.cuda_stream)
 
 
 def _torch() -> Any:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LIMIT = 1 << 28  # of the ring "int32": tropical_rings.cuh
+# Sums from which on it pays to look whether floats are negative: a fifth less time, for a pass and a wait.
+WORTH_A_LOOK = 2048**3
 
 
 class Domain(NamedTuple):
@@ -34,13 +36,17 @@ def none_of(dtype: Any, greatest: bool) -> Any:
     return found.type(limits.min if greatest else limits.max)
 
 
-def chosen_domain(xp: Any, arrays: tuple[Any, ...], greatest: bool, device: bool, args: bool, terms: int) -> Domain:
-    """For sums of so many `terms` of these arrays, which are of one type; `args`: with places noted."""
+def chosen_domain(
+    xp: Any, arrays: tuple[Any, ...], greatest: bool, device: bool, args: bool, terms: int, work: int
+) -> Domain:
+    """For sums of so many `terms` of one or two arrays, which are of one type; `args`: with places noted; `work`: sums
+    in all."""
     dtype = arrays[0].dtype
-    natural = not greatest and all(_none_negative(x) for x in arrays)
     if dtype.kind == "f":
-        more = ", greatest" if greatest else ", none negative" if natural and device and dtype == np.float32 else ""
+        looks = device and dtype == np.float32 and not greatest and work >= WORTH_A_LOOK
+        more = ", greatest" if greatest else ", none negative" if looks and _none_negative(xp, arrays) else ""
         return Domain(f"{dtype.name}{more}", dtype.name, none_of(dtype, greatest))
+    natural = not greatest and _none_negative(xp, arrays)
     if natural and (dtype == np.int32 or (args and device)):
         return Domain("int32, none negative", "uint32", np.uint32(2**31 - 1))
     if natural:
@@ -51,8 +57,10 @@ def chosen_domain(xp: Any, arrays: tuple[Any, ...], greatest: bool, device: bool
     return Domain("float64", "float64", np.float64(np.inf), sign)  # which adds whole numbers up exactly
 
 
-def _none_negative(x: Any) -> bool:
-    return x.size == 0 or bool(x.min() >= 0)
+def _none_negative(xp: Any, arrays: tuple[Any, ...]) -> bool:
+    """The device is waited for once. (NaN counts as negative.)"""
+    least = [x.min() for x in arrays if x.size]
+    return not least or bool(xp.minimum(least[0], least[-1]) >= 0)
 
 
 def _largest_size(xp: Any, x: Any, greatest: bool) -> int:
@@ -64,7 +72,7 @@ def _largest_size(xp: Any, x: Any, greatest: bool) -> int:
 
 def to_domain(x: Any, domain: Domain, greatest: bool) -> Any:
     """An array in the domain's numbers; in the same memory if they are the same bits."""
-    if x.dtype == domain.dtype:
+    if x.dtype == domain.dtype and none_of(x.dtype, greatest) == domain.none:
         return x
     if domain.dtype == f"u{x.dtype.name}":
         return x.view(domain.dtype)
@@ -78,7 +86,7 @@ def to_domain(x: Any, domain: Domain, greatest: bool) -> Any:
 def from_domain(xp: Any, x: Any, domain: Domain, dtype: Any, greatest: bool) -> Any:
     """Such a result in the users' type."""
     target = np.dtype(dtype)
-    if x.dtype == target:
+    if x.dtype == target and none_of(target, greatest) == domain.none:
         return x
     if domain.dtype == f"u{target.name}":
         return x.view(target)

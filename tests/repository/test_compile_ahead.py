@@ -58,7 +58,8 @@ def test_a_chip_of_the_datasheets_is_as_a_driver_would_describe_it() -> None:
 def test_plans_that_raise_a_flag_are_those_of_the_tests_that_see_it() -> None:
     kernels = list(compile_ahead.flagged_kernels(compile_ahead.named_chip("H200")))
     assert len(set(kernels)) > 100
-    tests = ("tests/runtime/test_gpu_matmul.py", "tests/kernels/cuda/recompute/test_gpu_recompute.py")
+    tests = [f"tests/{x}.py" for x in ("runtime/test_gpu_matmul", "kernels/cuda/recompute/test_gpu_recompute")]
+    tests.append("tests/kernels/cuda/products/test_gpu_residues.py")
     text = "".join((ROOT / path).read_text(encoding="utf-8") for path in tests)
     assert all(f'"{plan}"' in text or plan.partition(" > ")[2] in text for plan in compile_ahead.FLAGGED)
 

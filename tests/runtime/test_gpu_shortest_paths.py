@@ -10,6 +10,7 @@ import pytest
 
 import fmm
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
+from tests.support.semiring_kernels import every_kernel
 
 pytestmark = pytest.mark.gpu
 
@@ -17,9 +18,14 @@ TYPES = ("float32", "float64", "int32", "int16")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-13, "int32": 0, "int16": 0}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cupy() -> Any:
-    return pytest.importorskip("cupy")
+    """All kernels are compiled at once, which is several times as quick as one after the other."""
+    found = pytest.importorskip("cupy")
+    from fmm.kernels.cuda.launch.compile import compile_all
+
+    compile_all(0, every_kernel())
+    return found
 
 
 @pytest.mark.parametrize(("kind", "dtype"), list(product(GRAPHS, TYPES)))
@@ -75,6 +81,42 @@ def test_products_as_on_the_host(cupy: Any, dtype: str, maximum: bool, signed: b
         found, where = fmm.minplus(x[:, ::2], y, maximum=maximum, argmin=True)
         np.testing.assert_array_equal(cupy.asnumpy(found), wanted)
         np.testing.assert_array_equal(cupy.asnumpy(where), places)
+
+
+@pytest.mark.parametrize(("dtype", "signed"), list(product(TYPES, (False, True))))
+def test_large_products(cupy: Any, dtype: str, signed: bool) -> None:
+    """By the tiles that small ones do not have, against the definition, one step after the other."""
+    rng = np.random.default_rng(25)
+    a, b = (cupy.asarray(drawn(s, dtype, False, signed, rng)) for s in ((2051, 301), (301, 4100)))
+    found, where = fmm.minplus(a, b, argmin=True)
+    none = found.dtype.type(np.inf) if dtype[0] == "f" else np.iinfo(dtype).max
+    wide = np.dtype(dtype) if dtype[0] == "f" else np.dtype(np.int64)
+    best, places = cupy.full(found.shape, none, wide), cupy.full(found.shape, -1, np.int32)
+    for k in range(a.shape[1]):
+        sums = a[:, k, None].astype(wide) + b[k]
+        if wide != a.dtype:
+            sums[(a[:, k, None] == none) | (b[k] == none)] = none
+        places[sums < best] = k
+        best = cupy.fmin(best, sums)
+    if wide != a.dtype:
+        best = best.clip(np.iinfo(dtype).min, None)
+    assert bool((found == best).all()) and bool((where == places).all())
+    assert bool((fmm.minplus(a, b) == best).all())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+@pytest.mark.parametrize("kind", ["dense", "negative"])
+def test_many_nodes(cupy: Any, kind: str, dtype: str) -> None:
+    """No path is shorter by one more edge, and none is longer than an edge."""
+    n, rng = 2500, np.random.default_rng(26)
+    edges = of_type(GRAPHS[kind](n, rng), dtype, rng)
+    lengths = as_lengths(cupy.asnumpy(fmm.shortest_paths(cupy.asarray(edges))))
+    direct = np.where(edges == 0, np.inf, edges.astype(float))
+    assert (lengths <= direct + 1e-4).all() and (np.diag(lengths) == 0).all()
+    for i in rng.integers(0, n, 5):
+        onward = (lengths[i][:, None] + direct).min(axis=0)
+        onward[i] = 0
+        np.testing.assert_allclose(lengths[i], onward, rtol=2e-5, atol=1e-4 if dtype == "float32" else 0)
 
 
 def test_torchs_tensors(cupy: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cpu import semiring_compiled
-from fmm.runtime.semiring_domain import chosen_domain
+from fmm.runtime.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
 from tests.support.marks import quick_and_slow
 
@@ -230,17 +230,49 @@ def test_products_as_defined(dtype: str, maximum: bool) -> None:
         np.testing.assert_array_equal(step[i, j], first)
 
 
+def domain_of(*arrays: Matrix, device: bool, args: bool = False, greatest: bool = False, work: int = 2**40) -> Domain:
+    return chosen_domain(np, arrays, greatest, device, args, terms=2, work=work)
+
+
 def test_none_negative_is_computed_in_the_type_itself() -> None:
     """And whole numbers that are, in one in which their sums are exact."""
     small, below = np.array([[1, 2]], np.int16), np.array([[-1, 2]], np.int32)
-    assert chosen_domain(np, (small, small), False, False, False, 2).dtype == "uint16"
-    assert chosen_domain(np, (small, small), False, True, True, 2).dtype == "uint32"
-    assert chosen_domain(np, (below, below), False, True, False, 2).ring == "int32"
-    assert chosen_domain(np, (below * 2**29, below), False, True, False, 2).ring == "float64"
-    assert chosen_domain(np, (below, below), False, False, False, 2).ring == "float64"
+    assert domain_of(small, small, device=False).dtype == domain_of(small, small, device=True).dtype == "uint16"
+    assert domain_of(small, small, device=True, args=True).dtype == "uint32"
+    assert domain_of(below, below, device=True).ring == "int32"
+    assert domain_of(below * 2**29, below, device=True).ring == "float64"
+    assert domain_of(below, below, device=False).ring == "float64"
+
+
+def test_floats_of_which_none_is_negative() -> None:
+    """They have a ring of their own on a device, if the product is large enough to look."""
     floats = np.array([[0.0, 1]], np.float32)
-    rings = [chosen_domain(np, (x, floats), False, True, False, 2).ring for x in (floats, floats - 1, floats * np.nan)]
-    assert rings == ["float32, none negative", "float32", "float32"]
+    for other, ring in ((floats, "float32, none negative"), (floats - 1, "float32"), (floats * np.nan, "float32")):
+        assert domain_of(floats, other, device=True).ring == ring
+        assert domain_of(floats, other, device=False).ring == "float32"
+    assert domain_of(floats, floats, device=True, work=10**6).ring == "float32"
+    assert domain_of(floats, floats, device=True, greatest=True).ring == "float32, greatest"
+    assert domain_of(floats.astype(float), floats.astype(float), device=True).ring == "float64"
+
+
+@pytest.mark.parametrize("greatest", [False, True])
+@pytest.mark.parametrize("dtype", ["int32", "int16"])
+def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -> None:
+    """In each that a device computes in; also where that is of the users' own type."""
+    none = none_of(dtype, greatest)
+    numbers = np.array([[5, none, -7, 0]], dtype)
+    natural = np.array([[5, none, 7, 0]], dtype)
+    cases = [(numbers, domain_of(numbers, device=True, greatest=greatest))]
+    cases.append((numbers, domain_of(numbers, device=False, greatest=greatest)))
+    if not greatest:
+        cases += [(natural, domain_of(natural, device=True, args=args)) for args in (False, True)]
+    for given, domain in cases:
+        inside = to_domain(given, domain, greatest)
+        assert inside.dtype == domain.dtype and inside[0, 1] == domain.none
+        assert (inside[0, [0, 2, 3]] == domain.sign * given[0, [0, 2, 3]].astype(float)).all()
+        back = from_domain(np, inside, domain, dtype, greatest)
+        assert back.dtype == dtype and (back == given).all()
+    assert {domain.ring for _, domain in cases} >= {"int32", "float64"}
 
 
 def test_out_may_overlap_the_operands() -> None:

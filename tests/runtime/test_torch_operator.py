@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from tests.support.torch_plans import DEVICES, LEVEL, N, drawn, plans_for_all, same, usable
 
 torch: Any = pytest.importorskip("torch")
-from fmm.runtime import torch_operator  # noqa: E402, TID253 - which loads torch
+from fmm.runtime.tensors import graph_operator  # noqa: E402, TID253 - which loads torch
 
 
 @pytest.fixture(params=DEVICES)
@@ -78,7 +78,7 @@ def test_the_products_of_a_compiled_function(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large ones are the operator, small ones torch's own; the backward pass likewise."""
-    monkeypatch.setattr(torch_operator, "SMALL", N**3)
+    monkeypatch.setattr(graph_operator, "SMALL", N**3)
     a, small = drawn(device).requires_grad_(), drawn(device, 8, 8)
     graphs: list[Any] = []
 
@@ -110,7 +110,7 @@ def test_a_size_that_changes_is_torchs_in_a_compiled_function(
     device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is asked of it, so that nothing is compiled again for it."""
-    monkeypatch.setattr(torch_operator, "SMALL", N**3)
+    monkeypatch.setattr(graph_operator, "SMALL", N**3)
     x, y = drawn(device), drawn(device)
     torch._dynamo.mark_dynamic(x, 0)
     try:
@@ -123,7 +123,7 @@ def test_a_size_that_changes_is_torchs_in_a_compiled_function(
 
 
 def test_an_exported_program_needs_no_fmm(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_operator, "SMALL", 0)
+    monkeypatch.setattr(graph_operator, "SMALL", 0)
 
     class Twice(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -135,7 +135,7 @@ def test_an_exported_program_needs_no_fmm(device: str, monkeypatch: pytest.Monke
 
 
 def test_mixed_precision_is_torchs_in_a_compiled_function(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_operator, "SMALL", 0)
+    monkeypatch.setattr(graph_operator, "SMALL", 0)
     x = drawn(device, dtype=torch.float32)
     try:
         compiled = torch.compile(lambda x: fmm.matmul(x, x), backend="aot_eager", fullgraph=True)

@@ -29,6 +29,7 @@ PLANS = (
     "li-fig3.peel > vendor",
     "strassen-huang.fused.streams > tile.medium",
 )
+HALF_PLANS = "gram^2 > vendor", "gram > strassen.batched.pad16 > vendor"
 SHAPES = (
     ((256, 192), (192, 320)),
     ((130, 257), (257, 191)),
@@ -48,22 +49,26 @@ def libraries() -> list[Any]:
 class Operands:
     """Kept, so that calls recur and are replayed as graphs."""
 
-    def __init__(self, library: Any, shapes: Any, dtype: str, plan: str, seed: int) -> None:
+    def __init__(self, library: Any, shapes: Any, dtype: str, plan: str, seed: int, op: str = "product") -> None:
         rng = np.random.default_rng(seed)
         x, y = (rng.integers(-3, 4, shape) for shape in shapes)
-        self.library, self.plan, self.dtype = library, plan, dtype
+        self.library, self.plan, self.dtype, self.op = library, plan, dtype, op
         self.a, self.b = library.array(x, dtype), library.array(y, dtype)
-        self.right = np.matmul(x, y)
+        self.right = np.matmul(x.T, x) if op == "gram" else np.matmul(x, y) * (3 if op == "gemm" else 1)
 
     def new_out(self) -> Any:
         return self.library.array(np.full(self.right.shape, UNTOUCHED), self.dtype)
 
     def multiply(self, out: Any = None) -> Any:
+        if self.op == "gram":
+            return fmm.gram(self.a, None, out, plan=self.plan)
+        if self.op == "gemm":
+            return fmm.gemm(self.a, self.b, alpha=3, out=out, plan=self.plan)
         return fmm.matmul(self.a, self.b, out, plan=self.plan)
 
     def check(self, found: Any, done: bool) -> None:
         """It is read once the device has come so far."""
-        check_place(lambda: self.library.host(found), self.right, done, f"{self.plan}, {self.dtype}")
+        check_place(lambda: self.library.host(found), self.right, done, f"{self.op} by {self.plan}, {self.dtype}")
 
 
 class HostileDevice(HostileUse):
@@ -78,6 +83,11 @@ class HostileDevice(HostileUse):
             for dtype in ("float32", "float64")
             for plan in PLANS
             if not (dtype == "float64" and "tile" in plan)
+        ]
+        self.operands += [
+            Operands(library, SHAPES[1], "float32", plan, 3, op)
+            for library in libraries()
+            for op, plan in (("gemm", PLANS[0]), ("gemm", PLANS[1]), *(("gram", plan) for plan in HALF_PLANS))
         ]
         for each in self.operands:  # compiled before the interrupts begin
             each.check(each.multiply(), True)

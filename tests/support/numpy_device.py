@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.compile_ahead import write_kernel
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import LaunchList
+from fmm.problem import Problem
 from tests.support import cuda_device
 from tests.support.chips import H200
 
@@ -166,9 +167,15 @@ class Player:
         with np.errstate(all="ignore"):
             found = problem.alpha * (_wide(a) @ _wide(b))
             found = found + problem.beta * _wide(c) if problem.beta else found
-            _store(c, found)
+            _store(c, _half(problem, found, _wide(c)) if problem.halved else found)
         if addresses.flag and not np.isfinite(_wide(c)).all():
             ctypes.c_int.from_address(addresses.flag).value = 1
+
+
+def _half(problem: Problem, found: Any, old: Any) -> Any:
+    """The lower half, and above it its mirror or what stood there."""
+    above = found.conj().T if problem.fill == "full" else old
+    return np.where(np.tri(problem.m) > 0, found, above)
 
 
 def _matrix(address: int, shape: tuple[int, int], layout: Any, dtype: str) -> Any:

@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
-from fmm.tuner.journal import Journal, TimeUpError
+from fmm.tuner.journal import Journal, RoundLimits, TimeUpError
 from fmm.tuner.stages import probe_rates, tune_type
 from fmm.tuner.trials import Run
 from tests.support.busy_device import BusyDevice, BusySession, decided_plan
@@ -68,6 +68,18 @@ def test_held_out_shapes_come_before_what_is_waited_for(cold: ColdGpu) -> None:
     for stage in ("held out", "probe"):
         seen = {t.size for t in journal.recorded if t.stage == stage and Plan.parse(t.plan).levels}
         assert len(seen) >= effort.held_out
+
+
+def test_waiting_for_the_compiler_does_not_count_up_to_a_bound(cold: ColdGpu) -> None:
+    """Sums that are there after three seconds, and some that never are."""
+    light, heavy = (Run(Plan.parse(f"{name}.batched.pad16 > vendor")) for name in ("strassen", "strassen^3"))
+    journal = Journal("run", cold, limit=1.0, clock=cold.clock, waits=10.0)
+    with journal.open("probe", Problem(512, 512, 512)) as timed:
+        assert timed.rounds([light], RoundLimits(1))[light]
+        assert journal.limit == pytest.approx(1.0 + SOON) and journal.waits == pytest.approx(10.0 - SOON)
+        with pytest.raises(TimeUpError):
+            timed.rounds([heavy], RoundLimits(1))
+    assert cold.now == pytest.approx(11.0) and journal.waits == 0
 
 
 @pytest.mark.slow

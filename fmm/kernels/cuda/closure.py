@@ -50,7 +50,7 @@ def padded(cols: int) -> int:
 @lru_cache(maxsize=64)
 def closure_launches(ring: Ring, n: int, noted: bool, multiprocessors: int) -> ClosureLaunches:
     """All launches for an n x n matrix; `noted`: with the nodes before the ends of the ways."""
-    steps = closure_steps(closure_table(), n, tile_side(ring, noted))
+    steps = closure_steps(closure_table(), n, tile_side(noted))
     return _Recorder(ring, steps, noted, multiprocessors).recorded()
 
 

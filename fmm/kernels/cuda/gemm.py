@@ -30,6 +30,9 @@ class GemmOp:
     # How much is wanted of a dest that is its own adjoint and lies row by row: its lower half, the other one may get
     # anything (`loose`) or must stay as it is (`lower`); or the lower half and its mirror (`full`).
     half: Literal["", "loose", "lower", "full"] = ""
+    checked: bool = False  # is every entry to be right beside its own size, or the flag to be raised?
+    kept: str = ""  # the base, A or B, behind whose matrix stands what the leaf makes of it
+    dest_dtype: str = ""  # of dest, where it is not that of the operands
 
     @property
     def pieces(self) -> tuple[Factor, Factor, Factor]:
@@ -58,7 +61,7 @@ class GemmOp:
     @property
     def by_vendor(self) -> GemmOp:
         """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor", half="")
+        return replace(self, leaf="vendor", half="", checked=False, kept="")
 
 
 def gemm_op(

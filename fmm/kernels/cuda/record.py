@@ -21,7 +21,7 @@ from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
 from fmm.kernels.cuda.rank import rank_op
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, recompute_launches
-from fmm.kernels.cuda.select import Target, select_launches
+from fmm.kernels.cuda.select import Target, kept_launches, select_launches
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
 from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, operand_views
@@ -81,6 +81,17 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     return LaunchList(plan, problem, tuple(steps), tuple(lanes), room, target.alignment)
 
 
+@depends_on_rows
+@lru_cache(maxsize=256)
+def record_kept(plan: Plan, problem: Problem, target: Target) -> LaunchList | None:
+    """What makes that which the plan's leaf keeps of the operand that the problem names, behind that operand; None if
+    it keeps nothing there on this chip."""
+    ops = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
+    launches = kept_launches(ops[0], target) if ops else ()
+    lanes = (0,) * len(launches)
+    return LaunchList(plan, problem, launches, lanes, 0, target.alignment) if launches else None
+
+
 def _kept_result(problem: Problem, start: int) -> tuple[View | None, int]:
     """Where a copy of C's old numbers stands in the workspace, behind all else, and where the workspace then ends.
 
@@ -125,7 +136,8 @@ def _writes_unseen(op: Operation, steps: Sequence[Step]) -> bool:
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """What the plan asks of any GPU."""
     check_type(plan, problem.dtype)
-    recorder = Recorder()
+    # What is kept is made of a whole operand, so it is for a leaf alone.
+    recorder = Recorder(problem.componentwise, "" if plan.levels else problem.kept)
     asked = problem.alpha, problem.beta, problem.op, problem.fill
     walk_plan(plan, dict(operand_views(problem)), recorder, problem.dtype, *asked)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.lanes), recorder.peak)
@@ -136,7 +148,8 @@ class Recorder:
 
     leaf_updates = True
 
-    def __init__(self) -> None:
+    def __init__(self, componentwise: bool = False, kept: str = "") -> None:
+        self.componentwise, self.kept = componentwise, kept
         self.ops: list[Operation] = []
         self.lanes: list[int] = []
         self.used = self.peak = self.lane = 0
@@ -197,7 +210,8 @@ class Recorder:
         scratch = self.used
         for batch in [products] if alike else [[p] for p in products]:
             self.peak = max(self.peak, scratch + leaf_use(leaf).leaf.room(DTYPES[dtype].itemsize, m, k, n, len(batch)))
-            self._note(gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch))
+            op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), scratch)
+            self._note(replace(op, checked=self.componentwise, kept=self.kept))
 
     def multiply_half(self, leaf: str, products: Sequence[Triple], dtype: str, asked: Asked) -> None:
         """One after the other by BLAS, which has no batch of them; a batch of small ones as whole products."""

@@ -7,7 +7,7 @@ selected.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -16,7 +16,9 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, split_launch
+from fmm.kernels.cuda.products.f16_split import split_launch
+from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches
+from fmm.kernels.cuda.products.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
 from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAF, whole_moduli
 from fmm.kernels.cuda.products.residues import residue_launches, residue_op
@@ -133,13 +135,18 @@ def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Ven
 
 
 def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
-    """Splitting, then the product of the planes; by the vendor where there are no such tensor cores."""
+    """Splitting, then the product of the planes, which is the vendor's where there are no warpgroups."""
+    op = replace(op, checked=op.checked and target.flagged)
     made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     if made is not None:
-        return split_launch(made, dict(target.divides)), f16x3_launch(made, target.flagged)
-    lacks = not target.chip.has_warpgroups
-    why = "only compute capability 9.0 has its instructions" if lacks else "alpha or beta is complex"
-    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
+        planes = plane_launches(made, target.chip.multiprocessors, target.divides)
+        return *planes, f16x3_launch(made, target.flagged)
+    found: tuple[Launch | VendorCall, ...] | str = "alpha or beta is complex"
+    if not target.chip.has_warpgroups:
+        found = vendor_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
+    if not isinstance(found, str):
+        return found
+    return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
 
 
 def _by_residues(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
@@ -167,6 +174,22 @@ SELECTORS: dict[str, Selector] = {
     "f16x3": _by_three_planes,
     **dict.fromkeys((WHOLE_LEAF, *RESIDUE_LEAVES), _by_residues),
 }
+
+
+def kept_launches(op: GemmOp, target: Target) -> tuple[Launch, ...]:
+    """What makes that which the op's leaf keeps of the operand that the op names; none where it can keep nothing."""
+    keeper = KEEPERS.get(op.use.leaf.name)
+    return keeper(op, target) if keeper else ()
+
+
+def _kept_planes(op: GemmOp, target: Target) -> tuple[Launch, ...]:
+    made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
+    kept = [x for x in (made.left, made.right) if x.is_kept] if made else []
+    return (split_launch(kept, target.divides),) if kept else ()
+
+
+# By the name of the leaf's row, for those whose row says what they keep of an operand.
+KEEPERS: dict[str, Callable[[GemmOp, Target], tuple[Launch, ...]]] = {"f16x3": _kept_planes}
 
 
 def _batch_label(name: str, op: GemmOp) -> str:

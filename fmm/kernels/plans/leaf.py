@@ -71,6 +71,11 @@ class Leaf:
     # Does it multiply in another type than it is asked for? Its error is then small beside the largest numbers of a row
     # and a column, as a fast algorithm's is, and not beside each entry of the product. FMM_EMULATION=0 forbids it.
     emulates: bool = False
+    # Can it raise a device's flag where it is not certain that an entry is right beside its own size?
+    checks_entries: bool = False
+    # What it can keep of an operand for other products, told the bytes of a number, how many lines there are and their
+    # length: bytes up to where that begins, behind the operand itself, and of what is kept. None: nothing.
+    keeps: Callable[[int, int, int], tuple[int, int]] | None = None
     # Under which name a calibration has its rate, if not under that of the type; `{}` stands for the type's name.
     rate: str = ""
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known

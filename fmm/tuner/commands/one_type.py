@@ -80,8 +80,9 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
     limit = before + min(float("inf") if left is None else left, job.planned.most)
+    waits = job.planned.most if left is None and job.effort != COARSE else 0.0  # the user's own limit is one
     header = past.header if past else _header(job)
-    journal = Journal(header.run, job.device, past.trials if past else (), trials.add, limit)
+    journal = Journal(header.run, job.device, past.trials if past else (), trials.add, limit, waits=waits)
     progress.begin(f"{job.dtype} ({job.effort}):", job.planned.seconds)
     journal.on_sample = progress.sample
     outcome, full = _measured(journal, job, trials, None if past else header)

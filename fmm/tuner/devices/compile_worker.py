@@ -19,7 +19,6 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
-from fmm.runtime.devices import cuda_device
 
 
 def launched_kernels(dtype: str, plan: str, size: tuple[int, int, int], label: str, chip: Chip) -> Iterator[Kernel]:
@@ -27,6 +26,13 @@ def launched_kernels(dtype: str, plan: str, size: tuple[int, int, int], label: s
     found = record_launches(Plan.parse(plan), Problem(*size, dtype), target_on(chip))
     chosen = (x.kernel for x in found.launches if not label or x.label.startswith(f"block_sums, {label}:"))
     yield from dict.fromkeys(chosen)
+
+
+def chip_here(device: int) -> Chip:
+    """Asked of the driver alone: nothing is to be loaded that only products need."""
+    from fmm.kernels.cuda.launch.device_facts import chip_of
+
+    return chip_of(device)
 
 
 def claim_source(text: str, folder: Path) -> bool:
@@ -79,9 +85,7 @@ def main(arguments: list[str]) -> int:
     for line in sys.stdin:
         try:
             dtype, plan, size, label = json.loads(line)
-            chip = cuda_device(device).chip
-            assert chip is not None
-            for kernel in launched_kernels(dtype, plan, tuple(size), label, chip):
+            for kernel in launched_kernels(dtype, plan, tuple(size), label, chip_here(device)):
                 if claim_source(text := kernel.source, folder):
                     compile_to_disk(kernel, text, device)
             said = "done"

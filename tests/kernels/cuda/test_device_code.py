@@ -16,6 +16,7 @@ NEEDS = {
     "gemm_wgmma.cuh": ("sm_90a",),
     "gemm_f16x3.cuh": ("sm_90a",),
     "f16_planes.cuh": ("sm_90", "sm_100"),
+    "f16_spread.cuh": ("sm_90", "sm_100"),
 }
 NOBODY_USES_IT = "--diag-suppress=177"  # of a constant: no kernel stands behind the header
 HEADERS = sorted(x.name for x in resources.files("fmm.kernels.cuda.device_code").iterdir() if x.name.endswith(".cuh"))

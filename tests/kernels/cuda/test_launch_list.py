@@ -108,11 +108,13 @@ CASES = (
     Case("tile", "float16", ("gemm_wgmma float16: ",)),
     Case("tile", "bfloat16", ("cuBLAS, not tile, because only compute capability 9.0 has its instructions",), on=A100),
     Case("tile", "float16", ("cuBLAS, not tile, because an operand does not begin at",), alignment=(2, 256, 256, 256)),
-    Case("tile", "float16", ("cuBLAS, not tile, because its kernel cannot do this product",), given=(("beta", 2),)),
+    Case("tile", "float16", ("gemm_wgmma float16: ",), given=(("beta", 2),)),
+    Case("tile", "float16", ("cuBLAS, not tile, because its kernel cannot do this product",), given=(("beta", 2j),)),
     Case("tile", "tf32", ("cuBLAS, not tile, because its kernel cannot do this product",)),
     Case("tile", "tf32", ("gemm_wgmma tf32: ",), given=(("layouts", TURNED),)),
     Case("strassen.batched.pad16 > tile.inner", "tf32", (*SPLITS, "gemm_wgmma tf32: ", "block_sums, join: ")),
-    # float32 by three float16 products: splitting, then multiplying; by the vendor where there are no warpgroups.
+    # float32 by three float16 products: splitting, then multiplying; by the vendor where there are no warpgroups,
+    # who does not add to C in that way.
     Case("f16x3", "float32", ("f16_planes: splits A and B", "gemm_f16x3: three float16 products, tiles of")),
     Case(
         "strassen.batched.pad16 > f16x3",
@@ -121,7 +123,13 @@ CASES = (
         flagged=True,
     ),
     Case("f16x3", "float32", ("f16_planes: ", "gemm_f16x3: ", "recompute_tiled: "), flagged=True),
-    Case("f16x3", "float32", ("cuBLAS, not f16x3, because only compute capability 9.0 has its",), on=A100),
+    Case(
+        "f16x3",
+        "float32",
+        ("f16_planes: splits A", "2 x cuBLAS, float16 products", "8 x cuBLAS, float16 products", "f16_unscale: "),
+        on=A100,
+    ),
+    Case("f16x3", "float32", ("cuBLAS, not f16x3, because only the tensor cores of",), on=A100, given=(("beta", 1),)),
     # float64 by residues: measuring, splitting, multiplying, joining; integers need no measuring.
     *(
         Case(

@@ -7,7 +7,6 @@ import random
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -131,7 +130,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
     monkeypatch.setattr(compile_worker, "compile_to_disk", lambda kernel, text, device: compiled.append(text))
-    monkeypatch.setattr(compile_worker, "cuda_device", lambda index: SimpleNamespace(chip=H200))
+    monkeypatch.setattr(compile_worker, "chip_here", lambda device: H200)
     monkeypatch.setattr("os.nice", lambda more: 0)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
     assert compile_worker.main(["0", str(tmp_path)]) == 0

@@ -10,7 +10,7 @@
 //   multiply  two warpgroups, 64 rows each; these write C too
 #pragma once
 
-#include "f16_planes.cuh"
+#include "f16_spread.cuh"
 #include "gemm_wgmma.cuh"
 #include "nonfinite_flag.cuh"
 
@@ -19,8 +19,8 @@ namespace fmm {
 struct Product3 {
     Map left, right;            // planes, as numbers of 16 bits
     float* dest;
-    const int *rows, *columns;  // exponents by which rows of A and columns of B were scaled
-    int* flag;                  // raised where C is given an inf or NaN
+    const int *rows, *columns;  // exponents by which rows of A and columns of B were scaled, and what was noted beside
+    int* flag;                  // raised where C is given an inf or NaN, or an entry that is not certain
     long long leading, layer;   // numbers from one row of C to the next, and from one product of a batch to the next
     int m, n;
     int steps;         // tiles of the inner dimension
@@ -67,13 +67,8 @@ __device__ __forceinline__ void bring_planes(const Product3& p, half* memory, co
     });
 }
 
-// x 2^e, rounded once (twice below the normal numbers).
-__device__ __forceinline__ float scaled_by(float x, int e) {
-    const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
-    return x * planes::power_of_two(first) * planes::power_of_two(second) * planes::power_of_two(max(min(third, 120), -120));
-}
-
-template <class Step, class S, class Left, class Right>
+// CHECKED: is the flag raised too where it is not certain that an entry is right beside its own size (f16_spread.cuh)?
+template <class Step, class S, class Left, class Right, bool CHECKED>
 __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory, const Gates& gates, int group) {
     constexpr int WORDS = S::STAGE / 8, COUNT = S::WIDTH / 2, LOW_A = Left::SIZE / 8, LOW_B = Right::SIZE / 8;
     const auto a = Left::described(memory + group * 64 * S::LINE), b = Right::described(memory + 2 * Left::SIZE);
@@ -120,7 +115,7 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
             const int line = place.row + group * 64 + row + r * 8;
             if (line >= p.m) continue;
             float* const to = p.dest + place.layer * p.layer + line * p.leading;
-            const int e = p.rows[place.layer * p.m + line];
+            const int noted = p.rows[place.layer * p.m + line], e = CHECKED ? planes::exponent_in(noted) : noted;
             const bool wide = p.leading % 2 == 0 && reinterpret_cast<unsigned long long>(p.dest + place.layer * p.layer) % 8 == 0;
 #pragma unroll
             for (int j = 0; j < S::WIDTH; j += 8) {
@@ -128,8 +123,12 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
                 float x[2];
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int f = col + c < p.n ? p.columns[place.layer * p.n + col + c] : 0;
-                    x[c] = p.factor * scaled_by(sum[i + c] + low[i + c] / planes::BELOW, -e - f);
+                    int f = col + c < p.n ? p.columns[place.layer * p.n + col + c] : 0;
+                    if (CHECKED) {
+                        finite = finite && (col + c >= p.n || planes::certain(noted, f));
+                        f = planes::exponent_in(f);
+                    }
+                    x[c] = p.factor * planes::scaled_by(sum[i + c] + low[i + c] / planes::BELOW, -e - f);
                     if (p.keep != 0 && col + c < p.n) x[c] += p.keep * to[col + c];
                     finite = finite && (col + c >= p.n || fabsf(x[c]) < __int_as_float(0x7f800000));
                 }
@@ -146,29 +145,16 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
 }
 
 // `memory`: for every stage tiles of hi and lo of A, of hi and lo of B; gates.
-template <class Step, class S, Along LEFT, Along RIGHT>
+template <class Step, class S, Along LEFT, Along RIGHT, bool CHECKED>
 __device__ __forceinline__ void multiply_f16x3(const Product3& p, half* memory) {
     using Left = Panel<half, LEFT, S::HEIGHT>;
     using Right = Panel<half, RIGHT, S::WIDTH>;
-    Gate* const full = reinterpret_cast<Gate*>(memory + S::NUMBERS);
-    const Gates gates{full, full + S::STAGES, nullptr, nullptr};
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < S::STAGES; ++i) {
-            make_gate(gates.full + i, 1);
-            make_gate(gates.empty + i, S::GROUPS * S::CLUSTER);
-        }
-        show_gates();
-    }
-    cluster_meets();
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all of a warp
-    if (warp < 4) {
-        leave_registers<40>();
+    const auto copy = [&](const Gates& gates, int) {
         if (threadIdx.x == 0) bring_planes<S, Left, Right>(p, memory, gates);
-    } else {
-        want_registers<232>();
-        multiply_planes<Step, S, Left, Right>(p, memory, gates, warp / 4 - 1);
-    }
-    cluster_meets();  // nobody leaves while others may arrive at its gates
+    };
+    in_warpgroups<S, false>(memory, copy, [&](const Gates& gates, int group) {
+        multiply_planes<Step, S, Left, Right, CHECKED>(p, memory, gates, group);
+    });
 }
 
 }  // namespace fmm

@@ -23,9 +23,10 @@ __device__ __forceinline__ void put_pair(byte* to, int x, int y) {
     *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(low_bytes(x, y));
 }
 
-// Residues lie between -128 and 127, and only of 256 at -128, whose sums may wrap: below 2^31 / 127^2 steps nothing does.
+// Residues lie between -128 and 127: the products of 2^16 steps add up to 2^30 at most.
 struct ByModulus {
-    static constexpr int MOST_STEPS = 1024;  // tiles of 128 steps
+    static constexpr int MOST_STEPS = 512;  // tiles of 128 steps
+    static constexpr bool ADDS = false;
     const Modulus* moduli;
     int each;
     __device__ __forceinline__ Modulus of(int layer) const { return moduli[layer / each]; }

@@ -242,6 +242,19 @@ __device__ __forceinline__ void bring_all(const Product& p, Element* memory, con
     });
 }
 
+// What becomes of a sum before it is stored: it is multiplied by a factor, the same in all layers.
+struct ByFactor {
+    static constexpr int MOST_STEPS = 0;  // as many steps as there are may be added up
+    static constexpr bool ADDS = true;    // what stands in C, if that is asked for
+    float factor;
+    __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
+    __device__ __forceinline__ float operator()(float x) const { return factor * x; }
+};
+
+// Is not read before the instructions that wrote it have ended.
+__device__ __forceinline__ void settled(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ __forceinline__ void settled(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+
 // Of a warpgroup's 64 rows, the 64 columns on the diagonal: what stands above it in shared memory becomes what is below.
 template <class S, class Element>
 __device__ __forceinline__ void make_symmetric(Element* block, int group) {
@@ -287,10 +300,6 @@ __device__ __forceinline__ float2 widened_pair(const bfloat16* q) {
 }
 __device__ __forceinline__ float2 widened_pair(const tf32* q) { return *reinterpret_cast<const float2*>(q); }
 
-// Of sums that are integers nothing is kept: they are residues.
-template <class Element, int COUNT>
-__device__ __forceinline__ void add_old(const Product&, int (&)[COUNT], int, int, int) {}
-
 // x += keep times what stands in C, of the pairs from this row and column on. (n is even.)
 template <class Element, int COUNT>
 __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int layer, int row, int col) {
@@ -318,18 +327,6 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
         }
     }
 }
-
-// What becomes of a sum before it is stored: it is multiplied by a factor, the same in all layers.
-struct ByFactor {
-    static constexpr int MOST_STEPS = 0;  // as many steps as there are may be added up
-    float factor;
-    __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
-    __device__ __forceinline__ float operator()(float x) const { return factor * x; }
-};
-
-// Is not read before the instructions that wrote it have ended.
-__device__ __forceinline__ void settled(float& x) { asm volatile("" : "+f"(x)::"memory"); }
-__device__ __forceinline__ void settled(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 
 template <class Step, class S, class Left, class Right, class Element, class Finish>
 __device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Gates& gates,
@@ -371,8 +368,10 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
 #pragma unroll
         for (auto& x : sum) settled(x);
         if (thread < S::CLUSTER) arrive_at(gates.empty + before, thread);
-        if (p.keep != 0)
-            add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
+        if constexpr (Finish::ADDS) {
+            if (p.keep != 0)
+                add_old<Element>(p, sum, place.layer, place.row + group * 64 + row, place.col + lane % 4 * 2);
+        }
 #pragma unroll
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
             pass(gates.sent + group, staged.parity ^ 1);
@@ -442,12 +441,10 @@ __device__ __forceinline__ void send_all(const Product& p, Element* memory, cons
 
 // ---- the kernel
 
-// `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates. `Step::multiply` is the one
-// instruction, which the generated source brings: it names all the registers of a tile.
-template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
-__device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
-    using Left = Panel<Element, LEFT, S::HEIGHT>;
-    using Right = Panel<Element, RIGHT, S::WIDTH>;
+// How all these kernels begin and end: one thread makes the gates, which stand behind the numbers in `memory`; the first
+// warpgroup copies, for which it needs few registers, and the others multiply.
+template <class S, bool STAGES_RESULT, class Element, class Copy, class Multiply>
+__device__ __forceinline__ void in_warpgroups(Element* memory, const Copy& copy, const Multiply& multiply) {
     Gate* const full = reinterpret_cast<Gate*>(memory + S::NUMBERS);
     Gate* const staged = full + 2 * S::STAGES;
     const Gates gates{full, full + S::STAGES, staged, staged + S::GROUPS};
@@ -456,7 +453,7 @@ __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finis
             make_gate(gates.full + i, 1);
             make_gate(gates.empty + i, S::GROUPS * S::CLUSTER);
         }
-        for (int i = 0; i < S::GROUPS; ++i) {
+        for (int i = 0; STAGES_RESULT && i < S::GROUPS; ++i) {
             make_gate(gates.staged + i, 128);
             make_gate(gates.sent + i, 1);
         }
@@ -467,14 +464,28 @@ __device__ __forceinline__ void multiply_by_groups(const Product& p, const Finis
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp < 4) {
         leave_registers<40>();
+        copy(gates, warp);
+    } else {
+        want_registers<232>();
+        multiply(gates, warp / 4 - 1);
+    }
+    cluster_meets();  // nobody leaves while others may arrive at its gates
+}
+
+// `memory`: for every stage a tile of A and one of B; for every warpgroup what it stages; gates. `Step::multiply` is the one
+// instruction, which the generated source brings: it names all the registers of a tile.
+template <class Step, class Element, class S, Along LEFT, Along RIGHT, class Finish>
+__device__ __forceinline__ void multiply_by_groups(const Product& p, const Finish& finish, Element* memory) {
+    using Left = Panel<Element, LEFT, S::HEIGHT>;
+    using Right = Panel<Element, RIGHT, S::WIDTH>;
+    const auto copy = [&](const Gates& gates, int warp) {
         const bool first = threadIdx.x % 32 == 0;
         if (warp == 0 && first) bring_all<S, Left, Right>(p, memory, gates);
         if (warp > 0 && warp <= S::GROUPS && first) send_all<S>(p, memory, gates, warp - 1);
-    } else {
-        want_registers<232>();
-        multiply_all<Step, S, Left, Right>(p, finish, memory, gates, warp / 4 - 1);
-    }
-    cluster_meets();  // nobody leaves while others may arrive at its gates
+    };
+    in_warpgroups<S, true>(memory, copy, [&](const Gates& gates, int group) {
+        multiply_all<Step, S, Left, Right>(p, finish, memory, gates, group);
+    });
 }
 
 }  // namespace fmm

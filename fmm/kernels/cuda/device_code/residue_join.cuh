@@ -152,12 +152,16 @@ __device__ __forceinline__ void every_part(const Work& work) {
 // Together, where they stand so.
 template <int COLS, class Element>
 __device__ __forceinline__ void put(Element* to, const Element (&x)[COLS], int room) {
-    if (COLS == 2 && room > 1 && reinterpret_cast<unsigned long long>(to) % (2 * sizeof(Element)) == 0)
-        pack<Element, 2>(to) = {x[0], x[COLS - 1]};
-    else
+    if (room >= COLS && reinterpret_cast<unsigned long long>(to) % (COLS * sizeof(Element)) == 0) {
+        Pack<Element, COLS> all;
+#pragma unroll
+        for (int c = 0; c < COLS; ++c) all.lane[c] = x[c];
+        pack<Element, COLS>(to) = all;
+    } else {
 #pragma unroll
         for (int c = 0; c < COLS; ++c)
             if (c < room) to[c] = x[c];
+    }
 }
 
 // ---- float64

@@ -189,7 +189,11 @@ class _CublasCall:
         alpha = self.scalars.ctypes.data
         kind = (type_.cuda_type,) if call.any_type else ()
         factors = (op.left, op.right, op.dest)
-        x, y, z = ((*kind, f.leading, *((f.stride,) if op.count > 1 else ())) for f in factors)
+        to = (DTYPES[op.dest_dtype].cuda_type,) if kind and op.dest_dtype else kind
+        kinds = (kind, kind, to)
+        x, y, z = (
+            (*own, f.leading, *((f.stride,) if op.count > 1 else ())) for own, f in zip(kinds, factors, strict=True)
+        )
         tail = (*((op.count,) if op.count > 1 else ()), *((type_.compute_type, _DEFAULT_ALGORITHM) if kind else ()))
         head = 0, int(op.left.transposed), int(op.right.transposed), op.m, op.n, op.k, alpha
         values = *head, 0, *x, 0, *y, alpha + self.scalars.itemsize, 0, *z, *tail

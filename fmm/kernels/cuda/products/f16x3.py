@@ -1,95 +1,29 @@
-"""A float32 product by three of float16: where its planes lie, and the two launches: splitting, multiplying."""
+"""A float32 product by three of float16: where its planes lie, and the launches: splitting, multiplying."""
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.f16_planes import CHUNK, ITEM, PLANES, exponent_room, plane_room, whole
-from fmm.kernels.cuda.products.f16x3_source import (
-    CLUSTER,
-    PLANE_THREADS,
-    F16x3Kernel,
-    F16x3Sizes,
-    SplitKernel,
-    f16x3_source,
-    split_source,
-)
-from fmm.kernels.cuda.products.tiled import GROUP, WIDE
+from fmm.kernels.cuda.products.f16_planes import CHUNK, matrix_room
+from fmm.kernels.cuda.products.f16_split import Planes, split_launch
+from fmm.kernels.cuda.products.f16_spread import Spread, spread_launches
+from fmm.kernels.cuda.products.f16x3_source import F16x3Kernel, f16x3_source
+from fmm.kernels.cuda.products.tiled import GROUP
 from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
-from fmm.kernels.cuda.products.wgmma_source import LINE
+from fmm.kernels.cuda.products.tiled_source import ENTRY
+from fmm.kernels.cuda.products.wgmma import sizes_for, tiles_of
+from fmm.kernels.cuda.products.wgmma_source import WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
-from fmm.kernels.cuda.views import Factor, Piece
+from fmm.kernels.cuda.views import Factor
 
-SIZES = (F16x3Sizes(128, 128), F16x3Sizes(128, 64))
-EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
-WARP, MOST_KEPT = 32, 16
-WORDS = 8  # of struct Operand
-
-
-@dataclass(frozen=True)
-class Planes:
-    """One operand of a batch: its lines, and where in the workspace its planes and exponents stand."""
-
-    source: Factor
-    along: Along
-    lines: int
-    length: int
-    count: int
-    offset: int
-
-    @property
-    def room(self) -> int:
-        return whole(self.length, CHUNK)
-
-    @property
-    def exponents(self) -> int:
-        return self.offset + plane_room(self.count * self.lines, self.length)
-
-    @property
-    def end(self) -> int:
-        outer = self.lines if self.along == "inner" else self.length
-        return self.exponents + exponent_room(self.count * outer)
-
-    def split_kernel(self, aligned: bool) -> SplitKernel:
-        """Few long lines are split by whole thread blocks, many short ones by warps."""
-        wide = aligned and all(x * ITEM % WIDE == 0 for x in (self.source.leading, self.source.stride))
-        wide = wide and self.source.offset % WIDE == 0
-        if self.along == "outer":
-            return SplitKernel("outer", 0, 0, wide)
-        group = WARP if self.length <= 1024 else PLANE_THREADS
-        return SplitKernel("inner", group, min(-(-self.room // (4 * group)), MOST_KEPT), wide)
-
-    def blocks(self, kernel: SplitKernel) -> int:
-        if kernel.along == "outer":
-            return self.count * self.room // CHUNK * CLUSTER
-        return whole(-(-self.count * self.lines // (PLANE_THREADS // kernel.group)), CLUSTER)
-
-    def parameters(self, kernel: SplitKernel) -> bytes:
-        """struct Operand of f16_planes.cuh, addresses zero."""
-        x = self.source
-        counts = self.lines, self.length, self.count, self.blocks(kernel)
-        return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.room, *counts)
-
-    def slots(self, first: int) -> tuple[Slot, ...]:
-        x = self.source
-        return (
-            Slot(first, x.base, x.offset),
-            Slot(first + 1, "W", self.offset),
-            Slot(first + 2, "W", self.exponents),
-        )
-
-    def tensor_map(self, most: int) -> TensorMap:
-        """Hi and lo, 64 numbers each in turns; one copy brings at most `most` lines."""
-        halves = PLANES * self.room
-        piece = Piece("W", self.offset, self.lines, halves)
-        box = (CHUNK, most if self.along == "inner" else CHUNK)
-        return TensorMap(piece, "float16", halves, self.lines, self.count, halves, halves * self.lines, box, LINE)
+# (By single thread blocks where a cluster's lower half would have no rows.)
+SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
 
 @dataclass(frozen=True)
@@ -106,6 +40,7 @@ class F16x3Op:
     factor: float
     keep: float
     clusters: int  # that the device has room for
+    spread: Spread | None = None  # where every entry is to be certain
 
     def __hash__(self) -> int:
         return id(self)
@@ -141,48 +76,39 @@ class F16x3Op:
 
 
 def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
-    """The product of planes in the leaf's scratch; None where alpha or beta is complex."""
+    """The product of planes in the leaf's scratch, or of kept ones; None where alpha or beta is complex."""
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
         return None
     left, right, along = kernel_operands(op)
     m, n, k = op.n, op.m, op.k
     inner = along[0] == "inner", along[1] == "inner"
-    a = Planes(left, along[0], *((m, k) if inner[0] else (k, m)), op.count, op.scratch)
-    b = Planes(right, along[1], *((n, k) if inner[1] else (k, n)), op.count, a.end)
-    s = sizes_for(m, n, op.count, multiprocessors)
+    a = _planes(op, Planes(left, along[0], *((m, k) if inner[0] else (k, m)), op.count, op.scratch))
+    after = op.scratch if a.is_kept else a.end
+    b = _planes(op, Planes(right, along[1], *((n, k) if inner[1] else (k, n)), op.count, after))
+    spread = Spread(a, b, b.end) if op.checked else None
+    s = sizes_for(m, n, op.count, multiprocessors, SIZES)
     clusters = max(multiprocessors // s.cluster, 1)
-    return F16x3Op(F16x3Kernel(s, along), a, b, op.dest, m, n, k, alpha.real, beta.real, clusters)
+    kernel = F16x3Kernel(s, along, op.checked)
+    return F16x3Op(kernel, a, b, op.dest, m, n, k, alpha.real, beta.real, clusters, spread)
 
 
-def tiles_of(m: int, n: int, s: F16x3Sizes) -> tuple[int, int]:
-    """Clusters' tiles below each other and side by side."""
-    return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
-
-
-@lru_cache(maxsize=4096)
-def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> F16x3Sizes:
-    """The sizes with which the last cluster is done earliest."""
-
-    def end(s: F16x3Sizes) -> int:
-        down, across = tiles_of(m, n, s)
-        return -(-down * across * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
-
-    return min(SIZES, key=end)
+def _planes(op: GemmOp, x: Planes) -> Planes:
+    """The same, or those that are kept behind the matrix itself."""
+    if op.kept != x.source.base or op.checked:
+        return x
+    return replace(x, base=op.kept, offset=matrix_room(x.lines, x.length))
 
 
 # ---- the launches on a chip
 
 
-def split_launch(op: F16x3Op, divides: dict[str, int]) -> Launch:
-    """Exponents and planes of both operands."""
-    kernels = [x.split_kernel(divides[x.source.base] % WIDE == 0) for x in (op.left, op.right)]
-    sides = list(zip((op.left, op.right), kernels, strict=True))
-    parameters = b"".join(x.parameters(kernel) for x, kernel in sides)
-    slots = (*op.left.slots(0), *op.right.slots(WORDS))
-    grid = sum(x.blocks(kernel) for x, kernel in sides), 1, 1
-    kernel = Kernel(split_source, tuple(kernels), ENTRY, PLANE_THREADS, architecture="sm_90a")
-    return Launch("sums", "f16_planes: splits A and B in two float16 numbers each", kernel, grid, parameters, slots)
+def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, ...]:
+    """What makes the planes that are not kept."""
+    if op.spread is not None:
+        return spread_launches(op.spread, multiprocessors, divides)
+    made = [x for x in (op.left, op.right) if not x.is_kept]
+    return (split_launch(made, divides),) if made else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
@@ -190,8 +116,8 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     words = [i * MAP_WORDS for i in range(len(op.maps))]
     after = len(op.maps) * MAP_WORDS
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
-    slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, "W", op.left.exponents)]
-    slots += [Slot(after + 2, "W", op.right.exponents), *([Slot(after + 3, FLAG)] if flagged else [])]
+    slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents)]
+    slots += [Slot(after + 2, op.right.base, op.right.exponents), *([Slot(after + 3, FLAG)] if flagged else [])]
     s = op.kernel.sizes
     kernel = Kernel(f16x3_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
     batch = f", a batch of {op.count}" if op.count > 1 else ""

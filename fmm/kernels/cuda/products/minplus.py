@@ -60,7 +60,7 @@ WORD_SIZES = (
 # With arguments, or with numbers of two registers, a thread has half as many.
 HALF = replace(WORD_SIZES[0], name="Half", m_s=64, n_r=8)
 NOTED_SIZES = (HALF, *WORD_SIZES[1:])
-DOUBLE_SIZES = (replace(HALF, stages=2), *WORD_SIZES[1:])
+DOUBLE_SIZES = (replace(HALF, stages=2), replace(WORD_SIZES[1], blocks=3), WORD_SIZES[2])
 NOTED_DOUBLE_SIZES = (replace(WORD_SIZES[1], blocks=2), WORD_SIZES[2])
 
 
@@ -71,9 +71,9 @@ def sizes_for(ring: Ring, args: bool) -> tuple[TileSizes, ...]:
     return NOTED_SIZES if args else WORD_SIZES
 
 
-def tile_side(ring: Ring, args: bool) -> int:
+def tile_side(args: bool) -> int:
     """Of a tile that is closed as a whole: its numbers are in one thread block's registers."""
-    return 64 if ring.word_bytes > 4 and args else 128
+    return 64 if args else 128
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def close_launch(ring: Ring, tile: Rect, args: Rect | None = None) -> Launch:
     leading = args.leading if args else 0
     parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
     slots = [Slot(0, tile.base, tile.offset), *([Slot(2, args.base, args.offset)] if args else [])]
-    side = tile_side(ring, args is not None)
+    side = tile_side(args is not None)
     shared = (2 * 2 * ring.word_bytes + 2 * 4) * side
     kernel = Kernel(close_source, (ring.name, side, args is not None), ENTRY, TILE_THREADS, shared)
     label = f"close_tile over {ring.name}{', with arguments' * (args is not None)}"

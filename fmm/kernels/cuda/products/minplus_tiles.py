@@ -19,26 +19,30 @@ class Rate(NamedTuple):
     full: float
 
 
-# Measured on an H200 at 1.98 GHz, products of 128 to 4096 a side (results/nvidia-h200/shortest_paths.json).
-FLOATS = {"Square": Rate(21, 44), "Half": Rate(12, 16), "Medium": Rate(33, 45.5), "Small": Rate(19, 38)}
-INTEGERS = {"Square": Rate(45, 57), "Half": Rate(12, 16), "Medium": Rate(40, 54), "Small": Rate(20, 43)}
+# Measured on an H200 at 1.98 GHz, products of 128 to 4096 a side (results/nvidia-h200/tiles/minplus.json).
+FLOATS = {"Square": Rate(21, 44), "Medium": Rate(33, 45.5), "Small": Rate(19, 38)}
+NONNEGATIVE = {"Square": Rate(27, 53.5), "Medium": Rate(38, 56), "Small": Rate(20, 43)}
+INTEGERS = {"Square": Rate(45, 57), "Medium": Rate(40, 54), "Small": Rate(20, 43)}
+# With arguments: three of four instructions run at half the rate. Only the large ones were measured.
+NOTED = {"Half": Rate(12, 15.5), "Medium": Rate(10, 13.5), "Small": Rate(8, 12)}
 DOUBLES = {"Half": Rate(10, 18.3), "Medium": Rate(10.7, 18.4), "Small": Rate(9, 17)}
 
 
-def rate_of(ring: Ring, sizes: TileSizes) -> Rate:
-    table = DOUBLES if ring.word == "double" else FLOATS if ring.word == "float" else INTEGERS
-    return table[sizes.name]
+def rate_of(ring: Ring, sizes: TileSizes, args: bool) -> Rate:
+    """By the instructions that a sum takes."""
+    floats = NONNEGATIVE if ring.cpp == "NonnegativeFloats" else FLOATS
+    return (NOTED if args else {"double": DOUBLES, "float": floats}.get(ring.word, INTEGERS))[sizes.name]
 
 
-def product_clocks(ring: Ring, sizes: TileSizes, products: Sequence[Shape], multiprocessors: int) -> float:
+def product_clocks(ring: Ring, args: bool, sizes: TileSizes, products: Sequence[Shape], multiprocessors: int) -> float:
     """Clocks until the last thread block of a launch ends. Leaves out memory, and that blocks do not end together."""
     tiles = sum(-(-m // sizes.m_s) * -(-n // (sizes.n_s * ring.per_word)) for m, _, n in products)
     steps = max(k for _, k, _ in products)
     here = -(-tiles // multiprocessors)  # thread blocks that the busiest multiprocessor has
-    rate = rate_of(ring, sizes)
+    rate = rate_of(ring, sizes, args)
     return BLOCK_CLOCKS + here * sizes.m_s * sizes.n_s * steps / min(rate.alone * here, rate.full)
 
 
 def fastest_sizes(ring: Ring, args: bool, products: Sequence[Shape], multiprocessors: int) -> TileSizes:
     """The one with the least time."""
-    return min(sizes_for(ring, args), key=lambda s: product_clocks(ring, s, products, multiprocessors))
+    return min(sizes_for(ring, args), key=lambda s: product_clocks(ring, args, s, products, multiprocessors))

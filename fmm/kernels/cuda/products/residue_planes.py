@@ -15,7 +15,7 @@ LINE = 16  # bytes: lines of planes are multiples of it
 ROOM = 256  # bytes: whatever stands in the workspace begins at a multiple of it
 PRODUCTS = 7  # of a level below the residues
 # Bytes of workspace from which on only some planes of A and B are there at a time, for which A and B are read again.
-ENOUGH = 32 << 30
+ENOUGH = 52 << 30
 # What a leaf's name says: modulo how many numbers, and how many levels are below.
 LEAVES = {
     f"oz{moduli}{suffix}": (moduli, levels)

@@ -17,7 +17,6 @@ from fmm.kernels.cuda.products.f16_planes import whole
 from fmm.kernels.cuda.products.residue_planes import Residues
 from fmm.kernels.cuda.products.residues_source import (
     CLUSTER,
-    NEIGHBOURS,
     SIDE,
     THREADS,
     MeasureKernel,
@@ -25,6 +24,7 @@ from fmm.kernels.cuda.products.residues_source import (
     join_source,
     join_whole_source,
     measure_source,
+    neighbours,
     product_source,
     split_source,
 )
@@ -40,7 +40,7 @@ SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
 WARP, SHORT = 32, 1024  # threads that measure a line of up to so many numbers
 MOST_MODULI, MOST_PIECES = 20, 4  # as in the device code
-BIAS = 0x4B400000  # as in modulus.cuh
+SUMS, WHOLE_BITS = 2**18 + 2**9, 0x4B000000  # of bytes, in modulus.cuh; the bits of 2^23 in float32
 EXACT_BITS = 52  # up to which sums and multiples of pieces are exact in float64
 LARGEST = 2.0**60  # up to which norms are scaled at most: sums of four such numbers have 62 bits
 OPERAND_WORDS = 11  # of struct Operand
@@ -56,7 +56,8 @@ def modulus_bytes(p: int) -> bytes:
     def packed(powers: range) -> int:
         return int.from_bytes(bytes(_centred(256**i, p) % 256 for i in powers), "little", signed=True)
 
-    begins = BIAS - 2**31 % p, BIAS - 2**63 % p
+    multiple = WHOLE_BITS + p * -(-(2**23 + SUMS) // p) - 2**23
+    begins = multiple - 2**31 % p, multiple - 2**63 % p
     return struct.pack("<if6i", p, 1 / p, packed(range(4)), packed(range(4, 8)), *begins, 0, 0)
 
 
@@ -213,9 +214,8 @@ class ResidueOp:
         maps = self.left.tensor_map(count, s.m_s), self.right.tensor_map(count, s.n_s // s.cluster), dest
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = tiles_of(rows, columns, s)
-        return WgmmaOp(
-            ResidueKernel(s), maps, -(-inner // LINE), tiles, layers, False, 0.0, 0.0, (rows, columns), clusters
-        )
+        steps, sides = -(-inner // LINE), (rows, columns)
+        return WgmmaOp(ResidueKernel(s), maps, steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
 def residue_op(op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int) -> ResidueOp | None:
@@ -331,6 +331,6 @@ def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     g, (rows, _, columns) = op.geometry, op.geometry.block
-    threads = g.count * rows * (columns // NEIGHBOURS)
+    threads = g.count * rows * (columns // neighbours(op.dtype))
     threads = 4 * whole(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
     return -(-threads // THREADS), 1, 1

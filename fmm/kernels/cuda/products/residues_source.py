@@ -16,7 +16,6 @@ THREADS = 256  # of a thread block that measures, splits or joins
 CLUSTER = 8  # thread blocks that share the lines of 64 positions
 SIDE = 64  # positions of lines that are turned together
 BELOW = "strassen"  # the algorithm of levels below the residues
-NEIGHBOURS = 2  # in a row of each block of C that a thread has
 SPLITTING = "4", "", "2"  # thread blocks on a multiprocessor, at least, by levels
 SPACE = "fmm::residues::"
 SIGNED = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
@@ -27,7 +26,7 @@ class ResidueKernel:
     """The products of planes."""
 
     sizes: WgmmaSizes
-    half: str = ""
+    half: str = ""  # C's planes are whole
 
     @property
     def shared(self) -> int:
@@ -78,7 +77,7 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
     lines = [
         '#include "residue_planes.cuh"',
         "",
-        f'extern "C" __global__ void __cluster_dims__({CLUSTER}, 1, 1) __launch_bounds__({THREADS}, 4)',
+        f'extern "C" __global__ void __cluster_dims__({CLUSTER}, 1, 1) __launch_bounds__({THREADS})',
         f"{ENTRY}(const __grid_constant__ {SPACE}Both<{read_as(dtype)}> p) {{",
         "    const int block = blockIdx.x;",
         "    if (block < p.left.blocks) {",
@@ -117,7 +116,7 @@ def join_source(levels: int, moduli: int, pieces: int) -> str:
         fast_sums(),
         f'extern "C" __global__ void __launch_bounds__({THREADS})',
         f"{ENTRY}(const __grid_constant__ {SPACE}Join p) {{",
-        f"    {SPACE}join<Sums, {levels}, {NEIGHBOURS}, {moduli}, {pieces}>(p);",
+        f"    {SPACE}join<Sums, {levels}, {neighbours('float64')}, {moduli}, {pieces}>(p);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
@@ -132,7 +131,7 @@ def join_whole_source(levels: int, moduli: int, dtype: str) -> str:
         fast_sums(),
         f'extern "C" __global__ void __launch_bounds__({THREADS})',
         f"{ENTRY}(const __grid_constant__ {SPACE}JoinWhole<{DTYPES[dtype].cpp}> p) {{",
-        f"    {SPACE}join_whole<Sums, {levels}, {NEIGHBOURS}, {moduli}>(p);",
+        f"    {SPACE}join_whole<Sums, {levels}, {neighbours(dtype)}, {moduli}>(p);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")
@@ -142,6 +141,11 @@ def read_as(dtype: str) -> str:
     """Integers are read with a sign: what they keep of a product is the same."""
     found = DTYPES[dtype]
     return SIGNED[found.itemsize] if found.exact else found.cpp
+
+
+def neighbours(dtype: str) -> int:
+    """In a row of each block of C, that a thread has: at most four, and 16 bytes."""
+    return min(4, 16 // DTYPES[dtype].itemsize)
 
 
 @lru_cache(maxsize=1)

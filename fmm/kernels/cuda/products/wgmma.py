@@ -23,6 +23,7 @@ SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
 # Of a lower half: where tiles of 256 columns would leave most of a last round idle, as at 4096 rows on an H200.
 HALF_SIZES = (*SIZES, WgmmaSizes(128, 192, stages=4))
 MOST_KEPT = 2.0**60  # of beta over alpha
+ALONE = 1.15  # a thread block that shares nothing with a neighbour takes so many times as long
 EDGE = 24  # a tile's beginning and end take as long as computing so many more columns
 
 
@@ -92,7 +93,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     if op.half == "lower" or (op.half == "full" and element.itemsize > 2):
         return None
     adds = beta == 1 and not op.half  # by the copy engine; what is also sent elsewhere must be known before
-    s = sizes_for(m, n, op.count, multiprocessors, bool(op.half))
+    s = sizes_for(m, n, op.count, multiprocessors, HALF_SIZES if op.half else SIZES, bool(op.half))
     line = LINE // element.itemsize
 
     def mapped(x: Factor, rows: int, cols: int, inner: bool, most: int) -> TensorMap:
@@ -119,6 +120,7 @@ def _is_aligned(x: Factor, itemsize: int) -> bool:
 
 
 def tiles_of(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
+    """Clusters' tiles below each other and side by side."""
     return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
 
 
@@ -133,14 +135,16 @@ def units_of(tiles: tuple[int, int], s: WgmmaSizes, half: bool) -> int:
 
 
 @lru_cache(maxsize=4096)
-def sizes_for(m: int, n: int, count: int, multiprocessors: int, half: bool = False) -> WgmmaSizes:
+def sizes_for(
+    m: int, n: int, count: int, multiprocessors: int, among: tuple[WgmmaSizes, ...] = SIZES, half: bool = False
+) -> WgmmaSizes:
     """The sizes with which the last cluster is done earliest."""
 
-    def end(s: WgmmaSizes) -> int:
-        units = units_of(tiles_of(m, n, s), s, half)
-        return -(-units * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
+    def end(s: WgmmaSizes) -> float:
+        units, alone = units_of(tiles_of(m, n, s), s, half), 1.0 if s.cluster > 1 else ALONE
+        return -(-units * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE) * alone
 
-    return min(HALF_SIZES if half else SIZES, key=end)
+    return min(among, key=end)
 
 
 # ---- the launch on a chip

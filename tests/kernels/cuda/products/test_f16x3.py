@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fmm.config.schema import calibration_fields, checked_calibration
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.products.f16_planes import CHUNK, PLANES, f16x3_scratch
-from fmm.kernels.cuda.products.f16x3 import SIZES, F16x3Op, Planes, f16x3_op, sizes_for, tiles_of
-from fmm.kernels.cuda.products.f16x3_source import (
-    PLANE_THREADS,
-    F16x3Kernel,
-    SplitKernel,
-    f16x3_source,
-    split_source,
-)
+from fmm.kernels.cuda.products.f16_split import RULES, THREADS, Planes, SplitKernel, split_source
+from fmm.kernels.cuda.products.f16_spread import balance_source
+from fmm.kernels.cuda.products.f16x3 import SIZES, F16x3Op, f16x3_op
+from fmm.kernels.cuda.products.f16x3_source import F16x3Kernel, f16x3_source
+from fmm.kernels.cuda.products.f16x3_vendor import unscale_source, vendor_steps
 from fmm.kernels.cuda.products.tiled_source import Along
 from fmm.kernels.cuda.products.tma import SHARED
+from fmm.kernels.cuda.products.wgmma import sizes_for, tiles_of
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -30,14 +30,18 @@ from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
-from tests.support.chips import H200
+from tests.support.chips import A100, H200
 from tests.support.nvrtc import in_parallel, nvrtc, report
 
+Array = np.ndarray[Any, Any]
 SMS = 132
 ALONGS: tuple[Along, ...] = ("inner", "outer")
 PRODUCTS = [F16x3Kernel(SIZES[0], along) for along in product(ALONGS, ALONGS)] + [
-    F16x3Kernel(SIZES[1], ("inner", "outer"))
+    F16x3Kernel(SIZES[1], ("inner", "outer")),
+    F16x3Kernel(SIZES[2], ("inner", "outer")),
+    F16x3Kernel(SIZES[0], ("inner", "outer"), checked=True),
 ]
+NOTHING = dict.fromkeys("ABCW", 256)  # that is known of addresses but their alignment
 SPLITS = [
     (SplitKernel("inner", 256, 16, True), SplitKernel("outer", 0, 0, True)),
     (SplitKernel("outer", 0, 0, False), SplitKernel("inner", 32, 8, False)),
@@ -54,25 +58,37 @@ def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
 # ---- NVRTC
 
 
-def test_no_number_of_a_product_leaves_the_registers() -> None:
+@pytest.mark.parametrize("kernels", [(PRODUCTS[1], PRODUCTS[-1]), pytest.param(PRODUCTS, marks=pytest.mark.slow)])
+def test_no_number_of_a_product_leaves_the_registers(kernels: Sequence[F16x3Kernel]) -> None:
     """Two warpgroups keep three sums of 64 numbers a thread: all the registers that setmaxnreg can give them."""
     nvrtc()
     told = len(operation(Problem(512, 512, 512, "float32")).parameters)
     size = f"static_assert(sizeof(fmm::Product3) == {told});"
-    jobs = [(str(k), f"{f16x3_source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in PRODUCTS]
-    for kernel, r in zip(PRODUCTS, in_parallel(report, jobs), strict=True):
+    jobs = [(str(k), f"{f16x3_source(k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in kernels]
+    for kernel, r in zip(kernels, in_parallel(report, jobs), strict=True):
         assert r.local == 0, r
         assert r.registers == 65536 // kernel.sizes.threads // 8 * 8, r
         assert kernel.shared <= SHARED
 
 
-def test_splitting_leaves_room_for_many_threads() -> None:
+@pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_splitting_leaves_room_for_many_threads(most: int) -> None:
+    """`most`: of so many pairs of operands."""
     nvrtc()
-    op = operation(Problem(512, 512, 512, "float32"))
-    told = sum(len(x.parameters(x.split_kernel(True))) for x in (op.left, op.right))
-    size = f"static_assert(sizeof(fmm::planes::Both) == {told});"
-    jobs = [(str(k), f"{split_source(*k)}{size}\n", "sm_90a", ("--std=c++17",)) for k in SPLITS]
-    for r in in_parallel(report, jobs):
+    usual, checked = (
+        operation(Problem(512, 512, 512, "float32", componentwise=componentwise)) for componentwise in (False, True)
+    )
+    kernels = usual.left.split_kernel(NOTHING), usual.right.split_kernel(NOTHING)
+    assert checked.spread is not None
+    both = sum(len(x.parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
+    noted = len(checked.spread.told(kernels)[0])
+    rules = [rule for rule in RULES if rule != "apart"]  # which is for other chips
+    sizes = {rule: f"static_assert(sizeof(Told) == {both if rule == 'usual' else noted});" for rule in rules}
+    jobs = [(f"{k}{r}", f"{split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
+    jobs += [(str(k), f"{split_source((k[0],), 'usual')}\n") for k in SPLITS[:most]]
+    told = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
+    jobs += [(f"{x}{y}", f"{balance_source(x, y)}{told}\n") for x, y in list(product(ALONGS, ALONGS))[:most]]
+    for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
         assert r.local == 0 and r.registers <= 96, r
 
 
@@ -155,22 +171,92 @@ def gemm(problem: Problem) -> GemmOp:
 def test_every_line_has_its_threads(lines: int, length: int) -> None:
     """And what a thread keeps in registers is never more than it reads."""
     x = Planes(Factor("A", 0, length, False, 0), "inner", lines, length, 3, 0)
-    kernel = x.split_kernel(True)
-    assert x.blocks(kernel) * (PLANE_THREADS // kernel.group) >= 3 * lines
+    kernel = x.split_kernel(NOTHING)
+    assert x.blocks(kernel) * (THREADS // kernel.group) >= 3 * lines
     assert (kernel.kept - 1) * 4 * kernel.group < x.room
     strips = Planes(Factor("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.blocks(strips.split_kernel(True)) == 3 * strips.room // CHUNK * 8
+    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.room // CHUNK * 8
+
+
+# ---- by the vendor's products of planes
+
+
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize(("m", "k", "n"), [(300, 1000, 200), (65, 256, 129), (7, 5, 3)])
+def test_the_vendors_products_of_planes(m: int, k: int, n: int, orders: str) -> None:
+    """Carried out in NumPy on planes that lie as the split leaves them: every product reads what it should."""
+    sides = (m, k), (k, n)
+    layouts = [Layout(o, s[1] if o == "C" else s[0]) for o, s in zip(orders, sides, strict=True)]  # type: ignore[arg-type]
+    op = gemm(Problem(m, k, n, "float32", (layouts[0], layouts[1], Layout("C", n)), alpha=-2))
+    rng = np.random.default_rng(m)
+    matrices = {"A": rng.standard_normal((m, k)), "B": rng.standard_normal((k, n))}
+    steps = vendor_steps(op, SMS, NOTHING, True)
+    assert not isinstance(steps, str)
+    split, *calls, end = steps
+    assert isinstance(split, Launch) and isinstance(end, Launch) and "__cluster_dims__" not in split.kernel.source
+    memory = np.full(f16x3_scratch(m, k, n, 1) // 2, np.nan, np.float16)
+    places = {split.slots[i].base: split.slots[i + 1].offset for i in (0, 3)}  # where the planes of A, of B begin
+    for i, (name, x) in enumerate(matrices.items()):
+        lies = x if orders[i] == "C" else x.T
+        at = places[name]
+        room = -(-lies.shape[1] // CHUNK) * CHUNK
+        hi = lies.astype(np.float16)
+        for part in (hi, ((lies - hi) * 2048).astype(np.float16)):
+            lines = memory[at // 2 : at // 2 + len(lies) * room].reshape(len(lies), room)
+            lines[:, : lies.shape[1]] = part
+            at += 2 * len(lies) * room
+    c = np.full((m, n), np.nan)
+    for call in calls:
+        assert isinstance(call, VendorCall) and isinstance(call.op, GemmOp)
+        left, right = (_as_blas_reads(memory, x, *s) for x, s in _factors(call.op))
+        old = call.op.beta.real * c.T if call.op.beta else 0
+        c = (call.op.alpha.real * (left @ right) + old).T
+    np.testing.assert_allclose(c, matrices["A"] @ matrices["B"], atol=1e-4)
+    assert struct.unpack_from("<f", end.parameters, 7 * 8 + 3 * 4) == (-2,)
+
+
+def _factors(op: GemmOp) -> tuple[tuple[Factor, tuple[int, int]], tuple[Factor, tuple[int, int]]]:
+    return (op.left, (op.m, op.k)), (op.right, (op.k, op.n))
+
+
+def _as_blas_reads(memory: Array, x: Factor, rows: int, cols: int) -> Array:
+    """A matrix column by column, or its transpose."""
+    lines, length = (rows, cols) if x.transposed else (cols, rows)
+    start = x.offset // 2
+    found = np.lib.stride_tricks.as_strided(memory[start:], (lines, length), (2 * x.leading, 2)).astype(np.float64)
+    return found if x.transposed else found.T
+
+
+def test_what_the_vendor_cannot_do_alone() -> None:
+    for problem in (
+        Problem(300, 200, 100, "float32", beta=1),
+        Problem(300, 200, 100, "float32", componentwise=True),
+    ):
+        assert isinstance(vendor_steps(gemm(problem), SMS, NOTHING, True), str)
+    found = record_launches(Plan.parse("f16x3"), Problem(300, 200, 100, "float32", beta=1), target_on(A100))
+    assert any("not f16x3, because" in line for line in found.describe())
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],
+)
+def test_kernels_for_other_chips_compile(architecture: str) -> None:
+    sources = [split_source(k, "apart") for k in SPLITS] + [unscale_source()]
+    for r in in_parallel(report, [(text[:40], text, architecture, ("--std=c++17",)) for text in sources]):
+        assert r.local == 0 and r.registers <= 128, r
 
 
 def test_sizes() -> None:
     """The last round of clusters is to end early."""
-    assert sizes_for(8192, 8192, 1, SMS) == SIZES[0]
+    assert sizes_for(8192, 8192, 1, SMS, SIZES) == SIZES[0]
+    assert sizes_for(128, 8192, 1, SMS, SIZES).cluster == 1
     for n in (1024, 1536, 3000, 4096):
         ends = {}
         for s in SIZES:
             down, across = tiles_of(n, n, s)
-            ends[s] = -(-down * across // 66) * s.n_s
-        assert ends[sizes_for(n, n, 1, SMS)] <= 1.2 * min(ends.values())
+            ends[s] = -(-down * across // (SMS // s.cluster)) * s.n_s
+        assert ends[sizes_for(n, n, 1, SMS, SIZES)] <= 1.2 * min(ends.values())
 
 
 # ---- its place
@@ -181,13 +267,17 @@ def chosen(n: int, limits: Limits, name: str = "h200") -> Plan:
 
 
 def test_where_it_is_chosen() -> None:
-    """On Hopper, from about a thousand on; not where emulation is forbidden, nor for who wants the vendor's error."""
+    """On Hopper, from about a thousand on; elsewhere where the vendor's products of planes are predicted to pay; not
+    where emulation is forbidden, nor for who wants the vendor's error."""
     free = Limits(1 << 36, 16.0)
     for n in (1024, 2048, 4096, 8192, 16384):
         assert chosen(n, free).leaf == "f16x3"
         assert chosen(n, Limits(1 << 36, 16.0, emulation=False)).leaf != "f16x3"
         assert chosen(n, Limits(1 << 36, 1.0)) == VENDOR or not chosen(n, Limits(1 << 36, 1.0)).leaf_use.leaf.emulates
-        assert chosen(n, free, "a100").leaf != "f16x3"
+        for name in ("a100", "b200"):
+            assert chosen(n, free, name).leaf == "f16x3", name
+        for name in ("rtx4090", "rtx5090", "v100"):
+            assert chosen(n, free, name).leaf != "f16x3", name
     assert chosen(256, free) == VENDOR
     assert choose(Problem(8192, 8192, 8192, "float64"), datasheet("h200"), free).best.plan.leaf != "f16x3"
 

@@ -8,34 +8,47 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fmm
-from fmm.runtime.gram import Half
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Fill, Layout, Problem
 
-cupy = pytest.importorskip("cupy")
+pytest.importorskip("cupy")
+
+import cupy
+
+from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 
 pytestmark = pytest.mark.gpu
 
 ROUNDOFF = {"float16": 2.0**-10, "float32": 2.0**-20, "float64": 2.0**-48}
 
 
-def arrays(n: int, k: int, dtype: str) -> tuple[Any, Any]:
-    """A matrix, and a symmetric one as old numbers."""
-    rng = np.random.default_rng(n + k)
-    old = rng.standard_normal((n, n))
-    return cupy.asarray(rng.standard_normal((n, k)).astype(dtype)), cupy.asarray((old + old.T).astype(dtype))
+def half_problem(n: int, k: int, dtype: str, rows: bool, fill: Fill, beta: float) -> Problem:
+    """X X^T, of an X that lies row by row or column by column."""
+    layouts = (Layout("C", k), Layout("F", k)) if rows else (Layout("F", n), Layout("C", n))
+    return Problem(n, k, n, dtype, (*layouts, Layout("C", n)), 1, beta, "gram", 1, fill)
+
+
+def computed(plan: str, problem: Problem, x: Any, old: Any) -> Any:
+    """C, for the numbers of X as they lie in memory."""
+    a, c = cupy.asarray(x), cupy.asarray(old)
+    found = recorded_for_device(Plan.parse(plan), problem)
+    workspace = cupy.zeros(max(found.workspace, 1), cupy.uint8)
+    DeviceBackend().run(found, a.data.ptr, a.data.ptr, c.data.ptr, workspace.data.ptr)
+    return cupy.asnumpy(c).astype(np.float64)
 
 
 @pytest.mark.parametrize("plan", ["tile", "gram.tile > vendor"])
 @pytest.mark.parametrize("dtype", ROUNDOFF)
 def test_few_launches_of_halves(dtype: str, plan: str) -> None:
     """More tiles than one, edges of tiles, the mirror, updates; rows that are aligned and others."""
-    asked: tuple[tuple[Half, float], ...] = ("full", 0), ("lower", 2), ("full", -1)
+    asked: tuple[tuple[Fill, float], ...] = ("full", 0), ("lower", 2), ("full", -1)
     for (n, k), rows, (fill, beta) in product(((264, 72), (137, 19)), (True, False), asked):
+        rng = np.random.default_rng(n + k)
+        x, square = rng.standard_normal((n, k)).astype(dtype), rng.standard_normal((n, n))
+        old, problem = (square + square.T).astype(dtype), half_problem(n, k, dtype, rows, fill, beta)
         with cupy.cuda.using_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)):
-            a, out = arrays(n, k, dtype)
-            wide, old = (cupy.asnumpy(x).astype(np.float64) for x in (a, out))
-            x = a if rows else cupy.ascontiguousarray(a.T)
-            found = cupy.asnumpy(fmm.gram(x, out=out, rows=rows, fill=fill, beta=beta, plan=plan)).astype(np.float64)
-        wanted, below = wide @ wide.T + beta * old, np.tri(n, dtype=bool)
-        assert np.abs(found - wanted)[below].max() <= ROUNDOFF[dtype] * np.abs(wanted).max() * 4
-        np.testing.assert_array_equal(found[~below], (found.T if fill == "full" else old)[~below])
+            found = computed(plan, problem, x if rows else np.ascontiguousarray(x.T), old)
+        wide, below = x.astype(np.float64), np.tri(n, dtype=bool)
+        wanted = wide @ wide.T + beta * old.astype(np.float64)
+        assert np.abs(found - wanted)[below].max() <= 4 * ROUNDOFF[dtype] * np.abs(wanted).max()
+        np.testing.assert_array_equal(found[~below], (found.T if fill == "full" else old.astype(np.float64))[~below])

@@ -147,7 +147,7 @@ def test_no_less_accurate_than_dgemm(kind: str, k: int) -> None:
     """In the Frobenius norm, with 14 moduli, and with levels below, which do not add to the error."""
     rng = cupy.random.default_rng(k)
     a, b = ((rng.random if kind == "uniform" else rng.standard_normal)(s) for s in ((64, k), (k, 64)))
-    wide = [cupy.concatenate([x] * 16, axis=i) for i, x in enumerate((a, b))]  # so that cuBLAS does not cut k
+    wide = [cupy.concatenate([x] * 32, axis=i) for i, x in enumerate((a, b))]  # so that cuBLAS does not cut k
     exact = a.get().astype(np.longdouble) @ b.get().astype(np.longdouble)
     vendor, *own = (
         float(np.linalg.norm((c[:64, :64].get() - exact).astype(float)))

@@ -156,7 +156,7 @@ def closed_by_launches(name: str, n: int, noted: bool) -> tuple[Matrix, Matrix, 
 def test_closures_on_the_host(name: str, noted: bool) -> None:
     required_compiler()
     none = none_of(RINGS[name])
-    for n in (1, 5, tile_side(RINGS[name], noted) + 3):
+    for n in (1, 5, tile_side(noted) + 3):
         edges, found, nodes = closed_by_launches(name, n, noted)
         wanted = np.where(edges == none, np.inf, edges)
         for k in range(n):
@@ -183,7 +183,7 @@ def test_small_products_have_small_tiles() -> None:
 def compile_jobs(architecture: str, name: str, noted: bool) -> list[tuple[str, str, str]]:
     kernels = [MinplusKernel(name, s, noted) for s in sizes_for(RINGS[name], noted)]
     jobs = [(f"{name} {kernel.sizes.name}", minplus_source(kernel), architecture) for kernel in kernels]
-    return [*jobs, (f"close {name}", close_source(name, tile_side(RINGS[name], noted), noted), architecture)]
+    return [*jobs, (f"close {name}", close_source(name, tile_side(noted), noted), architecture)]
 
 
 @pytest.mark.parametrize("name", ["float32, none negative", "int16, none negative"])

@@ -3,6 +3,7 @@ of the kernels, and what runs."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -25,6 +26,7 @@ from fmm.kernels.cuda.products.residues import (
     join_whole_launch,
     largest_norm,
     measure_launch,
+    modulus_bytes,
     planes_launch,
     residue_op,
     split_launch,
@@ -66,14 +68,30 @@ def op_of(problem: Problem, plan: str) -> ResidueOp:
 
 @pytest.mark.parametrize("p", moduli(20))
 def test_residues_of_sums_are_centred(p: int) -> None:
-    """Of every magnitude that 32 bits have, their ends included: exactly the residue of least magnitude."""
+    """Of every magnitude that 32 bits have, their ends included."""
     rng = np.random.default_rng(p)
     edges = np.array([0, 1, -1, 127, -128, 2**31 - 1, -(2**31), p // 2, -p // 2], np.int64)
     some = rng.integers(-(2**31), 2**31, 20000) >> rng.integers(0, 31, 20000)
     x = np.concatenate([edges, some, p * rng.integers(-(2**22), 2**22, 5000) + p // 2])
     found = reduced(x.astype(np.int32), p).astype(np.int64)
     assert ((found - x) % p == 0).all()
-    assert (np.abs(found) <= 127).all() or p == 256
+    assert (np.abs(found) <= p // 2).all() or p > 250
+
+
+@pytest.mark.parametrize("p", moduli(20))
+def test_every_sum_of_bytes_is_reduced_to_a_byte(p: int) -> None:
+    """Sums of eight bytes times residues, all that there can be, in the float32 arithmetic of the device."""
+    number, inverse, low, high, *begins = struct.unpack("<if4i8x", modulus_bytes(p))
+    weights = np.frombuffer(struct.pack("<2i", low, high), np.int8).astype(int)
+    most, least = (int(255 * weights[s * weights > 0].sum()) for s in (1, -1))
+    assert number == p and most - least <= 2**19
+    for begin in begins:
+        sums = np.arange(begin + least, begin + most + 1, dtype=np.int32)
+        x = sums.view(np.float32).astype(np.float64)
+        assert (x >= 2**23).all() and (x < 2**24).all() and (x == np.rint(x)).all()
+        # Products of two float32 numbers are exact in float64, and rounded to whole numbers as adding BIAS does.
+        found = x - p * np.rint(x * np.float64(np.float32(inverse)))
+        assert found.min() >= -128 and found.max() <= (128 if p == 256 else 127)  # 128 is -128 modulo 256
 
 
 @pytest.mark.parametrize("p", moduli(20))
@@ -84,7 +102,7 @@ def test_residues_of_whole_numbers(p: int) -> None:
     ]
     x = [0, 1, -1, 2**63 - 1, -(2**63), 2**62, -(2**62), *some]
     found = reduced(np.array([y + 2**63 for y in x], np.uint64), p).astype(np.int64)
-    assert all((int(r) - y) % p == 0 and (abs(int(r)) <= 127 or p == 256) for r, y in zip(found, x, strict=True))
+    assert all((int(r) - y) % p == 0 and -128 <= r <= 127 for r, y in zip(found, x, strict=True))
 
 
 # ---- norms
@@ -388,7 +406,7 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
         ("join", join_whole_source(0, whole_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
-        assert r.local == 0 and r.registers <= 64, r
+        assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way
 
 
 # ---- what runs

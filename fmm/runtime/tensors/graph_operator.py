@@ -16,7 +16,7 @@ from fmm.arrays.torch_library import HOST_TYPES, NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime.left_to_vendor import SMALL
 from fmm.runtime.limits import Wishes
-from fmm.runtime.torch_gradients import gradients, product
+from fmm.runtime.tensors.gradients import gradients, product
 
 SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 _LIBRARY = torch.library.Library("fmm", "FRAGMENT")
@@ -61,7 +61,7 @@ torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, l
 
 def recorded_product(a: Any, b: Any, out: Any, wishes: Wishes) -> Any:
     """For those who record torch's calls: its own function; in a compiled graph, where it may pay, the operator."""
-    if out is None and _worth_an_operator(a, b):
+    if out is None and not wishes.componentwise and _worth_an_operator(a, b):
         return OPERATOR(a, b, None if wishes.plan is None else str(wishes.plan), wishes.error_growth, wishes.workspace)
     if wishes.plan not in (None, VENDOR):
         return product(a, b, out, wishes)  # which says why it cannot run

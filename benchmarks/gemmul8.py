@@ -1,0 +1,163 @@
+"""GEMMul8 (RIKEN; float32 and float64 products by int8 residues) as a peer, built from its public source.
+
+`FMM_GEMMUL8` names a checkout of it: the folder that holds `GEMMul8/src/gemmul8.cu`. Nothing of it is kept in this
+repository. What is built (real products, with the numbers of moduli that are asked for, since all of them take the
+compiler minutes) stands in `build/` of that checkout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import cupy
+
+MODULI = {"float32": 8, "float64": 14}  # with which its own table compares it to the vendor
+VARIABLE = "FMM_GEMMUL8"
+OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90")
+SHARED = ("-shared", "-Xcompiler", "-fPIC")
+LIBRARIES = ("-l:libcublas.so.13", "-l:libcublasLt.so.13")
+HEADERS = [
+    "self_hipify",
+    "template_type",
+    "common",
+    "template_math",
+    "table",
+    "find_max",
+    "mod",
+    "matmult",
+    "scaling",
+    "scaling_fast_real",
+    "scaling_accu_real",
+    "conv_hi2mid_real",
+    "inverse_scaling_real",
+    "gemmul8_real",
+]
+STANDARD = [
+    "cuda_runtime.h",
+    "cublas_v2.h",
+    "cublasLt.h",
+    "cuComplex.h",
+    "cuda_fp8.h",
+    "random",
+    "algorithm",
+    "bit",
+    "chrono",
+    "cmath",
+    "cstddef",
+    "cstdint",
+    "cstdlib",
+    "string",
+    "type_traits",
+    "utility",
+    "vector",
+]
+EXPORTED = """
+template <class T>
+static void product(void* handle, size_t m, size_t n, size_t k, const void* a, size_t lda, const void* b, size_t ldb,
+                    void* c, size_t ldc, unsigned moduli, int fast, void* work, void* stream) {
+    const T one = 1, zero = 0;
+    real::gemm<T, gemmul8::Backend::INT8>(
+        Handle_t(CublasTag{}, static_cast<cublasHandle_t>(handle)), CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &one,
+        static_cast<const T*>(a), lda, static_cast<const T*>(b), ldb, &zero, static_cast<T*>(c), ldc, moduli, fast != 0,
+        work, nullptr, nullptr, false, false, false, false, static_cast<cudaStream_t>(stream));
+}
+extern "C" {
+size_t gemmul8_room(size_t m, size_t n, size_t k, unsigned moduli) {
+    return real::workSize<gemmul8::Backend::INT8>(m, n, k, moduli, false, false, nullptr, nullptr);
+}
+#define PRODUCT(NAME, T)                                                                                        \\
+    void NAME(void* h, size_t m, size_t n, size_t k, const void* a, size_t lda, const void* b, size_t ldb,      \\
+              void* c, size_t ldc, unsigned moduli, int fast, void* work, void* stream) {                       \\
+        product<T>(h, m, n, k, a, lda, b, ldb, c, ldc, moduli, fast, work, stream);                             \\
+    }
+PRODUCT(gemmul8_float32, float)
+PRODUCT(gemmul8_float64, double)
+}
+"""
+
+
+def checkout() -> Path | None:
+    """Where its source is; None if nobody says."""
+    named = os.environ.get(VARIABLE, "")
+    found = Path(named) / "GEMMul8"
+    return found if named and (found / "src" / "gemmul8.cu").exists() else None
+
+
+def build(source: Path) -> Path:
+    """The library, built if it is not there; in a copy whose switches know just the moduli of MODULI."""
+    folder = source / "build"
+    library = folder / "libgemmul8_products.so"
+    if library.exists():
+        return library
+    shutil.copytree(source / "src", folder / "src", dirs_exist_ok=True)
+    shutil.copytree(source / "include", folder / "include", dirs_exist_ok=True)
+    for name in ("scaling_fast_real", "scaling_accu_real", "inverse_scaling_real"):
+        path = folder / "src" / f"{name}.hpp"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if _wanted(line)), encoding="utf-8")
+    text = [f"#include <{name}>" for name in STANDARD]
+    text += ['#include "../include/gemmul8.hpp"', *(f'#include "{name}.hpp"' for name in HEADERS), EXPORTED]
+    (folder / "src" / "products.cu").write_text("\n".join(text), encoding="utf-8")
+    found = [part for root in _packages() for part in (f"-I{root}/include", f"-L{root}/lib")]
+    command = ["nvcc", *OPTIONS, *SHARED, "products.cu", "-o", str(library), *found, *LIBRARIES]
+    subprocess.run(command, cwd=folder / "src", check=True)
+    return library
+
+
+def _packages() -> list[Path]:
+    """Where packages of Python's bring CUDA's headers and libraries, besides what the compiler has."""
+    spec = find_spec("nvidia")
+    roots = spec.submodule_search_locations or [] if spec else []
+    return [folder for root in roots for folder in Path(root).glob("cu1?") if (folder / "include").exists()]
+
+
+def _wanted(line: str) -> bool:
+    """Is it no case of a switch, or one that is asked for?"""
+    case = re.match(r"\s+case (\d+):.*_launch<", line)
+    return case is None or int(case[1]) in MODULI.values()
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    source = checkout()
+    if source is None:
+        raise FileNotFoundError(f"{VARIABLE} names no checkout of GEMMul8")
+    library = ctypes.CDLL(str(build(source)))
+    library.gemmul8_room.restype = ctypes.c_size_t
+    library.gemmul8_room.argtypes = [ctypes.c_size_t] * 3 + [ctypes.c_uint]
+    p, size = ctypes.c_void_p, ctypes.c_size_t
+    for name in MODULI:
+        types = [p, size, size, size, p, size, p, size, p, size, ctypes.c_uint, ctypes.c_int, p, p]
+        getattr(library, f"gemmul8_{name}").argtypes = types
+    return library
+
+
+@dataclass(frozen=True, eq=False)
+class Gemmul8Product:
+    """C = A B of matrices that lie row by row (so C^T = B^T A^T column by column), in memory that it keeps."""
+
+    a: Any
+    b: Any
+    c: Any
+    fast: bool
+
+    def __post_init__(self) -> None:
+        (m, k), (_, n), moduli = self.a.shape, self.b.shape, MODULI[str(self.a.dtype)]
+        object.__setattr__(self, "work", cupy.empty(_library().gemmul8_room(n, m, k, moduli), cupy.uint8))
+        stream = cupy.cuda.get_current_stream().ptr
+        handle = cupy.cuda.device.get_cublas_handle()
+        operands = self.b.data.ptr, n, self.a.data.ptr, k, self.c.data.ptr, n
+        arguments = handle, n, m, k, *operands, moduli, int(self.fast), self.work.data.ptr, stream  # type: ignore[attr-defined]
+        object.__setattr__(self, "arguments", arguments)
+
+    def __call__(self) -> None:
+        getattr(_library(), f"gemmul8_{self.a.dtype}")(*self.arguments)  # type: ignore[attr-defined]

@@ -1,0 +1,163 @@
+"""Splitting operands in planes of float16 numbers: where these stand, the kernels' sources, the launches."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.products.f16_planes import CHUNK, ITEM, PLANES, exponent_room, plane_room, whole
+from fmm.kernels.cuda.products.tiled import WIDE
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.wgmma_source import LINE
+from fmm.kernels.cuda.tensor_map import TensorMap
+from fmm.kernels.cuda.views import Factor, Piece
+
+THREADS = 256  # of a thread block that splits
+CLUSTER = 8  # thread blocks that share the lines of 64 positions
+WARP, MOST_KEPT = 32, 16
+# How numbers are scaled: by their line or position alone; the same for the vendor, planes apart and without clusters;
+# and it is noted how they are spread; with the inner dimension scaled too, if the launches before have found that it
+# should be.
+Rule = Literal["usual", "apart", "noted", "balanced"]
+RULES: Mapping[Rule, str] = {
+    "usual": "Usual<fmm::planes::InTurns, fmm::planes::CLUSTER>",
+    "apart": "Usual<fmm::planes::Apart, 1>",
+    "noted": "Spread<false>",
+    "balanced": "Spread<true>",
+}
+
+
+@dataclass(frozen=True)
+class SplitKernel:
+    """How one operand is split: its lines by `group` threads each, `kept` loads of which stay in registers (for lines
+    along the inner dimension); whether 16 bytes are read at a time."""
+
+    along: Along
+    group: int
+    kept: int
+    wide: bool
+
+    def call(self, rule: Rule) -> str:
+        own = f"{self.group}, {self.kept}, " if self.along == "inner" else ""
+        function = "by_line" if self.along == "inner" else "by_position"
+        return f"{function}<fmm::planes::{RULES[rule]}, {own}{str(self.wide).lower()}>"
+
+
+@dataclass(frozen=True)
+class Planes:
+    """One operand of a batch: its lines, and where its planes and exponents stand: in the workspace, or, if they are
+    kept, behind the operand itself."""
+
+    source: Factor
+    along: Along
+    lines: int
+    length: int
+    count: int
+    offset: int
+    base: str = "W"
+
+    @property
+    def is_kept(self) -> bool:
+        return self.base != "W"
+
+    @property
+    def room(self) -> int:
+        return whole(self.length, CHUNK)
+
+    @property
+    def outer(self) -> int:
+        """Rows of A, or columns of B."""
+        return self.lines if self.along == "inner" else self.length
+
+    @property
+    def depth(self) -> int:
+        """Of the inner dimension."""
+        return self.length if self.along == "inner" else self.lines
+
+    @property
+    def exponents(self) -> int:
+        return self.offset + plane_room(self.count * self.lines, self.length)
+
+    @property
+    def end(self) -> int:
+        return self.exponents + exponent_room(self.count * self.outer)
+
+    def split_kernel(self, divides: Mapping[str, int]) -> SplitKernel:
+        """Few long lines are split by whole thread blocks, many short ones by warps."""
+        wide = all(x * ITEM % WIDE == 0 for x in (self.source.leading, self.source.stride))
+        wide = wide and self.source.offset % WIDE == 0 and divides[self.source.base] % WIDE == 0
+        if self.along == "outer":
+            return SplitKernel("outer", 0, 0, wide)
+        group = WARP if self.length <= 1024 else THREADS
+        return SplitKernel("inner", group, min(-(-self.room // (4 * group)), MOST_KEPT), wide)
+
+    def blocks(self, kernel: SplitKernel, rule: Rule = "usual") -> int:
+        sharing = 1 if rule == "apart" else CLUSTER
+        if kernel.along == "outer":
+            return self.count * self.room // CHUNK * sharing
+        return whole(-(-self.count * self.lines // (THREADS // kernel.group)), sharing)
+
+    def parameters(self, kernel: SplitKernel, rule: Rule = "usual") -> bytes:
+        """struct Operand of f16_planes.cuh, addresses zero."""
+        x = self.source
+        counts = self.lines, self.length, self.count, self.blocks(kernel, rule)
+        return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.room, *counts)
+
+    def slots(self, first: int) -> tuple[Slot, ...]:
+        x = self.source
+        return (
+            Slot(first, x.base, x.offset),
+            Slot(first + 1, self.base, self.offset),
+            Slot(first + 2, self.base, self.exponents),
+        )
+
+    def tensor_map(self, most: int) -> TensorMap:
+        """Hi and lo, 64 numbers each in turns; one copy brings at most `most` lines."""
+        halves = PLANES * self.room
+        piece = Piece(self.base, self.offset, self.lines, halves)
+        box = (CHUNK, most if self.along == "inner" else CHUNK)
+        return TensorMap(piece, "float16", halves, self.lines, self.count, halves, halves * self.lines, box, LINE)
+
+
+@lru_cache(maxsize=64)
+def split_source(kernels: tuple[SplitKernel, ...], rule: Rule) -> str:
+    """The whole CUDA source of what splits one operand or two, entry point `ENTRY`."""
+    noted = rule in ("noted", "balanced")
+    clusters = "" if rule == "apart" else f"__cluster_dims__({CLUSTER}, 1, 1) "
+    names = [f"x{i}" for i in range(len(kernels))]
+    lines = [
+        f'#include "{"f16_spread" if noted else "f16_planes"}.cuh"',
+        "",
+        "struct Told {",
+        f"    fmm::planes::{'SpreadOperand' if noted else 'Operand'} {', '.join(names)};",
+        "};",
+        f'extern "C" __global__ void {clusters}__launch_bounds__({THREADS})',
+        f"{ENTRY}(const __grid_constant__ Told p) {{",
+        *(["    if (!*p.x0.balanced) return;"] if rule == "balanced" else []),
+        "    int block = blockIdx.x;",
+    ]
+    for name, kernel in zip(names, kernels, strict=True):
+        forgets = f"fmm::planes::forget_inner(p.{name}, block), " if rule == "noted" else ""
+        lines += [
+            f"    if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
+            f"    block -= p.{name}.blocks;",
+        ]
+    return with_headers("\n".join([*lines, "}"]) + "\n")
+
+
+def split_launch(operands: Sequence[Planes], divides: Mapping[str, int], rule: Rule = "usual") -> Launch:
+    """Exponents and planes of these operands."""
+    kernels = tuple(x.split_kernel(divides) for x in operands)
+    told = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
+    slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(told[0]) // 8))
+    grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
+    kernel = Kernel(split_source, (kernels, rule), ENTRY, THREADS, architecture="" if rule == "apart" else "sm_90a")
+    names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
+    label = f"f16_planes: splits {names} in two float16 numbers each"
+    return Launch("sums", label, kernel, grid, b"".join(told), slots)

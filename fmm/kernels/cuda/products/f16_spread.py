@@ -1,0 +1,90 @@
+"""Splitting where every entry of the product is to be certain: planes, what is noted of rows and columns, and planes
+anew with the inner dimension balanced, where that is found to be needed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.products.f16_planes import ROOM, exponent_room
+from fmm.kernels.cuda.products.f16_split import THREADS, Planes, Rule, SplitKernel, split_source
+from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
+
+BLOCKS = 2  # thread blocks a multiprocessor that look for the largest numbers of the inner dimension
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Both operands, and where in the workspace the rest stands: the largest exponents of the inner dimension, A's and
+    B's, and whether it is to be balanced."""
+
+    left: Planes
+    right: Planes
+    offset: int
+
+    @property
+    def of_right(self) -> int:
+        return self.offset + exponent_room(self.left.count * self.left.depth)
+
+    @property
+    def balanced(self) -> int:
+        return self.of_right + exponent_room(self.right.count * self.right.depth)
+
+    @property
+    def end(self) -> int:
+        return self.balanced + ROOM
+
+    def told(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
+        """Both SpreadOperands of f16_spread.cuh, addresses zero; and where these go."""
+        inner = (self.offset, self.of_right)
+        parts: list[bytes] = []
+        slots: list[Slot] = []
+        for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
+            usual = x.parameters(kernel)
+            first = sum(map(len, parts)) // 8
+            after = first + len(usual) // 8
+            parts.append(usual + struct.pack("<3q2i", 0, 0, 0, x.depth, -1 if i else 1))
+            slots += [*x.slots(first), Slot(after, "W", inner[i]), Slot(after + 1, "W", inner[1 - i])]
+            slots.append(Slot(after + 2, "W", self.balanced))
+        return b"".join(parts), tuple(slots)
+
+
+@lru_cache(maxsize=16)
+def balance_source(left: Along, right: Along) -> str:
+    """The whole CUDA source of the launch between the two splits, entry point `ENTRY`."""
+    along = ", ".join(str(x == "inner").lower() for x in (left, right))
+    lines = [
+        '#include "f16_spread.cuh"',
+        "",
+        f'extern "C" __global__ void __launch_bounds__({THREADS})',
+        f"{ENTRY}(const __grid_constant__ fmm::planes::Balance p) {{ fmm::planes::balance<{along}>(p); }}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+def spread_launches(x: Spread, multiprocessors: int, divides: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
+    """Planes; the largest numbers of the inner dimension, if it is to be balanced; if so, planes anew."""
+    kernels = x.left.split_kernel(divides), x.right.split_kernel(divides)
+    told, slots = x.told(kernels)
+    grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
+
+    def split(rule: Rule, label: str) -> Launch:
+        kernel = Kernel(split_source, (kernels, rule), ENTRY, THREADS, architecture="sm_90a")
+        return Launch("sums", f"f16_spread: {label}", kernel, grid, told, slots)
+
+    source = Kernel(balance_source, (x.left.along, x.right.along), ENTRY, THREADS, architecture="sm_90a")
+    balance = Launch(
+        "sums",
+        "f16_spread: looks whether to balance the inner dimension",
+        source,
+        (BLOCKS * multiprocessors, 1, 1),
+        told + bytes(8),
+        (*slots, Slot(len(told) // 8, "W", x.balanced)),
+    )
+    first = split("noted", "splits A and B in two float16 numbers each, notes how rows and columns are spread")
+    return first, balance, split("balanced", "splits again if the inner dimension is to be balanced")

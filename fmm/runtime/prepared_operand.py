@@ -1,0 +1,147 @@
+"""Operands made ready for many products: `fmm.prepare(b)` copies b and keeps, behind the copy, what a leaf makes of it.
+
+The object has memory of its own that nobody else writes, so it cannot be out of date: who changes b afterwards changes
+b, and prepares it anew. A product by a plan whose leaf keeps something of its operands (`Leaf.keeps`) skips the pass
+that makes it; any other one reads the copy as it would read b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from fmm.arrays.kinds import kind_of, on_device
+from fmm.arrays.library import DeviceLibrary, Library
+from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.pick import library_of
+from fmm.config.environment import emulation_allowed
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.launch_list import LaunchList
+from fmm.kernels.cuda.record import record_kept
+from fmm.kernels.plans.leaf import LEAVES, Leaf
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Layout, Problem
+from fmm.runtime.devices import cuda_device
+from fmm.runtime.limits import Kept, Wishes
+from fmm.runtime.operands import matrix_layout
+
+Side = Literal["left", "right"]
+LEAST_SIDE = 64  # of a matrix of which it is worth while to keep anything
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedOperand:
+    """A matrix made ready for products: give it to fmm.matmul as a or b. It is a copy, which nobody can change."""
+
+    side: Side
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int  # that it takes, all in all
+    keeps: str  # the leaf for which something is kept; empty: nothing is
+    _array: Any = field(repr=False)
+    _kept: Kept | None = field(repr=False)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __array__(self, *given: Any, **named: Any) -> Any:
+        raise TypeError("a prepared operand is for fmm.matmul and fmm.explain: other functions want the array itself")
+
+
+def prepare_operand(x: Any, side: Side) -> PreparedOperand:
+    """The copy, with what is kept behind it where there is a device that has use for it."""
+    if side not in ("left", "right"):
+        raise ValueError(f"side must be 'left' or 'right', not {side!r}")
+    if getattr(x, "requires_grad", False):
+        raise ValueError("a prepared operand gets no gradients: prepare x.detach()")
+    library = library_of(x, x)
+    own = library.adopted(x, x, None)
+    x = own[0] if own else x
+    found = _on_device(library, x, side) if on_device(x) else None
+    if found is not None:
+        return found
+    copy = _copied(library, x)
+    return PreparedOperand(side, tuple(copy.shape), _type_name(copy), int(copy.nbytes), "", copy, None)
+
+
+def unwrapped(a: Any, b: Any, wishes: Wishes) -> tuple[Any, Any, Wishes]:
+    """The arrays of prepared operands, and what is kept of one of them."""
+    arrays, kept = [], None
+    for x, side, other in ((a, "left", b), (b, "right", a)):
+        if isinstance(x, PreparedOperand):
+            # Gradients are products with other operands, for which nothing is kept.
+            if x.side == side and not getattr(other, "requires_grad", False):
+                kept = x._kept or kept
+            x = x._array
+        arrays.append(x)
+    return arrays[0], arrays[1], wishes if kept is None else wishes._replace(kept=kept)
+
+
+def _copied(library: Library, x: Any) -> Any:
+    """In the order in which it lies."""
+    if kind_of(x) == "torch":
+        return x.detach().clone()
+    if library is not NUMPY:
+        return x.copy(order="K")
+    copy = np.array(x)
+    copy.flags.writeable = False
+    return copy
+
+
+def _type_name(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+# ---- on a device
+
+
+def _on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
+    """With what the first leaf keeps that can keep something; None where there is none."""
+    setting, described = library.setting(x, x, None), library.operand(x)
+    usual = not setting.refusal and setting.math == "ieee" and setting.emulation and emulation_allowed()
+    if x.ndim != 2 or min(x.shape) < LEAST_SIDE or not usual:
+        return None
+    order = (matrix_layout(described) or Layout("C", 1)).order
+    for leaf in LEAVES:
+        launches = _launches(leaf, setting.device, described.shape, described.dtype, order, side)
+        if launches is not None and leaf.keeps is not None:
+            lines, length = described.shape if order == "C" else described.shape[::-1]
+            room, more = leaf.keeps(DTYPES[described.dtype].itemsize, lines, length)
+            copy = library.with_room_behind(x, order, room + more)
+            _run(library, launches, library.pointer(copy), setting.device)
+            layout = launches.problem.layouts["AB".index(launches.problem.kept)]
+            rows, cols = described.shape
+            kept = Kept(_base(side), rows, cols, layout)
+            return PreparedOperand(side, tuple(x.shape), described.dtype, room + more, leaf.name, copy, kept)
+    return None
+
+
+def _base(side: Side) -> Literal["A", "B"]:
+    return "A" if side == "left" else "B"
+
+
+def _launches(
+    leaf: Leaf, device: int, shape: tuple[int, ...], dtype: str, order: Literal["C", "F"], side: Side
+) -> LaunchList | None:
+    """What makes that which the leaf keeps; None if it keeps nothing of such a matrix on such a device."""
+    chip = cuda_device(device).chip
+    if leaf.keeps is None or dtype not in leaf.types or chip is None:
+        return None
+    rows, cols = shape
+    own = Layout(order, cols if order == "C" else rows)
+    if side == "right":  # times any rows
+        problem = Problem(1, rows, cols, dtype, (Layout("C", rows), own, Layout("C", cols)), kept="B")
+    else:
+        problem = Problem(rows, cols, 1, dtype, (own, Layout("C", 1), Layout("C", 1)), kept="A")
+    return record_kept(Plan(leaf=leaf.name), problem, target_on(chip))
+
+
+def _run(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
+    """And wait for it: other streams may read it at once."""
+    from fmm.runtime import device_run
+
+    device_run.run_to_the_end(library, launches, pointer, device)

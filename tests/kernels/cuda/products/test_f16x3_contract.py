@@ -1,0 +1,70 @@
+"""The bounds on float32 by three float16 products, on a NumPy copy of what the kernels compute: nothing is certain that
+is not right."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.device_code.read import header_text
+from tests.support import f16x3_on_host as host
+from tests.support.hard_matrices import BESIDE_NORMS, beside, beside_entries, hard_matrices
+
+SIZES = [(48, 512, 40), (96, 96, 96), (5, 7, 3)]
+# Of what is certain everywhere, and of what only with the inner dimension balanced; to leave these to the vendor would
+# be a loss.
+CERTAIN = ("normal", "uniform [0, 1]", "uniform [-1, 1]", "rectified", "rows and columns", "log-normal, sigma 2")
+BALANCED = tuple(f"inner dimension opposite, 2^{bits}" for bits in (40, 60))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_kind_of_data_keeps_its_bounds(size: tuple[int, int, int]) -> None:
+    for name, (a, b) in hard_matrices(*size).items():
+        c, certain, _ = host.product_on_host(a, b)
+        assert beside(a, b, host.product_on_host(a, b, checked=False)[0])[0] <= BESIDE_NORMS, name
+        _, entries = beside(a, b, np.where(certain, c, a.astype(np.float64) @ b))
+        assert entries <= beside_entries(size[1]), name
+
+
+def test_what_is_certain() -> None:
+    found = {name: host.product_on_host(*pair) for name, pair in hard_matrices(48, 512, 40).items()}
+    for name in CERTAIN:
+        assert found[name][1].all() and not found[name][2], name
+    for name in (*BALANCED, "one huge entry, its partners zero"):
+        assert found[name][1].all() and found[name][2], name
+    for name in ("log-normal, sigma 8", "one huge entry in a row", "inner dimension alike, 2^60"):
+        assert not found[name][1].all(), name
+
+
+def test_without_the_check_entries_go_wrong() -> None:
+    """So that the tests above can fail."""
+    a, b = hard_matrices(48, 512, 40)["one huge entry, its partners zero"]
+    none = np.zeros(512, np.int64)
+    left, right = host.split_rows(a, none), host.split_rows(b.T, none)
+    assert not host.certain_entries(left, right).all()
+    kept = np.ldexp(left.hi.astype(np.float64) + left.lo.astype(np.float64) / 2048, -left.exponents[:, None])
+    assert beside(a, b, kept @ b)[1] > 100 * beside_entries(512)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_spreads(seed: int) -> None:
+    """Rows, columns and the inner dimension of any sizes, zeros among them."""
+    rng = np.random.default_rng(seed)
+    m, k, n = rng.integers(1, 90, 3)
+    spreads = [np.exp2(rng.integers(0, 40) * rng.standard_normal(s)) for s in ((m, 1), (1, k), (k, 1), (1, n), (m, k))]
+    a = rng.standard_normal((m, k)) * spreads[0] * spreads[1] * (rng.random((m, k)) < rng.choice([0.2, 1]))
+    b = rng.standard_normal((k, n)) * spreads[2] * spreads[3]
+    x, y = (np.clip(v, -1e18, 1e18).astype(np.float32) for v in (a, b))
+    c, certain, _ = host.product_on_host(x, y)
+    assert beside(x, y, host.product_on_host(x, y, checked=False)[0])[0] <= BESIDE_NORMS
+    assert beside(x, y, np.where(certain, c, x.astype(np.float64) @ y))[1] <= beside_entries(k)
+
+
+def test_the_copy_has_the_kernels_numbers() -> None:
+    text = header_text("f16_spread.cuh") + header_text("f16_planes.cuh")
+    numbers = {name: value for name, value in re.findall(r"constexpr \w+ (\w+) = ([-\w.<>+/ ]+);", text)}
+    assert int(numbers["TOP"]) == host.TOP and int(numbers["CHUNK"]) == host.CHUNK
+    assert int(numbers["FURTHEST"]) == host.FURTHEST and float(numbers["BELOW"]) == host.BELOW
+    assert "LARGE = 8, SMALL = 6.103515625e-05f" in text and "MEETING = WHOLE + WHOLE / 4" in text

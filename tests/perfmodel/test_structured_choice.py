@@ -1,0 +1,61 @@
+"""What is chosen for structured products on an H200 that is not tuned, beside what was measured there."""
+
+from __future__ import annotations
+
+import pytest
+
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import datasheet
+from fmm.perfmodel.choose import Limits, choose, few_tiles_doubt
+from fmm.perfmodel.predict import quick_prediction
+from fmm.problem import Operation, Problem
+
+H200 = datasheet("H200")
+LIMITS = Limits(60 << 30, 16, emulation=False)
+
+
+def chosen(n: int, dtype: str, op: Operation = "product", device: str = "H200") -> str:
+    return str(choose(Problem(n, n, n, dtype, op=op), datasheet(device), LIMITS).best.plan)
+
+
+@pytest.mark.parametrize(
+    ("n", "plan"),
+    [
+        (2048, "vendor"),  # a call costs the host about as long as the product takes
+        (4096, "tile"),
+        (8192, "tile"),
+        (16384, "tile"),
+        (32768, "gram^2.tile > strassen^3.batched.pad16 > vendor"),
+    ],
+)
+def test_halves_of_16_bit_numbers(n: int, plan: str) -> None:
+    """The fastest of those in results/nvidia-h200/gram-plans.json."""
+    assert chosen(n, "bfloat16", "gram") == plan
+
+
+def test_nothing_is_known_of_tiles_elsewhere() -> None:
+    for n in (4096, 16384):
+        assert "tile" not in chosen(n, "bfloat16", "gram", "A100")
+
+
+def test_a_half_of_16_bit_numbers_that_must_keep_the_other_one() -> None:
+    """The kernel writes more than the lower half: a whole product of the tiles' is what that costs."""
+    full, lower = (Problem(8192, 8192, 8192, "bfloat16", op="gram", fill=fill) for fill in ("full", "lower"))
+    plan = Plan.parse("tile")
+    assert quick_prediction(plan, lower, H200).products > 1.5 * quick_prediction(plan, full, H200).products
+
+
+@pytest.mark.parametrize(
+    ("n", "plan"), [(2048, "3m(strassen.pad16) > vendor"), (4096, "3m(strassen^2.pad16) > vendor")]
+)
+def test_complex_products(n: int, plan: str) -> None:
+    """1.26 times cuBLAS's speed at 2048, where three products alone are 1.21 times."""
+    assert chosen(n, "complex128") == plan
+
+
+def test_what_few_tiles_leave_in_doubt() -> None:
+    """Of complex numbers C has twice as many, of a half half as many."""
+    of = {dtype: few_tiles_doubt(Problem(2048, 2048, 2048, dtype), H200) for dtype in ("float64", "complex128")}
+    assert of["float64"] == pytest.approx(2 * of["complex128"])
+    half = few_tiles_doubt(Problem(2048, 2048, 2048, "float64", op="gram"), H200)
+    assert half == pytest.approx(2 * of["float64"])

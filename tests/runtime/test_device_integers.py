@@ -1,0 +1,58 @@
+"""Which plans integers on a device get, decided without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from fmm.arrays.library import Setting, contiguous
+from fmm.dtypes import INTEGERS
+from fmm.hardware.datasheets import device
+from fmm.kernels.plans.plan import VENDOR
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.papers.huang_blocks import datasheet_chip
+from fmm.runtime.devices import Device, described_gpu
+from fmm.runtime.prepare import Call, Question, answer_question
+from tests.support.chips import H200 as CHIP
+
+PLENTY = Limits(1 << 36)
+
+
+def hopper() -> Device:
+    found = device("h200")
+    return described_gpu("NVIDIA H200", found.capability, found.sms, chip=CHIP)
+
+
+def answered(dtype: str, side: int, limits: Limits = PLENTY, lacking: bool = False, on: Device | None = None) -> Call:
+    x = contiguous((side, side), dtype)
+    setting = Setting(0, dtype, lacking=lacking)
+    return answer_question(Question(x, x, None, setting, on or hopper(), limits))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_multiplied_by_residues(dtype: str) -> None:
+    found = answered(dtype, 4096)
+    assert str(found.plan) == "residues" and found.launches is not None
+    assert found.workspace <= PLENTY.workspace and found.decision.error_growth == 1
+    assert answered(dtype, 16).plan is None, "cupy.matmul's kernel is over sooner"
+
+
+def test_what_the_library_lacks_is_computed_at_any_size() -> None:
+    """torch raises an error."""
+    for side in (1, 16):
+        assert answered("int64", side).plan is None
+        found = answered("int64", side, lacking=True)
+        assert str(found.plan) == "residues" and "no product of this type" in found.decision.reason
+
+
+def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lacking in (False, True):
+        assert answered("int64", 4096, Limits(0), lacking).decision.plan == VENDOR
+    monkeypatch.setenv("FMM_DISABLE", "1")
+    assert answered("int64", 4096, lacking=True).decision.plan == VENDOR
+
+
+def test_other_chips_have_no_such_plan() -> None:
+    found = device("a100")
+    ampere = described_gpu("NVIDIA A100", found.capability, found.sms, chip=datasheet_chip(found))
+    for lacking in (False, True):
+        assert answered("int64", 4096, lacking=lacking, on=ampere).decision.plan == VENDOR

@@ -1,0 +1,219 @@
+"""Operands made ready for many products, and products whose every entry is to be right, without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.arrays.library import Operand, Setting
+from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.leaves import F16X3, VENDOR
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import datasheet
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.stability import bounds_entries
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Layout, Problem
+from fmm.runtime import devices
+from fmm.runtime.limits import NO_WISHES, Kept
+from fmm.runtime.prepare import Question, answer_question
+from fmm.runtime.prepared_operand import _launches, unwrapped
+from tests.support.devices import H200
+
+PLENTY = Limits(1 << 36, 16.0)
+
+
+@pytest.fixture(autouse=True)
+def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
+    monkeypatch.setattr("fmm.runtime.prepared_operand.cuda_device", lambda index: H200)
+    monkeypatch.setenv("FMM_TUNING_MODE", "off")
+    yield
+
+
+# ---- on the host
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "complex64", "object"])
+def test_on_the_host_a_copy_is_kept(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-9, 9, (30, 40)).astype(dtype), np.asfortranarray(rng.integers(-9, 9, (40, 20)).astype(dtype))
+    p, q, expected = fmm.prepare(b), fmm.prepare(a, side="left"), a @ b
+    assert (p.shape, p.dtype, p.nbytes, p.keeps) == (b.shape, dtype, b.nbytes, "")
+    before = a.copy(), b.copy()
+    a[...], b[...] = 0, 0
+    for x, y in ((before[0], p), (q, before[1]), (q, p)):
+        np.testing.assert_array_equal(fmm.matmul(x, y), expected)
+
+
+def test_out_dtype_stacks_vectors_and_the_other_side() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((3, 30, 40)), rng.standard_normal((40, 20))
+    p, out = fmm.prepare(b), np.empty((3, 30, 20))
+    assert fmm.matmul(a, p, out=out) is out
+    np.testing.assert_array_equal(out, a @ b)
+    np.testing.assert_array_equal(fmm.matmul(a[0, 0], p), a[0, 0] @ b)
+    assert fmm.matmul(a, p, dtype=np.float32, casting="unsafe").dtype == np.float32
+    np.testing.assert_array_equal(fmm.matmul(p, b.T), b @ b.T)  # prepared for the right: read as it is
+    assert "numpy" in str(fmm.explain(a, p)).lower()
+    with pytest.raises(ValueError, match="mismatch"):
+        fmm.matmul(a, fmm.prepare(rng.standard_normal((41, 20))))
+
+
+def test_who_wants_the_array_itself_is_told() -> None:
+    b = np.ones((40, 20))
+    p = fmm.prepare(b)
+    for call in (lambda: b.T @ p, lambda: fmm.gram(p), lambda: fmm.gemm(b.T, p), lambda: np.asarray(p)):
+        with pytest.raises(TypeError, match="prepared operand"):
+            call()
+    with pytest.raises(ValueError, match="side"):
+        fmm.prepare(b, side="top")  # type: ignore[arg-type]
+
+
+def test_tensors_on_the_host() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.randn(30, 40, requires_grad=True), torch.randn(40, 20)
+    p = fmm.prepare(b)
+    expected = (a @ b).detach()
+    b.zero_()
+    c = fmm.matmul(a, p)
+    assert torch.equal(c.detach(), expected)
+    c.sum().backward()
+    assert a.grad is not None
+    with pytest.raises(ValueError, match="gradients"):
+        fmm.prepare(b.requires_grad_())
+
+
+# ---- what a device would do
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
+    """The same lines, planes and exponents, behind the same matrix."""
+    made = _launches(F16X3, 0, (300, 500), "float32", order, side)
+    assert made is not None and made.workspace == 0
+    (split,) = made.steps
+    base, at = ("A", 0) if side == "left" else ("B", 1)
+    size = (300, 500, 200) if side == "left" else (200, 300, 500)
+    problem = Problem(*size, "float32", _layouts(size, at, order), kept=base)  # type: ignore[arg-type]
+    assert H200.chip is not None
+    found = record_launches(Plan.parse("f16x3"), problem, target_on(H200.chip))
+    other, product = found.steps
+    assert {slot.base for slot in split.slots} == {base}  # type: ignore[union-attr]
+    assert {slot.base for slot in other.slots} == {"B" if base == "A" else "A", "W"}  # type: ignore[union-attr]
+    written = {(slot.base, slot.offset) for slot in split.slots if slot.offset}  # type: ignore[union-attr]
+    read = {(slot.base, slot.offset) for slot in product.slots if slot.base == base}  # type: ignore[union-attr]
+    assert read == written and F16X3.keeps is not None
+    room, more = F16X3.keeps(4, 300, 500) if order == "C" else F16X3.keeps(4, 500, 300)
+    assert min(offset for _, offset in read) == room and max(offset for _, offset in read) < room + more
+
+
+def _layouts(size: tuple[int, int, int], at: int, order: Any) -> tuple[Layout, ...]:
+    m, k, n = size
+    found = [Layout("C", k), Layout("C", n), Layout("C", n)]
+    rows, cols = ((m, k), (k, n))[at]
+    found[at] = Layout(order, cols if order == "C" else rows)
+    return tuple(found)
+
+
+def test_leaves_that_keep_nothing() -> None:
+    assert _launches(VENDOR, 0, (300, 500), "float32", "C", "right") is None
+    assert _launches(F16X3, 0, (300, 500), "float64", "C", "right") is None
+
+
+def question(kept: Kept | None, limits: Limits = PLENTY, dtype: str = "float32", steps: int = 1) -> Question:
+    a = Operand((512, 2048), (2048, 1), dtype)
+    b = Operand((2048, 4096), (4096 * steps, 1), "float32")
+    return Question(a, b, None, Setting(0, dtype), H200, limits, kept=kept)
+
+
+def test_a_product_uses_what_is_kept() -> None:
+    """Only of an operand that is as it was: another type makes a copy of it, other strides are another matrix."""
+    kept = Kept("B", 2048, 4096, Layout("C", 4096))
+    labels = [call.launches.describe()[0] for call in (answer_question(question(kept)),) if call.launches]
+    assert labels and "splits A in" in labels[0]
+    for asked in (
+        question(None),
+        question(kept, steps=2),
+        question(kept._replace(rows=4096)),
+        question(kept, Limits(1 << 36, 16.0, componentwise=True)),
+        question(kept, dtype="float64"),
+    ):
+        call = answer_question(asked)
+        assert call.decision.problem is None or not call.decision.problem.kept
+        assert not any("splits A in" in line for line in (call.launches.describe() if call.launches else ()))
+
+
+def test_what_is_kept_counts_in_the_choice() -> None:
+    """A plan whose leaf keeps its operand is predicted to take less time, and begins to pay for fewer rows."""
+    known = datasheet("h200")
+    times = [choose(Problem(128, 8192, 8192, "float32", kept=kept), known, PLENTY).best.time for kept in ("", "B")]
+    assert times[1] < 0.7 * times[0]
+
+
+def test_gradients_are_products_of_which_nothing_is_kept() -> None:
+    torch = pytest.importorskip("torch")
+    p = fmm.prepare(np.ones((70, 70), np.float32))
+    object.__setattr__(p, "_kept", Kept("B", 70, 70, Layout("C", 70)))
+    assert unwrapped(np.ones((70, 70)), p, NO_WISHES)[2].kept is not None
+    assert unwrapped(torch.ones(70, 70, requires_grad=True), p, NO_WISHES)[2].kept is None
+    assert unwrapped(p, np.ones((70, 70)), NO_WISHES)[2].kept is None
+
+
+# ---- componentwise
+
+
+def test_componentwise_plans() -> None:
+    for text, bounds in (
+        ("vendor", True),
+        ("f16x3", True),
+        ("tile", True),
+        ("aligned.batched.pad16 > vendor", True),
+        ("strassen > vendor", False),
+        ("strassen.batched.pad16 > f16x3", False),
+        ("3m > vendor", False),
+        ("vendor3m", False),
+    ):
+        assert bounds_entries(Plan.parse(text)) == bounds, text
+
+
+def test_componentwise_choices() -> None:
+    known = datasheet("h200")
+    for n in (2048, 16384, 32768):
+        problem = Problem(n, n, n, "float32", componentwise=True)
+        found = choose(problem, known, Limits(1 << 37, 16.0, componentwise=True)).best.plan
+        assert found.leaf == "f16x3" and not found.levels
+    strict = choose(Problem(4096, 4096, 4096), known, Limits(1 << 37, 16.0, componentwise=True))
+    assert not strict.best.plan.levels
+
+
+def test_componentwise_launches() -> None:
+    big = Operand((4096, 4096), (4096, 1), "float32")
+    call = answer_question(
+        Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True))
+    )
+    assert call.launches is not None and "|A| |B|" in str(call.decision)
+    lines = call.launches.describe()
+    assert [line.split(":")[0] for line in lines[:4]] == [*["f16_spread"] * 3, "gemm_f16x3"]
+    assert "recompute" in lines[-1]
+    level = Plan.parse("strassen.batched.pad16 > f16x3")
+    with pytest.raises(fmm.PlanError, match="entry by entry"):
+        answer_question(
+            Question(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, 16.0, componentwise=True), level)
+        )
+
+
+def test_componentwise_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = np.zeros((1500, 1500))
+    with pytest.raises(fmm.PlanError, match="entry by entry"):
+        fmm.matmul(a, a, plan="strassen > vendor", componentwise=True)
+    assert not fmm.explain(a, a, componentwise=True).plan.levels
+    monkeypatch.setenv("FMM_COMPONENTWISE", "1")
+    assert not fmm.explain(a, a).plan.levels
+    with pytest.raises(fmm.PlanError, match="entry by entry"):
+        fmm.matmul(a, a, plan="strassen > vendor")
