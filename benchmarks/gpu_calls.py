@@ -1,10 +1,11 @@
 """What fmm.matmul does on a GPU: `fmm-tune --device 0`, then `python -m benchmarks.gpu_calls [--large]`.
 
 Default calls, as a user makes them: whatever stands in the configs chooses, on random normal data, into a given `out`,
-against the library's own product, in shuffled rounds. `float32-ieee` is float32 with FMM_EMULATION=0. With `--large`,
-products of which operands and result fill a third of the device's memory or more, and the same once others have taken
-two thirds of what is left beside them. Errors are those of the Frobenius norm of sampled rows against float64, as
-multiples of the library's. Raw samples go to results/<device>/calls.json, or large.json.
+against the library's own product, in shuffled rounds. `float32-ieee` and `float64-ieee` are these types with
+FMM_EMULATION=0. With `--large`, products of which operands and result fill a third of the device's memory or more, and
+the same once others have taken two thirds of what is left beside them. Errors are those of the Frobenius norm of
+sampled rows against float64, as multiples of the library's. Raw samples go to results/<device>/calls.json, or
+large.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 import fmm
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment, results_folder
-from benchmarks.held_out import IEEE, Size, paired
+from benchmarks.held_out import IEEE, OWN, Size, paired
 from benchmarks.regret import Gpu, element_type
 from fmm.runtime.limits import LIFETIME, SHARE
 from fmm.tuner.devices.compile_ahead import compiling_ahead
@@ -60,14 +61,14 @@ CASES = (
     Case(("float32",), (4096, 14336, 4096)),
     *(cube(IEEE, n) for n in (1537, 3000, 4096, 8192, 16384)),
     Case((IEEE,), (16384, 1024, 16384)),
-    *(cube("float64", n) for n in (4096, 8191, 8192, 16384)),
-    Case(("float64",), (30000, 3000, 3000)),
+    *(cube(dtype, n) for dtype in ("float64", f"float64{OWN}") for n in (4096, 8191, 8192, 16384)),
+    Case((f"float64{OWN}",), (30000, 3000, 3000)),
     *(cube("bfloat16", n) for n in (4096, 8191, 8192, 16384, 32768)),
     *(cube("tf32", n) for n in (8192, 16384)),
 )
 LARGE = (
     Case((IEEE, "float32"), (65536,) * 3, (0.0, TAKEN), 2),
-    Case(("float64",), (49152,) * 3, (0.0, TAKEN), 2),
+    Case((f"float64{OWN}", "float64"), (49152,) * 3, (0.0, TAKEN), 2),
 )
 
 

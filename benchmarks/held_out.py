@@ -18,8 +18,9 @@ from typing import Any
 FILE = "held-out.jsonl"
 LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
 COUNTS = {"middle": 60, "thin": 30, "large": 20}
-IEEE = "float32-ieee"  # float32 where products in other types are forbidden
-TYPES = {"cpu": ("float64", "float32"), "cuda": ("float32", IEEE, "float64", "bfloat16", "tf32")}
+OWN = "-ieee"  # behind a type whose products may not be made of products in another one
+IEEE = f"float32{OWN}"
+TYPES = {"cpu": ("float64", "float32"), "cuda": ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16", "tf32")}
 LARGEST = {"cpu": 8192, "cuda": 20000}
 CALLS = ("vendor", "default")  # that are measured whatever they take
 # What is asked for: of the best plan's speed on average and at least, and of the vendor's at least.
@@ -131,10 +132,11 @@ def told_rows(path: Path) -> list[Row]:
     return of[enough[-1]] if enough else max(of.values(), key=len)
 
 
-def environments(path: Path) -> list[dict[str, Any]]:
-    """Of the runs that are on record there."""
+def environment_of(path: Path, config: int) -> dict[str, Any]:
+    """Of the last run on record there with this config."""
     lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith('{"env'))
-    return [found["environment"] for found in lines]
+    found: dict[str, Any] = [x["environment"] for x in lines if x["settings"]["config"] == config][-1]
+    return found
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float | int]:

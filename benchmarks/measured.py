@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.held_out import FILE, environments, grouped, summary, told_rows
+from benchmarks.held_out import FILE, environment_of, grouped, summary, told_rows
 from benchmarks.held_out import Row as HeldOut
 from fmm.kernels.plans.plan import Plan
 
@@ -458,7 +458,7 @@ def held_out(results: Path) -> Iterator[str]:
     )  # fmt: skip
     for path in sorted(results.glob(f"*/{FILE}")):
         rows = told_rows(path)
-        environment = environments(path)[-1]
+        environment = environment_of(path, rows[0].config)
         yield from heading(path, {"device": environment.get("processor", ""), **environment})
         yield from table(columns, (_held_out_row(*found) for found in grouped(rows)))
 

@@ -3,7 +3,7 @@
 What `fmm.matmul` does after a tuning, beside the best of all plans that were tried, and the vendor's product, all
 through the public call. Shapes are drawn by a seed that comes from the tuned config itself, after the model is frozen:
 `middle` (sides from 1024 to 4096), `thin` (one side of 128 to 1024), `large` (up to 8192 on a CPU, 20000 on a GPU);
-half of each have odd sides. `float32-ieee` is float32 with FMM_EMULATION=0.
+half of each have odd sides. `float32-ieee` and `float64-ieee` are these types with FMM_EMULATION=0.
 
 Of every *family* (so many products at each level, and the leaf) the plan is tried that the model likes best, unless it
 predicts far more time than for the best of all; of the first family, two more. `--all` tries every candidate. Each
@@ -34,8 +34,8 @@ from benchmarks.held_out import (
     CALLS,
     COUNTS,
     FILE,
-    IEEE,
     LARGEST,
+    OWN,
     TYPES,
     Row,
     Size,
@@ -122,7 +122,7 @@ class Gpu:
         before = os.environ.get("FMM_EMULATION")
         try:
             cupy._core.set_compute_type(cupy.float32, 7 if dtype == "tf32" else 1)
-            os.environ["FMM_EMULATION"] = "0" if dtype == IEEE else "1"
+            os.environ["FMM_EMULATION"] = "0" if dtype.endswith(OWN) else "1"
             yield
         finally:
             cupy._core.set_compute_type(cupy.float32, 1)
@@ -139,7 +139,7 @@ class Gpu:
             return a, b, torch.matmul
         import cupy
 
-        kind = "float64" if dtype == "float64" else "float32"
+        kind = "float64" if element_type(dtype) == "float64" else "float32"
         a, b = (cupy.random.standard_normal(shape, dtype=kind) for shape in ((m, k), (k, n)))
         return a, b, cupy.matmul
 
@@ -164,7 +164,7 @@ class Gpu:
 
 
 def element_type(dtype: str) -> str:
-    return "float32" if dtype == IEEE else dtype
+    return dtype.removesuffix(OWN)
 
 
 # ---- which plans are tried
@@ -177,7 +177,11 @@ def whole_list(processor: str, size: Size, dtype: str) -> list[Plan]:
         with suppress(PlanError):
             work = estimated_work(plan, Problem(*size, kind))
             possible = plan.considered_for(kind) and (not plan.levels or work.smallest >= SMALLEST_LEAF)
-            if possible and expected_growth(plan, kind) <= most and not (dtype == IEEE and plan.leaf_use.leaf.emulates):
+            if (
+                possible
+                and expected_growth(plan, kind) <= most
+                and not (dtype.endswith(OWN) and plan.leaf_use.leaf.emulates)
+            ):
                 found.append(plan)
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.held_out import FILE, IEEE, Row, config_number, drawn_shapes, recorded_rows, summary
+from benchmarks.held_out import FILE, TYPES, Row, config_number, drawn_shapes, recorded_rows, summary
 from benchmarks.regret import family, shortlist, whole_list
 from fmm.kernels import Plan
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -83,7 +83,7 @@ def test_what_samples_come_to() -> None:
 SIZE = (3000, 3000, 3000)
 
 
-@pytest.mark.parametrize("dtype", ["float32", IEEE, "float64", "bfloat16", "tf32"])
+@pytest.mark.parametrize("dtype", TYPES["cuda"])
 def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
     everything = whole_list("cuda", SIZE, dtype)
     emulated = [plan for plan in everything if plan.leaf_use.leaf.emulates]
