@@ -2,7 +2,8 @@
 
 Whole calls of fmm.matmul with each leaf of residues, everything inside, against cupy.matmul, in shuffled rounds; the
 error of each on normal and uniform data against extended precision; and the time of each launch alone, with the rate
-of the products of bytes. Raw samples go to results/<device>/residues.json.
+of the products of bytes. GEMMul8 beside them, if FMM_GEMMUL8 names a checkout. Raw samples go to
+results/<device>/residues.json.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import cupy
 import numpy as np
 
 import fmm
+from benchmarks import gemmul8
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment, results_folder
 from benchmarks.gpu_complex import paired_samples, speedup
@@ -78,6 +80,20 @@ def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     return float(moduli * PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9)
 
 
+def peers(a: Any, b: Any) -> dict[str, Callable[[], object]]:
+    """GEMMul8 in both of its modes, where there is a checkout of it (benchmarks/gemmul8.py)."""
+    if not gemmul8.checkout():
+        return {}
+    c = cupy.empty_like(a)
+
+    def run(product: gemmul8.Gemmul8Product) -> object:
+        product()
+        return c
+
+    modes = {"GEMMul8 fast": True, "GEMMul8 accurate": False}
+    return {name: partial(run, gemmul8.Gemmul8Product(a, b, c, fast)) for name, fast in modes.items()}
+
+
 def measured(side: int, leaves: tuple[str, ...], rounds: int) -> dict[str, Any]:
     errors: dict[str, dict[str, float]] = {}
     calls: dict[str, Callable[[], object]] = {}
@@ -85,6 +101,7 @@ def measured(side: int, leaves: tuple[str, ...], rounds: int) -> dict[str, Any]:
         a, b = made(side, 3), made(side, 4)
         calls = {"vendor": partial(cupy.matmul, a, b)}
         calls |= {leaf: partial(fmm.matmul, a, b, plan=leaf) for leaf in leaves}
+        calls |= peers(a, b)
         errors[kind] = {name: relative_error(call(), a, b) for name, call in calls.items()}
     samples = paired_samples(calls, rounds)
     found = {leaf: stages(side, leaf) for leaf in leaves}
@@ -105,7 +122,7 @@ def table(row: dict[str, Any]) -> str:
         spent = " + ".join(f"{ms:.3f}" for ms in row["stages"].get(name, {}).values())
         rate = f"{row['tops'][name]:.0f} TOPS; ms: {spent}" if name in row["tops"] else ""
         lines.append(
-            f"{row['side']:6} {name:8} {median(row['samples'][name]):9.3f} ms {ratio:5.2f}  error {errors}; {rate}"
+            f"{row['side']:6} {name:16} {median(row['samples'][name]):9.3f} ms {ratio:5.2f}  error {errors}; {rate}"
         )
     return "\n".join(lines)
 

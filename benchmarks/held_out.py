@@ -23,6 +23,7 @@ TYPES = {"cpu": ("float64", "float32"), "cuda": ("float32", IEEE, "float64", "bf
 LARGEST = {"cpu": 8192, "cuda": 20000}
 CALLS = ("vendor", "default")  # that are measured whatever they take
 # What is asked for: of the best plan's speed on average and at least, and of the vendor's at least.
+ENOUGH = 5  # shapes of a type and kind
 WANTED_MEAN, WANTED_LEAST, WANTED_OF_VENDOR = 0.97, 0.90, 0.98
 
 Size = tuple[int, int, int]
@@ -118,6 +119,16 @@ def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
         if "size" in raw and config in (None, raw["config"]):
             found.append(Row(**{**raw, "size": tuple(raw["size"])}))
     return found
+
+
+def told_rows(path: Path) -> list[Row]:
+    """What a page tells: of the last config under which enough was measured of every type and kind, else of the one
+    under which most was."""
+    rows = recorded_rows(path)
+    configs = list(dict.fromkeys(row.config for row in rows))
+    of = {config: [row for row in rows if row.config == config] for config in configs}
+    enough = [c for c in configs if all(len(found) >= ENOUGH for _, _, found in grouped(of[c]))]
+    return of[enough[-1]] if enough else max(of.values(), key=len)
 
 
 def environments(path: Path) -> list[dict[str, Any]]:

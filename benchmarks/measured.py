@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.held_out import FILE, environments, grouped, recorded_rows, summary
+from benchmarks.held_out import FILE, environments, grouped, summary, told_rows
 from benchmarks.held_out import Row as HeldOut
 from fmm.kernels.plans.plan import Plan
 
@@ -452,9 +452,12 @@ def _call(row: Row) -> Sequence[str]:
 
 def held_out(results: Path) -> Iterator[str]:
     """Default calls on shapes that no fit saw, beside the best of the plans that were tried."""
-    columns = ("type", "shapes", "how many", "by plans", "of the best plan: mean, least", "of the vendor: mean, least")
+    columns = (
+        "type", "shapes", "how many", "by plans", "answered by", "of the best plan: mean, least",
+        "of the vendor: mean, least", "poor choices",
+    )  # fmt: skip
     for path in sorted(results.glob(f"*/{FILE}")):
-        rows = recorded_rows(path)
+        rows = told_rows(path)
         environment = environments(path)[-1]
         yield from heading(path, {"device": environment.get("processor", ""), **environment})
         yield from table(columns, (_held_out_row(*found) for found in grouped(rows)))
@@ -464,7 +467,8 @@ def _held_out_row(dtype: str, kind: str, rows: Sequence[HeldOut]) -> Sequence[ob
     s = summary(rows)
     best = f"{s['mean_share_of_best']:.1%}, {s['least_share_of_best']:.1%}"
     vendor = f"{s['mean_speedup']:.2f}, {s['least_speedup']:.2f}"
-    return dtype, kind, s["shapes"], s["by_plans"], best, vendor
+    steps = ", ".join(dict.fromkeys(row.step for row in rows))
+    return dtype, kind, s["shapes"], s["by_plans"], steps, best, vendor, s["poor"]
 
 
 def integers(results: Path) -> Iterator[str]:

@@ -99,6 +99,7 @@ F16X3 = Leaf(
     scratch=f16x3_scratch,
     forms=("alone", "one pass", "outer", "in place"),
     emulates=True,
+    norm_bound="2^-18",
     checks_entries=True,
     keeps=kept_room,
     rate=F16X3_RATE,
@@ -122,6 +123,9 @@ DIGITS = Leaf(
 # Errors of the leaves of residues against DGEMM's, in the Frobenius norm, on normal data on an H200: 0.5 to 0.7 with 14
 # moduli; every one more or less is a factor of 15. (Uniform data: 0.03.)
 USUAL_MODULI, RESIDUE_ERRORS = 14, {13: 11.0}
+# Norms have at least 2^49.7, 2^53.5, ... units, of which either operand's number loses half a one; what is known of a
+# float64 number ends at 2^-53.
+RESIDUE_BOUNDS = {13: -48, 14: -52, 15: -52, 16: -52}
 
 
 def _residue_leaf(name: str, moduli: int, levels: int) -> Leaf:
@@ -135,10 +139,12 @@ def _residue_leaf(name: str, moduli: int, levels: int) -> Leaf:
         starts=4,
         scratch=partial(residue_scratch, moduli, levels),
         orders=(),
-        # Fewer than the usual are less accurate than the vendor, more are slower: for who names them.
-        forms=("alone",) if moduli == USUAL_MODULI else (),
+        # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is multiplied,
+        # but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
+        forms=("alone",) if moduli == USUAL_MODULI and levels < 2 else (),
         relative_error=RESIDUE_ERRORS.get(moduli, 1.0),
         emulates=True,
+        norm_bound=f"2^{RESIDUE_BOUNDS[moduli]} sqrt(k)",
         rate=name,
     )
 

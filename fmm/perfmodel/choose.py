@@ -155,11 +155,17 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
     if not splits(plan) or work.smallest >= calibration.least:
         prediction = predicted_seconds(plan, problem, work, calibration)
         seconds = max(prediction.seconds, call_seconds(plan, calibration))
-        growth = expected_growth(plan, problem.dtype, not calibration.batches)
         time = seconds / base if base else 1.0
-        margin = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
-        margin = 0.0 if plan.timed_by_tiles and not plan.levels and calibration.rate(problem.dtype).tiled else margin
-        yield Candidate(plan, prediction, time, growth, margin + _doubt(plan, problem, calibration))
+        growth = expected_growth(plan, problem.dtype, not calibration.batches)
+        yield Candidate(plan, prediction, time, growth, _margin(plan, problem, calibration))
+
+
+def _margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
+    """By how much it must win. Our own kernel alone is as good a choice as the vendor's where it is expected to take as
+    long: it has no sums that the model could be wrong about."""
+    own = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
+    alone = plan.timed_by_tiles and not plan.levels
+    return (0.0 if alone else own) + _doubt(plan, problem, calibration)
 
 
 def call_seconds(plan: Plan, calibration: Calibration) -> float:

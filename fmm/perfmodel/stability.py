@@ -268,4 +268,4 @@ def bound_in_words(plan: Plan, componentwise: bool = False) -> str:
         return "an entry's error is small beside the same entry of |A| |B|, as the vendor's"
     if componentwise and leaf.checks_entries:
         return "an entry's error is small beside the same entry of |A| |B|; if that is not certain, C is computed again"
-    return "an entry's error is at most 2^-18 of the norm of its row of A times that of its column of B"
+    return f"an entry's error is at most {leaf.norm_bound} of the norm of its row of A times that of its column of B"

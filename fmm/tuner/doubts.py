@@ -24,7 +24,9 @@ from fmm.tuner.trials import Run, Size, Trial
 # tells, and plans less than the vendor's product: then they seem faster than they are.
 UNDISTURBED = "undisturbed"
 SOUND, DISTURBED = 1.25, 1.5  # times as long as that the fitted model may say they take: at ease, and at most
-UNEXPLAINED = 0.2  # by which a tenth of the vendor's products may differ from the model: with nothing beside 5 to 13 %
+# By which a tenth of the vendor's products may differ from the model: with nothing beside 5 to 13 %, and up to 21 % of
+# TF32's on an H200.
+UNEXPLAINED = 0.25
 NOISY = 0.08  # the largest noise floor; on idle machines 0.2 to 4 %
 RELEVANT = 0.01  # twins shorter than this share of the longest are not asked: such short products are not tuned
 # The margin is the model's error on held-out shapes (`Error.upper`), but at least MARGIN; a model that is further off

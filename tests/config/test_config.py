@@ -142,7 +142,7 @@ def test_an_unknown_mode_is_said_once_and_is_cache(
     tuned.write(path, HERE.key)
     monkeypatch.setenv("FMM_TUNING_MODE", "sometimes")
     assert decided().step == decided().step == "certified entry"
-    assert said() == ["fmm: FMM_TUNING_MODE is 'sometimes'; valid: off, cache, online; 'cache' is used"]
+    assert said() == ["fmm: FMM_TUNING_MODE is 'sometimes'; valid: off, cache, online, hasa; 'cache' is used"]
 
 
 def test_a_new_config_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

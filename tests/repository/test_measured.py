@@ -36,7 +36,7 @@ def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
     folder = tmp_path / "a-card"
     folder.mkdir()
     seconds = {"vendor": [2.0, 2.0], "default": [1.0, 1.0], "strassen > vendor": [0.8, 0.8], "tile": [5.0]}
-    row = {"config": 1, "dtype": "float64", "kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": ""}
+    row = {"config": 1, "dtype": "float64", "kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": "entry"}
     lines = [{"environment": {"device": "a card", "commit": "abc"}, "settings": {}}, {**row, "seconds": seconds}]
     (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    assert list(measured.held_out(tmp_path))[-1] == "| float64 | thin | 1 | 0 | 80.0%, 80.0% | 2.00, 2.00 |"
+    assert list(measured.held_out(tmp_path))[-1] == "| float64 | thin | 1 | 0 | entry | 80.0%, 80.0% | 2.00, 2.00 | 1 |"

@@ -14,7 +14,9 @@ import fmm
 from fmm.kernels.cpu import semiring_compiled
 from fmm.runtime.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
+from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
+from tests.support.semiring_on_host import take_the_hosts_place
 
 csgraph = pytest.importorskip("scipy.sparse.csgraph", reason="no SciPy to compare with")
 TYPES = ("float32", "float64", "int32", "int16")
@@ -295,6 +297,60 @@ def test_out_may_overlap_the_operands() -> None:
 def test_what_has_no_product(a: Any, b: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"fmm\.minplus"):
         fmm.minplus(a, b)
+
+
+# ---- on a device that is none: its kernels on the host
+
+
+DEVICE_CASES = [("negative", "int32"), ("negative", "int16"), ("random", "int16"), ("disconnected", "float32")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), quick_and_slow(DEVICE_CASES, [x for x in product(GRAPHS, TYPES) if x not in DEVICE_CASES])
+)
+def test_the_same_as_scipys_on_a_device(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the domain in which whole numbers do not overflow, to its launches, and back."""
+    required_compiler()
+    device, rng = take_the_hosts_place(monkeypatch), np.random.default_rng(31)
+    for n, noted in ((0, True), (1, False), (67, True), (131, False)):
+        same_as_scipy(of_type(GRAPHS[kind](n, rng), dtype, rng), return_predecessors=noted)
+    negative = kind == "negative" and dtype[0] == "i"
+    assert ("int32" if negative else f"{dtype}{', none negative' * (dtype[0] == 'i')}") in device.rings
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_negative_cycles_raise_on_a_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths that fall by half of what they are at each step do not wrap around."""
+    required_compiler()
+    take_the_hosts_place(monkeypatch)
+    edges = np.zeros((70, 70), dtype)
+    edges[np.arange(70), (np.arange(70) + 33) % 70] = -100
+    for noted in (False, True):
+        with pytest.raises(fmm.NegativeCycleError):
+            fmm.shortest_paths(edges, return_predecessors=noted)
+    with pytest.raises(ValueError, match="r-kleene"):
+        fmm.shortest_paths(edges, method="floyd-warshall")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "maximum"),
+    quick_and_slow([("int32", False), ("int16", True)], [x for x in product(TYPES, (False, True))]),
+)
+def test_products_as_defined_on_a_device(dtype: str, maximum: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    required_compiler()
+    device, rng = take_the_hosts_place(monkeypatch), np.random.default_rng(32)
+    for m, k, n in ((5, 7, 3), (37, 21, 53), (0, 3, 2), (3, 0, 2)):
+        for wide in (True, False):
+            a, b = drawn((m, k), dtype, maximum, rng), drawn((k, n), dtype, maximum, rng)
+            if not wide and dtype[0] == "i":  # so small that "int32" holds all sums
+                none = np.iinfo(dtype).min if maximum else np.iinfo(dtype).max
+                a, b = (np.where(x == none, none, x % 1000 - 500).astype(dtype) for x in (a, b))
+            _, best, none = defined(a, b, maximum)
+            found, step = fmm.minplus(a, b, maximum=maximum, argmin=True)
+            np.testing.assert_array_equal(found, best)
+            np.testing.assert_array_equal(fmm.minplus(a, b, maximum=maximum), best)
+            assert (step[best == none] == -1).all() and (step[best != none] >= 0).all()
+    assert dtype[0] == "f" or "int32" in device.rings
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Final
 
 from fmm.dtypes import DTYPES
@@ -31,6 +32,7 @@ class CandidateForm:
     patterns: tuple[str, ...]
     most_products: int  # that a plan of the form may make
     reason: str
+    needs: str = ""  # a library without which it is not worth considering
 
     def plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
         """What the form makes of a level and a leaf. Too large compositions are not even tried: they take seconds."""
@@ -49,6 +51,14 @@ CANDIDATE_FORMS: Final = (
         ("{a}", "{a} > {a}", "{a} > {a} > {a}"),
         7**3,
         "level by level: a CPU's caches hold the sums of one level, and not of several at once",
+    ),
+    CandidateForm(
+        "nested",
+        "cpu",
+        ("{a}^2",),
+        7**2,
+        "two levels in one pass: compiled sums load and store every number once, and have no panels to keep in a cache",
+        needs="llvmlite",
     ),
     CandidateForm(
         "one pass",
@@ -149,7 +159,8 @@ def levels_above(device: str) -> tuple[PlanLevel, ...]:
 
 
 def _forms_on(device: str) -> list[CandidateForm]:
-    return [form for form in CANDIDATE_FORMS if form.device == device]
+    usable = [form for form in CANDIDATE_FORMS if not form.needs or find_spec(form.needs) is not None]
+    return [form for form in usable if form.device == device]
 
 
 def _form_names(device: str) -> tuple[str, ...]:

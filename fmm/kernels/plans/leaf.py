@@ -71,6 +71,7 @@ class Leaf:
     # Does it multiply in another type than it is asked for? Its error is then small beside the largest numbers of a row
     # and a column, as a fast algorithm's is, and not beside each entry of the product. FMM_EMULATION=0 forbids it.
     emulates: bool = False
+    norm_bound: str = ""  # of such: which share of the norms of its row and column an entry's error may be at most
     # Can it raise a device's flag where it is not certain that an entry is right beside its own size?
     checks_entries: bool = False
     # What it can keep of an operand for other products, told the bytes of a number, how many lines there are and their

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from fmm.perfmodel.papers.table import Table
 
-Done = Literal["measured", "computed", "runs", "not measured"]
+Done = Literal["measured", "measurable", "computed", "runs", "not measured"]
 
 
 class Entry(NamedTuple):
@@ -17,7 +17,7 @@ class Entry(NamedTuple):
     figure: str
     what: str
     done: Done
-    see: str  # names, separated by blanks, if it is measured or computed; else a sentence
+    see: str  # names, separated by blanks, if it can be measured or is computed; else a sentence
 
 
 LI, HUANG, DALBERTO, SFORZA, POSTS, OWN = (
@@ -51,23 +51,27 @@ ENTRIES: Final = (
     Entry(LI, "Figures 40 to 42", "double precision: time and speedup", "measured", "li-fig40 li-fig42 li-section8"),
     Entry(LI, "Figure 43", "double precision: errors", "measured", "li-fig43"),
     Entry(LI, "Figure 44", "double precision: errors of random matrices", "measured", "li-fig44 li-exchanged"),
-    Entry(HUANG, "Figure 1", "break-even points", "measured", "huang-fig1"),
+    Entry(HUANG, "Figure 1", "break-even points", "measurable", "huang-fig1"),
     Entry(HUANG, "Figure 2", "memory and threads of CUDA", "not measured", "a picture"),
     Entry(HUANG, "Figure 3", "block sizes of CUTLASS", "computed", "huang-fig3"),
     Entry(HUANG, "Figure 4", "the product with sums inside", "runs", "a fused level above the leaf tile"),
     Entry(HUANG, "Figure 5", "the 49 products of two levels", "computed", "huang-fig6"),
     Entry(HUANG, "Figure 6", "operands and variants", "computed", "huang-fig6"),
     Entry(HUANG, "Figure 7", "products on two streams", "computed", "huang-fig7"),
-    Entry(HUANG, "Figure 8", "three sweeps of sizes", "measured", "huang-fig8"),
-    Entry(HUANG, "Figure 9", "rates of the machine", "measured", "huang-fig9 huang-bounds"),
-    Entry(HUANG, "Figure 10", "modelled and measured rates", "measured", "huang-fig10"),
+    Entry(HUANG, "Figure 8", "three sweeps of sizes", "measurable", "huang-fig8"),
+    Entry(HUANG, "Figure 9", "rates of the machine", "measurable", "huang-fig9 huang-bounds"),
+    Entry(HUANG, "Figure 10", "modelled and measured rates", "measurable", "huang-fig10"),
     Entry(HUANG, "section 5.2", "which strategies are admitted", "computed", "huang-admitted huang-footnote15"),
     Entry(DALBERTO, "Table 1", "Balanced", "runs", "the level balanced(2)"),
     Entry(DALBERTO, "Figure 1", "blocks that differ by a row or column", "runs", "the fringe unequal"),
     Entry(DALBERTO, "Table 2", "HASA", "runs", "the step table hasa"),
     Entry(DALBERTO, "Figure 2", "errors against Priest's summation", "measured", "dalberto-fig2 dalberto-fig2-ratio"),
     Entry(
-        DALBERTO, "Figures 3 to 5", "Balanced, HASA and HASA dynamic", "measured", "dalberto-fig3 dalberto-fig3-average"
+        DALBERTO,
+        "Figures 3 to 5",
+        "Balanced, HASA, dynamic",
+        "measurable",
+        "dalberto-fig3 dalberto-fig3-average",
     ),
     Entry(DALBERTO, "Equation 1", "error bounds", "computed", "dalberto-bounds"),
     Entry(DALBERTO, "Table 3", "recursion points of 17 systems", "computed", "dalberto-table3"),
@@ -89,7 +93,8 @@ ENTRIES: Final = (
 
 def named_in(entries: Iterable[Entry] = ENTRIES) -> frozenset[str]:
     """What `see` names of tables and figures."""
-    return frozenset(name for x in entries if x.done in ("measured", "computed") for name in x.see.split())
+    known = ("measured", "measurable", "computed")
+    return frozenset(name for x in entries if x.done in known for name in x.see.split())
 
 
 def inventory() -> Table:
@@ -100,8 +105,9 @@ def inventory() -> Table:
         ("source", "figure", "what it shows", "done", "see"),
         ENTRIES,
         (
-            "measured: `fmm-tune paper NAME --measure` measures it here. computed: `fmm-tune paper NAME` prints what "
-            "follows from the model. runs: it is an algorithm or a kernel, which any plan may name.",
+            "measured: there are samples in results/, and `fmm-tune paper NAME --measure` measures it here. "
+            "measurable: so it does, but there are no samples. computed: `fmm-tune paper NAME` prints what follows "
+            "from the model. runs: it is an algorithm or a kernel, which any plan may name.",
             "Sforza's speedups are measured by `python -m benchmarks.gram`; --measured FILE puts them beside.",
         ),
     )

@@ -119,6 +119,14 @@ def _growth(results: Results) -> Numbers:
     return results.numbers("growth")
 
 
+def draw_shares(axes: Any, results: Results) -> None:
+    """The problems by the share of the budget that their error takes."""
+    shares = sorted(_share(results).values())
+    axes.plot(range(1, len(shares) + 1), shares, "o", ms=3, color="#0072B2")
+    axes.axhline(1, color="#222222", lw=0.8)
+    axes.set(xlabel="problems", ylabel="error as a share of the budget", ylim=(0, None))
+
+
 FIGURES: Final[tuple[Figure, ...]] = (
     Figure(
         "error-budget",
@@ -128,6 +136,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "The budget is kept in all of them: no share is above 1.",
         x="number",
         unit="error over the vendor's",
+        draw=draw_shares,
     ),
 )
 

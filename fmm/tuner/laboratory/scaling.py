@@ -99,8 +99,10 @@ FIGURES: Final = (
         "Exact scaling by powers of two before a fast product: the error over the vendor's",
         Experiment("error-scaled", ("data", "type", "plan", "scaling"), SIDE, _measure),
         {"measured": quantity("norm"), "measured, by entries": quantity("entry")},
-        "Scaling outside lowers the error beside each entry on matrices whose rows and columns are graded, scaling "
-        "inside on those that are graded along k; elsewhere neither does anything.",
+        "Scaling inside lowers the error on matrices that are graded along k from tens of thousands of times the "
+        "vendor's to a few times, in norm and by entries. Scaling outside does so by entries where rows and columns "
+        "are graded, from 1e9 times to ten, and may raise the error in norm by three times; Kaporin's matrices gain a "
+        "factor of three to forty by entries. On normal numbers inside does nothing, outside a tenth more error.",
         x="scaling",
         unit="error over the vendor's",
     ),

@@ -17,7 +17,7 @@ from fmm.kernels.plans.candidates import (
 from fmm.perfmodel.choose import candidates as compared
 from fmm.tuner.space import search_space, space_of_type
 
-RESIDUES = ["oz14", "oz14x7", "oz14x49"]  # of float64
+RESIDUES = ["oz14", "oz14x7"]  # of float64
 CPU = [
     "vendor",
     "winograd > vendor",

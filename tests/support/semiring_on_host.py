@@ -1,0 +1,80 @@
+"""A device that is none: NumPy in CuPy's place, and the kernels over semirings compiled for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.closure import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
+from fmm.kernels.cuda.products.minplus import RINGS, Rect, SemiringProduct, doubling_launch, minplus_launch, sizes_for
+from fmm.kernels.plans.closure_steps import MATRIX
+from fmm.runtime import semiring
+from tests.support.minplus_on_host import aligned, play
+
+Matrix = np.ndarray[Any, Any]
+POISON = 77
+
+
+class NumpyAsCupy:
+    """All of NumPy's names; it is not NumPy."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+class HostDevice:
+    """What fmm.runtime.semiring_device does, by launches played on the host."""
+
+    def __init__(self) -> None:
+        self.rings: list[str] = []  # that were asked for
+
+    def device_product(self, name: str, a: Matrix, b: Matrix, noted: bool) -> tuple[Matrix, Matrix | None]:
+        self.rings.append(name)
+        ring, (m, k), n = RINGS[name], a.shape, b.shape[1]
+        memory = {base: self._wide(x) for base, x in (("A", a), ("B", b))}
+        memory |= {base: aligned(m, padded(n), POISON, kind) for base, kind in (("C", a.dtype), ("args", np.int32))}
+        left, launches = Rect("A", 0, m, k, padded(k)), []
+        if ring.per_word > 1:
+            memory["twice"] = aligned(m, padded(k), POISON, np.uint32)
+            launches.append(doubling_launch(left, left._replace(base="twice")))
+            left = left._replace(base="twice")
+        dest = Rect("C", 0, m, n, padded(n))
+        args = dest._replace(base="args") if noted else None
+        product = SemiringProduct(left, Rect("B", 0, k, n, padded(n)), dest, args=args)
+        play([*launches, minplus_launch(ring, sizes_for(ring, noted)[-1], [product])], memory)
+        return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if noted else None
+
+    def device_closure(self, name: str, d: Matrix, none: Any, nodes: Matrix | None = None) -> tuple[Matrix, Any]:
+        self.rings.append(name)
+        n = len(d)
+        found = closure_launches(RINGS[name], n, nodes is not None, 132)
+        values, numbers = aligned(n, padded(n), none, d.dtype), max(found.numbers, 1)
+        values[:, :n] = d
+        memory = {MATRIX: values, WORKSPACE: aligned(1, numbers, POISON, d.dtype)}
+        memory[DOUBLED] = aligned(1, max(found.doubled_bytes, 4), POISON, np.uint8)
+        if nodes is not None:
+            memory |= {ARGS + MATRIX: self._wide(nodes), ARGS + WORKSPACE: aligned(1, numbers, POISON, np.int32)}
+        play(found.launches, memory)
+        return values[:, :n].copy(), None if nodes is None else memory[ARGS + MATRIX][:, :n].copy()
+
+    def _wide(self, x: Matrix) -> Matrix:
+        found = aligned(x.shape[0], padded(x.shape[1]), 0, x.dtype)
+        found[:, : x.shape[1]] = x
+        return found
+
+
+def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    """From now on fmm.shortest_paths and fmm.minplus compute NumPy's arrays on that device."""
+    found, place = HostDevice(), semiring._Place(NumpyAsCupy(), np.asarray, lambda x: x)
+
+    @contextmanager
+    def placed(*_: Any) -> Iterator[Any]:
+        yield place
+
+    monkeypatch.setattr(semiring, "_placed", placed)
+    monkeypatch.setattr(semiring, "_on_device", lambda: found)
+    return found
