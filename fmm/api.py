@@ -52,8 +52,8 @@ def matmul(
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
 
     a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions; with its other
-    options (subok, axes, signature, ...) the library answers. CuPy arrays and torch tensors (through CuPy also others on
-    CUDA devices) are multiplied where they are, on the current stream, as by cupy.matmul and torch.matmul.
+    options (subok, axes, signature, ...) the library answers. CuPy arrays and torch tensors (through CuPy also others
+    on CUDA devices) are multiplied where they are, on the current stream, as by cupy.matmul and torch.matmul.
 
     plan
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
