@@ -51,16 +51,14 @@ def matmul(
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
 
-    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions; where any of
-    its other options is given (subok, axes, signature, ...), the library answers itself. CuPy arrays and torch tensors
-    (and other arrays on a CUDA device, through CuPy) are multiplied where they are, on the current stream, with the
-    results and exceptions of cupy.matmul and torch.matmul.
+    a, b, out, casting, order and dtype are numpy.matmul's own, with its results, shapes and exceptions; with its other
+    options (subok, axes, signature, ...) the library answers. CuPy arrays and torch tensors (through CuPy also others
+    on CUDA devices) are multiplied where they are, on the current stream, as by cupy.matmul and torch.matmul.
 
     plan
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
     max_error_growth
-        Choose only plans whose expected error is at most this multiple of the vendor's own (10 unless given; 16 on
-        CUDA devices).
+        Choose only plans that are expected to err at most so many times as much as the vendor (10; on a GPU 16).
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     componentwise
@@ -78,8 +76,8 @@ def matmul(
             return call.product(library, a, b, out, NO_WISHES)
         if usual and out is None and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
             return _plain_product(known, a, b)
-    wishes = _wishes(plan, max_error_growth, workspace, componentwise)
-    return _product(a, b, out, _options(casting, order, dtype, more), wishes)
+    options = _options(casting, order, dtype, more)
+    return _product(a, b, out, options, _wishes(plan, max_error_growth, workspace, componentwise))
 
 
 def _plain_product(library: Library, a: Any, b: Any) -> Any:
