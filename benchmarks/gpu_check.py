@@ -1,13 +1,15 @@
-"""The checks that need a device: `python -m benchmarks.gpu_check [arguments of benchmarks.gpu]`.
+"""The checks that need a device: `python -m benchmarks.gpu_check [--steps NAME,...] [arguments of benchmarks.gpu]`.
 
 The kernels of the tests are compiled ahead, each once, into a cache that can be taken along (benchmarks.compile_ahead).
 Then every test marked gpu, a minute of interrupts, threads and faults, a few launches under compute-sanitizer where it
 is on PATH, and the benchmark. What was run, and how it ended, is written to results/<device>/checks.json beside the
-environment and the commit (the environment variable FMM_COMMIT names it in a copy of the tree).
+environment and the commit (the environment variable FMM_COMMIT names it in a copy of the tree). With `--steps` only
+those are run, and what is known of the others stays: each says of which commit it is.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -68,16 +70,34 @@ def outcome(step: Step, run: Callable[[tuple[str, ...]], int]) -> dict[str, Any]
     return {"step": step.name, "outcome": found, "seconds": seconds, "command": " ".join(step.command[1:])}
 
 
+def joined(known: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All checks in the order of the steps, the new ones instead of the old."""
+    by_name = {check["step"]: check for check in (*known, *found)}
+    order = [step.name for step in steps([], None)]
+    return sorted(by_name.values(), key=lambda check: order.index(check["step"]))
+
+
 def main(arguments: list[str]) -> int:
     from benchmarks.gpu import environment, results_folder
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", default="", help="names, with commas between; all unless given")
+    options, others = parser.parse_known_args(arguments)
     os.environ.update(with_cache(os.environ))
-    wanted = steps(arguments, shutil.which(SANITIZER), side_by_side())
-    found = [outcome(step, subprocess.call) for step in wanted]
-    folder = results_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"environment": environment(), "checks": found}, indent=1)
-    (folder / "checks.json").write_text(text + "\n", encoding="utf-8")
+    planned = list(steps(others, shutil.which(SANITIZER), side_by_side()))
+    names = [name.strip() for name in options.steps.split(",") if name.strip()] or [step.name for step in planned]
+    if unknown := set(names) - {step.name for step in planned}:
+        parser.error(f"unknown steps {', '.join(sorted(unknown))}; valid: {', '.join(step.name for step in planned)}")
+    path = results_folder() / "checks.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = environment()
+    known = json.loads(path.read_text(encoding="utf-8"))["checks"] if options.steps and path.exists() else []
+    found = []
+    for step in planned:
+        if step.name in names:
+            found.append({**outcome(step, subprocess.call), "commit": about["commit"]})
+            text = json.dumps({"environment": about, "checks": joined(known, found)}, indent=1)
+            path.write_text(text + "\n", encoding="utf-8")
     return int(any(check["outcome"].startswith("failed") for check in found))
 
 

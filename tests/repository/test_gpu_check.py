@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.compile_ahead import processes, with_cache
-from benchmarks.gpu_check import FEW, GATED, TIMED, Step, outcome, side_by_side, steps
+from benchmarks.gpu_check import FEW, GATED, TIMED, Step, joined, outcome, side_by_side, steps
 
 
 def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> None:
@@ -65,6 +65,13 @@ def test_a_step_says_how_it_ended(status: int, text: str, capsys: pytest.Capture
     found = outcome(Step("tests", ("python", "-m", "pytest")), lambda command: status)
     assert (found["outcome"], found["command"]) == (text, "-m pytest")
     assert f"tests: {text}" in capsys.readouterr().out
+
+
+def test_some_steps_again_leave_what_is_known_of_the_others() -> None:
+    known = [{"step": name, "commit": "old"} for name in ("tests", "memcheck", "benchmark")]
+    found = joined(known, [{"step": name, "commit": "new"} for name in ("racecheck", "tests")])
+    order = ["tests", "memcheck", "racecheck", "benchmark"]
+    assert found == [{"step": s, "commit": "new" if s in ("tests", "racecheck") else "old"} for s in order]
 
 
 # ---- the benchmark's parts
