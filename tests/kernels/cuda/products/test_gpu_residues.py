@@ -227,7 +227,8 @@ def integers(dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> An
     if kind == 0:
         return cupy.full(shape, info.min, dtype)
     if kind == 1:
-        return cupy.asarray(np.where(np.indices(shape).sum(axis=0) % 2, info.min, info.max).astype(dtype))
+        ends = np.array([info.max, info.min], dtype)  # of uint64 both in one expression would become a float64
+        return cupy.asarray(ends[np.indices(shape).sum(axis=0) % 2])
     some = rng.integers(info.min, info.max, shape, dtype, endpoint=True)
     return cupy.asarray(some >> int(rng.integers(0, 8 * some.itemsize)))
 
