@@ -12,7 +12,7 @@ from itertools import product
 from math import isnan
 from typing import Any
 
-import dask.array as da
+import dask.array
 import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
@@ -26,6 +26,8 @@ from fmm.perfmodel.choose import usual_growth
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import expected_growth
 from fmm.runtime.devices import device_of
+
+da: Any = dask.array  # which has annotations here and there
 
 # Bytes a second at which a worker is given a chunk that another made, on one machine or a fast network; and plans for
 # the grid that are compared, with the multiplications of chunks that each saves.

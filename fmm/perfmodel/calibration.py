@@ -11,7 +11,6 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.cuda.products.f16_planes import PIECE
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
 from fmm.kernels.cuda.products.residue_planes import PRODUCTS, whole_moduli
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
@@ -192,7 +191,6 @@ HALF = {"float32": 0.51, "float64": 0.57}
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
 HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
-VENDORS_PLANES = 8.0  # from which on the vendor makes them of planes that a kernel of ours has split
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
 FILLED = 8  # so many tiles an SM has where the device is busy for all but half of one's time
@@ -232,8 +230,6 @@ def datasheet(name: str) -> Calibration:
         for name, (moduli, levels) in RESIDUE_LEAVES.items():
             rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
         rates |= dict(_integers(rates, stream))
-    elif "float16" in rates and float(gpu.capability) >= VENDORS_PLANES:
-        rates[F16X3_RATE] = _three_by_vendor(rates["float16"], stream)
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
     return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
@@ -262,17 +258,6 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Ra
     lost = flops / DTYPES["float64"].flops / stream
     split, join = ((x[levels] + planes) * lost for x in (SPLIT_BYTES, JOIN_BYTES))
     return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
-
-
-def _three_by_vendor(half: Rate, stream: float) -> Rate:
-    """The same where the vendor multiplies, and reads and writes C for every piece of the inner dimension; besides for
-    the two other products, and once more at the end."""
-    found, item = _three_products(half, stream), DTYPES["float32"].itemsize
-    pieces = 2 * item / stream / (DTYPES["float32"].flops * PIECE)
-    flops = 1 / (1 / found.flops + pieces)
-    share = flops / found.flops
-    pipe = half.pipe + 3 * 2 * item / stream * flops / DTYPES["float32"].flops
-    return replace(half, flops=flops, pipe=pipe, rows=found.rows * share, cols=found.cols * share)
 
 
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:
