@@ -229,7 +229,8 @@ class NumpyLibrary:
 
 
 def _laid_out(x: Array) -> tuple[Any, ...]:
-    return x.shape, x.strides, x.dtype, x.flags.aligned
+    """(NumPy has types that are equal and not the same: `long long` has a number of its own.)"""
+    return x.shape, x.strides, x.dtype, x.dtype.num, x.flags.aligned
 
 
 def same_memory_transposed(a: Array, b: Array) -> bool:

@@ -58,8 +58,11 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
         if call.plan == VENDOR and not (multiplier.half or multiplier.updates):
             multiplier.fill(x, y, z)  # one product, which hears of the caller's settings (numpy.errstate)
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
-            completes = out is not None and not multiplier.updates
-            _fill_apart(multiplier, x, y, z, library.vendor_call(a, b, out) if completes else None, given)
+            completes = out is not None and not (multiplier.half and multiplier.updates) and not multiplier.asked.beta
+            whole = (
+                partial(_whole_by_vendor, library.vendor_call(a, b, out), z, multiplier.asked) if completes else None
+            )
+            _fill_apart(multiplier, x, y, z, whole, given)
         else:
             _fill_here(multiplier, x, y, z, out is not None, given)
     except _LeftToVendorError:
@@ -69,6 +72,14 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
             return None
         _fill_here(multiplier, x, y, z, out is not None, given)
     return library.returned(c) if out is None else out
+
+
+def _whole_by_vendor(multiply: Callable[[], Any], c: Array, asked: Asked) -> None:
+    """C = alpha A B, on a thread that hears of no signal between the two."""
+    multiply()
+    alpha = complex(asked.alpha)
+    if alpha != 1:
+        np.multiply(c, c.dtype.type(alpha if c.dtype.kind == "c" else alpha.real), out=c)
 
 
 def _products_run_anywhere() -> bool:

@@ -213,6 +213,24 @@ def test_memory_that_runs_out_in_the_middle_is_no_second_addition(
         fmm.gemm(a, a, alpha=2, plan="winograd > vendor")
 
 
+@pytest.mark.parametrize("alpha", [2, -0.5])
+def test_memory_that_runs_out_leaves_a_whole_product(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, alpha: float
+) -> None:
+    """Where nothing is added, the library's product replaces what a plan left in its middle, factor and all."""
+    a, out = rng.standard_normal((300, 300)), np.full((300, 300), 7.25)
+
+    def ends_in_the_middle(plan: Any, x: Any, y: Any, c: Any, *_: Any) -> None:
+        c[:200] = 0.5
+        raise MemoryError
+
+    monkeypatch.setattr(host_run, "SMALL", 0)
+    monkeypatch.setattr(host_run, "execute_plan", ends_in_the_middle)
+    with pytest.raises(MemoryError):
+        fmm.gemm(a, a, alpha=alpha, out=out, plan="winograd > vendor")
+    np.testing.assert_array_equal(out, alpha * (a @ a))
+
+
 # ---- what is refused, what is explained
 
 ONES = np.ones((4, 4))

@@ -254,3 +254,10 @@ def test_gemm_and_gram_are_left_to_numpy() -> None:
     np.testing.assert_array_equal(fmm.gemm(a, a, a, alpha=-2, beta=5), np.matmul(a, a) * -2 + a * 5)
     np.testing.assert_array_equal(fmm.gram(a), a.T @ a)
     np.testing.assert_array_equal(fmm.matmul(a, a.T, plan="digits"), a @ a.T)
+
+
+def test_a_number_has_the_type_of_its_vectors_however_often_it_is_asked() -> None:
+    """NumPy's `long long` equals its `long`, and is another type: a call prepared for one is not the other's."""
+    for kind in ("l", "q", "l", "L", "Q"):
+        v = np.arange(200, dtype=kind)
+        assert type(fmm.matmul(v, v, plan="digits" if kind in "lL" else None)) is np.dtype(kind).type

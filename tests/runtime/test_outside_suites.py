@@ -65,7 +65,8 @@ def test_numpys(plan: str | None, tmp_path: Path) -> None:
     report = run_suite(arguments, tmp_path, plan=plan)
     check("numpy", plan, report)
     assert report.passed >= 60
-    assert report.by_plan >= (0 if plan is None else 400)
+    # (Products of `long long`, a type beside int64, are NumPy's own.)
+    assert report.by_plan >= {None: 0, "digits": 370}.get(plan, 400)
 
 
 @pytest.mark.parametrize("plan", [None, *PLANS])
