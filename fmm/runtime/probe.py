@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.arena import Arena, Array, aligned_block
 from fmm.kernels.cpu.fork_safe import Lock
 from fmm.kernels.cpu.helper_threads import NoThreadError, call_apart
@@ -46,6 +47,10 @@ MARGIN = {"float64": 0.75, "float32": 0.65}
 # That much must be predicted. Between 4096 and 7000 two cores with AVX-512 lose as much of it again (float64 2 to 5 %,
 # float32 6 to 8 %) at the beginning and end of a product, and to OpenBLAS's other thread, which spins after a product.
 LEAST_GAIN = 0.075
+# Three real products for a complex one cannot share two threads evenly, and begin while OpenBLAS's other thread still
+# spins after the caller's last product: of 27 products from 1300 to 6000 on those two cores, those predicted to gain 9
+# to 13 % lost up to 14, those predicted to gain more gained 5 to 19.
+LEAST_COMPLEX_GAIN = 0.13
 # Where two products run at a time, leaf products with a shorter side are left alone: on those two cores, two levels
 # down to 1250 were predicted to gain 8 % and lost 1.
 LEAST_SIDE = 2000.0
@@ -53,7 +58,7 @@ LEAST_SIDE = 2000.0
 MEASURED = "measured in this process"
 
 _lock = Lock()
-_found: dict[tuple[int, int], Calibration] = {}
+_found: dict[tuple[int, bool], dict[bool, Calibration]] = {}  # by threads and precision: of complex numbers, of real
 
 
 def probed_calibration(threads: int, dtype: str) -> Calibration:
@@ -67,10 +72,11 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
                 return cpu(threads)  # another call has BLAS's threads: this is no moment to measure
             dtypes = ("float32", "complex64") if single else ("float64", "complex128")
             try:
-                _found[key] = call_apart(partial(_measure, threads, dtypes))
+                found = call_apart(partial(_measure, threads, dtypes))
             except (MemoryError, NoThreadError):
                 return cpu(threads)
-        return _found[key]
+            _found[key] = {True: replace(found, margin=LEAST_COMPLEX_GAIN), False: found}
+        return _found[key][DTYPES[dtype].is_complex]
 
 
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:

@@ -129,3 +129,11 @@ def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkey
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
     assert probe.probed_calibration(2, "float64").source == BUILT_IN
     assert not probe._found, "it is tried again"
+
+
+def test_three_real_products_must_promise_more(fresh: None) -> None:
+    """They lose more at their beginning than the formula knows; the rates are those that were measured once."""
+    real, both = (probe.probed_calibration(blas_threads(), dtype) for dtype in ("float64", "complex128"))
+    assert (real.margin, both.margin) == (probe.LEAST_GAIN, probe.LEAST_COMPLEX_GAIN)
+    assert real.rates == both.rates and both.margin > real.margin
+    assert probe.probed_calibration(blas_threads(), "complex128") is both
