@@ -84,7 +84,9 @@ def test_a_process_measures_once_for_each_precision(fresh: None, monkeypatch: py
 
     monkeypatch.setattr(probe, "_measure", measure)
     first = probe.probed_calibration(2, "float64")
-    assert probe.probed_calibration(2, "complex128") is probe.probed_calibration(2, "float64") is first
+    both = probe.probed_calibration(2, "complex128")
+    assert probe.probed_calibration(2, "float64") is first
+    assert probe.probed_calibration(2, "complex128") is both
     probe.probed_calibration(2, "float32")
     assert asked == [("float64", "complex128"), ("float32", "complex64")]
 
