@@ -89,10 +89,10 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
         "from fmm.tuner import cli\n"
         "from fmm.tuner.commands import tune\n"
         "from fmm.tuner.devices import fake\n"
-        "trials, late = Path(sys.argv[-1]) / 'trials.jsonl', []\n"
+        "trials, late = (Path(sys.argv[-1]) / name for name in ('trials.jsonl', 'late'))\n"
         "def sleep(seconds):\n"
-        "    if not late and trials.read_text().count('\\n') > 400:\n"
-        "        late.append(True)\n"
+        "    if not late.exists() and trials.read_text().count('\\n') > 400:\n"
+        "        late.touch()\n"
         "        time.sleep(60)\n"
         "    time.sleep(seconds)\n"
         "fake.time = SimpleNamespace(sleep=sleep)\n"
@@ -102,8 +102,8 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, "--effort", "quick", "--dtype", "float64", "--output", str(tmp_path)]
     running = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    trials = tmp_path / "trials.jsonl"
-    wait_until(lambda: trials.exists() and trials.read_text().count("\n") > 400)
+    wait_until((tmp_path / "late").exists)
+    time.sleep(0.1)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=30)
     assert running.returncode == 130, said
