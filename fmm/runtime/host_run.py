@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -59,9 +59,7 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
             multiplier.fill(x, y, z)  # one product, which hears of the caller's settings (numpy.errstate)
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _products_run_anywhere():
             completes = out is not None and not (multiplier.half and multiplier.updates) and not multiplier.asked.beta
-            whole = (
-                partial(_whole_by_vendor, library.vendor_call(a, b, out), z, multiplier.asked) if completes else None
-            )
+            whole = _whole_by_vendor(library.vendor_call(a, b, out), z, multiplier.asked) if completes else []
             _fill_apart(multiplier, x, y, z, whole, given)
         else:
             _fill_here(multiplier, x, y, z, out is not None, given)
@@ -74,12 +72,12 @@ def run_call(library: HostLibrary, call: Call, a: Any, b: Any, out: Any, given: 
     return library.returned(c) if out is None else out
 
 
-def _whole_by_vendor(multiply: Callable[[], Any], c: Array, asked: Asked) -> None:
-    """C = alpha A B, on a thread that hears of no signal between the two."""
-    multiply()
+def _whole_by_vendor(multiply: Callable[[], Any], c: Array, asked: Asked) -> list[Callable[[], Any]]:
+    """C = alpha A B in steps each of which is one call of C."""
     alpha = complex(asked.alpha)
-    if alpha != 1:
-        np.multiply(c, c.dtype.type(alpha if c.dtype.kind == "c" else alpha.real), out=c)
+    if alpha == 1:
+        return [multiply]
+    return [multiply, partial(np.multiply, c, c.dtype.type(alpha if c.dtype.kind == "c" else alpha.real), out=c)]
 
 
 def _products_run_anywhere() -> bool:
@@ -89,11 +87,11 @@ def _products_run_anywhere() -> bool:
 
 
 def _fill_apart(
-    multiplier: _Multiplier, x: Array, y: Array, z: Array, vendor: Callable[[], Any] | None, given: bool
+    multiplier: _Multiplier, x: Array, y: Array, z: Array, whole: Sequence[Callable[[], Any]], given: bool
 ) -> None:
-    """C filled in a thread of ours; NoThreadError if there is none. `vendor`: what completes a C that the caller sees,
+    """C filled in a thread of ours; NoThreadError if there is none. `whole`: what completes a C that the caller sees,
     in the same call of C, if the plan ends in its middle. Who gave the plan hears of the memory that it lacked."""
-    last = [] if vendor is None else [vendor]
+    last = list(whole)
 
     def work() -> None:
         try:
