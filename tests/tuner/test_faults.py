@@ -85,7 +85,8 @@ def test_eight_tunings_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> None:
     """A real signal in a real process, in the midst of a trial that takes until then."""
     code = (
-        "import sys, time; from pathlib import Path; from types import SimpleNamespace\n"
+        "import signal, sys, time; from pathlib import Path; from types import SimpleNamespace\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background are born deaf to it
         "from fmm.tuner import cli\n"
         "from fmm.tuner.commands import tune\n"
         "from fmm.tuner.devices import fake\n"
