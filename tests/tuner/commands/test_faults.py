@@ -40,7 +40,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     device = FakeDevice()
     monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
     for name in EFFORTS:
-        monkeypatch.setitem(EFFORTS, name, tuned.SMALL)
+        first = name == "coarse"  # which is another effort than those that refine it
+        monkeypatch.setitem(EFFORTS, name, replace(tuned.SMALL, most=tuned.SMALL.most + first))
     return device
 
 
@@ -93,7 +94,7 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
         "from fmm.tuner.devices import fake\n"
         "trials, late = (Path(sys.argv[-1]) / name for name in ('trials.jsonl', 'late'))\n"
         "def sleep(seconds):\n"
-        "    if not late.exists() and trials.read_text().count('\\n') > 400:\n"
+        "    if not late.exists() and trials.read_text().count('\\n') > 270:\n"
         "        late.touch()\n"
         "        time.sleep(60)\n"
         "    time.sleep(seconds)\n"
@@ -493,6 +494,23 @@ def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatc
     assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
     coarse = [("float32", "coarse", 8.0), ("float64", "coarse", 14.0)]  # these are certain to have their turn
     assert limits == [*coarse, ("float32", "default", 6.0), ("float64", "default", 10.0)]
+
+
+@pytest.mark.parametrize(("gpu", "efforts"), [(False, ["quick"]), (True, ["coarse", "quick"])], ids=["cpu", "gpu"])
+def test_a_quick_tuning_of_a_cpu_is_one_pass(
+    gpu: bool, efforts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
+    seen: list[tuple[str, str]] = []
+
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+        seen.append((job.effort, job.dtype))
+        return End(0, "", 2.0)
+
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [FakeDevice(gpu=gpu)])
+    monkeypatch.setattr(commands_tune, "tune_job", tuned)
+    assert main(["--effort", "quick", "--output", str(tmp_path)]) == 0
+    assert seen == [(effort, dtype) for effort in efforts for dtype in ("float32", "float64")]
 
 
 def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
