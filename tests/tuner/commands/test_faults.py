@@ -414,7 +414,13 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
     arguments = ["--shapes", str(shapes), "--output", str(tmp_path)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    for expected in ("a fake CPU (cpu-fake-2t), float64", "Gflop/s", "one level from tau1", "held-out pairs"):
+    for expected in (
+        "a fake CPU (cpu-fake-2t), float64",
+        "Gflop/s",
+        "one level from ",
+        "(tau1, tau2, tau3)",
+        "held-out pairs",
+    ):
         assert expected in printed
     assert "6000 x 6000 x 6000: winograd > " in printed and f"written to {tmp_path / 'config.json'}" in printed
     assert main([*arguments, "--json"]) == 0
@@ -446,6 +452,22 @@ def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, t
     assert 0 < counts[0] < counts[1] < counts[2]
 
 
+# From which size, how much, at which error and workspace; then alpha, pi, n1 by the model and measured, epsilon, tau.
+WHAT_A_NEWCOMER_ASKS = (
+    r"gain +fmm.matmul is faster than NumPy's product on squares from a side of about \d+ on;",
+    r"predicted times as fast: 1.\d\d at \d+, ",
+    r"cost +an error of up to \d+.\d times the usual one is expected \(max_error_growth= limits it\);",
+    r"memory beside the operands, where there is so much \(workspace= limits it\): \d.* GiB at \d+",
+    r"noise +the same product, timed twice, differs by up to \d",
+)
+WHAT_THE_PAPERS_ASK = (
+    r"alpha \d.\d*e-\d+ s to add an element, pi \d.\d*e-\d+ s a flop",
+    r"from a side of n1 = \d+ on \(Equation 3\); (measured: from \d+ on|no measured square shows such a side), and",
+    r"and Equation 2 .*epsilon",
+    r"one level from \d+, two from \d+, three (from \d+|never) \(tau1, tau2, tau3\);",
+)
+
+
 def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = tmp_path / "shapes"
     shapes.write_text("6000 6000 6000\n")
@@ -454,8 +476,10 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     assert main(["show", where]) == 0
     shown = capsys.readouterr().out
     assert "cpu-fake-2t, float32 (a fake CPU; default, 20" in shown
-    said = r"fmm.matmul gains on squares from a side of about \d+ on; predicted times as fast: 1.\d\d at \d+, "
-    assert re.search(said, shown), "what it means to those who know none of the papers"
+    for said in WHAT_A_NEWCOMER_ASKS:
+        assert re.search(said, shown), "what it means to those who know none of the papers"
+    for said in WHAT_THE_PAPERS_ASK:
+        assert re.search(said, shown), "D'Alberto and Nicolau's Table 3, Li's thresholds"
     assert main(["show", where, "--json"]) == 0
     assert {row["dtype"] for row in json.loads(capsys.readouterr().out)} == {"float32", "float64"}
     assert main(["validate", where]) == 0
