@@ -23,11 +23,12 @@ from fmm.config.schema import Raw
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, datasheet
 from fmm.problem import Problem
-from fmm.tuner.conclude import FITTED, checked_model, starting_calibration
-from fmm.tuner.doubts import largest_pair, noise_floor
-from fmm.tuner.fit import Observation, fit_calibration, stage_medians
-from fmm.tuner.thresholds import thresholds
-from fmm.tuner.trials import Run, Trials, Tuning
+from fmm.tuner.devices.device import Run
+from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
+from fmm.tuner.findings.doubts import largest_pair, noise_floor
+from fmm.tuner.findings.thresholds import thresholds
+from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
+from fmm.tuner.trials.record import Trials, Tuning
 
 RESULTS = Path(__file__).parents[1] / "results" / "nvidia-h200"
 SHORTEST = 150e-6  # seconds of the vendor's product
