@@ -86,7 +86,7 @@ def close(library: Any, found: Any, a: Any, b: Any, dtype: str, growth: float = 
 
 def allowed_error(inner: int, left: Any, right: Any, dtype: str, growth: float) -> float:
     """Of sums of so many products of numbers up to these."""
-    return growth * (inner**0.5 + 16) * 16 * EPS[dtype] * float(left) * float(right)
+    return float(growth * (inner**0.5 + 16) * 16 * EPS[dtype] * float(left) * float(right))
 
 
 def close_in_parts(library: Any, found: Any, a: Any, b: Any, dtype: str, growth: float) -> None:
