@@ -26,12 +26,15 @@ LEVELS = (1, 2, 3)
 def chosen_from(calibration: Calibration, dtype: str, levels: int) -> float:
     """The side from which the model chooses plans of so many levels, or more, for square products; infinite if it
     never does up to 65536. (A size at which it does, while at the next larger one it does not, is passed over.)"""
-    deep = [chosen_depth(calibration, dtype, side) >= levels for side in GRID]
-    firm = [i for i in range(len(GRID)) if deep[i] and (i + 1 == len(GRID) or deep[i + 1])]
-    if not firm:
+
+    def deep(i: int) -> bool:
+        return chosen_depth(calibration, dtype, GRID[i]) >= levels
+
+    firm = next((i for i in range(len(GRID)) if deep(i) and (i + 1 == len(GRID) or deep(i + 1))), None)
+    if firm is None:
         return inf
-    high = GRID[firm[0]]
-    low = GRID[max(firm[0] - 1, 0)]
+    high = GRID[firm]
+    low = GRID[max(firm - 1, 0)]
     while high > CLOSE * low and high - low > 16:
         middle = (low + high) // 2 // 16 * 16
         low, high = (low, middle) if chosen_depth(calibration, dtype, middle) >= levels else (middle, high)
