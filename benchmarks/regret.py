@@ -164,6 +164,9 @@ class Gpu:
     def forget(self) -> None:
         import cupy
 
+        from fmm.runtime.device_run import GRAPHS
+
+        GRAPHS.clear()  # a program that calls so many plans would no longer replay those of the last shapes
         cupy.get_default_memory_pool().free_all_blocks()
 
 

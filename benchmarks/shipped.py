@@ -31,7 +31,7 @@ from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
 from fmm.tuner.trials.record import Trials, Tuning
 
 RESULTS = Path(__file__).parents[1] / "results" / "nvidia-h200"
-SHORTEST = 150e-6  # seconds of the vendor's product
+SHORTEST = 300e-6  # seconds of the vendor's product: of shorter ones the processor decides the time
 KEY, DEVICE, SHEET = "cuda-9.0-132sm", "NVIDIA H200", "H200"
 # Where the trials of each type are.
 SOURCES = {
@@ -54,13 +54,14 @@ def observed(tunings: Sequence[Tuning], stages: Sequence[str]) -> list[Observati
 
 
 def whole_calls(folder: Path, dtype: str) -> list[Observation]:
-    """Medians of what was timed in every round beside default calls, but for products that the processor's time
-    decides."""
+    """Medians of what was timed in every round beside default calls."""
     found = []
     for row in recorded_rows(folder / FILE):
         if row.dtype.removesuffix(OWN) == dtype and median(row.seconds["vendor"]) >= SHORTEST:
-            problem, timed = Problem(*row.size, dtype), [name for name in row.whole if name != "default"]
-            found += [Observation(problem, Run(Plan.parse(name)), median(row.seconds[name])) for name in timed]
+            plans = [(Plan.parse(name), median(row.seconds[name])) for name in row.whole if name != "default"]
+            # (Of leaves with rates of their own there are too few.)
+            known = [(plan, seconds) for plan, seconds in plans if not plan.leaf_use.leaf.rate]
+            found += [Observation(Problem(*row.size, dtype), Run(plan), seconds) for plan, seconds in known]
     return found
 
 

@@ -80,7 +80,7 @@ class Calibration:
     overlap: float = 0.0  # the share of the sums below an overlapped level that is hidden behind products
     batches: bool = False  # do equal products of a batched level start together (as on a GPU)?
     # A plan is chosen only if its predicted time is less than the vendor's by this share of it; or by the second one if
-    # its products are by the tiled kernel, whose time is known less well.
+    # its products are by kernels of ours, whose time is known less well.
     margin: float = 0.01
     tiled_margin: float = 0.08
     # The share of the rate `stream` that sums reach where something slows them down.

@@ -168,11 +168,13 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
 
 
 def needed_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """By how much it must win. Our own kernel alone is as good a choice as the vendor's where it is expected to take as
-    long: it has no sums that the model could be wrong about."""
-    own = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
+    """By how much it must win; more where the products are not the vendor's, whose time is known best. Our own tiles
+    alone are as good a choice as the vendor where they are expected to take as long: they have no sums that the model
+    could be wrong about."""
+    own = plan.timed_by_tiles or bool(plan.leaf_use.leaf.rate)
+    least = calibration.tiled_margin if own else calibration.margin
     alone = plan.timed_by_tiles and not plan.levels
-    return (0.0 if alone else own) + _doubt(plan, problem, calibration)
+    return (0.0 if alone else least) + _doubt(plan, problem, calibration)
 
 
 def call_seconds(plan: Plan, calibration: Calibration) -> float:
