@@ -45,6 +45,9 @@ class Rate:
     # The vendor computes C in tiles of several sizes, a tile on each of so many multiprocessors at a time, in whole
     # rounds; then `fill` does not count. (0: rounds do not show.)
     sms: float = 0.0
+    start: float = (
+        0.0  # seconds that each start takes beside all that: of kernels one after the other, which fill slowly
+    )
     # This package's own tiled kernel takes so many times as long as the vendor's product, both very large; 0: nobody
     # measured it, and no plan is chosen that uses it.
     tiled: float = 0.0
@@ -183,7 +186,7 @@ LAUNCH = 4e-6
 # On the hosts of three H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after
 # 43 to 60 where another leaf does, after 46 to 105 by a plan with levels. Calls that recur are replayed: such ones took
 # 50 to 68 us in all.
-CALL, CALL_OF_LEAF = 60e-6, 40e-6
+CALL, CALL_OF_LEAF = 70e-6, 40e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
 UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
@@ -212,6 +215,9 @@ THREE_PIPE = 512.0
 # Beside the residues themselves, for every number of A and B, and of C, by levels below: the time in which so many
 # bytes are moved. (An H200 at 8192; of two levels there are few registers for many sums.)
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
+# Seconds that such a product takes beside what grows with its sides. (Of 14 products on an H200; with two levels a
+# guess.) A level halves what its products have of the inner dimension, so that THREE_PIPE counts once more.
+RESIDUE_STARTS = (25e-6, 135e-6, 250e-6)
 
 
 def datasheet(name: str) -> Calibration:
@@ -266,7 +272,8 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Ra
     planes = moduli * (PRODUCTS / 4) ** levels
     lost = flops / DTYPES["float64"].flops / stream
     split, join = ((x[levels] + planes) * lost for x in (SPLIT_BYTES, JOIN_BYTES))
-    return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
+    pipe, slots = join + levels * THREE_PIPE, half.fill / TILE * FILLED / 2
+    return Rate(flops, half.fill, pipe, split, split, tile=SIDE, slots=slots, start=RESIDUE_STARTS[levels])
 
 
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:

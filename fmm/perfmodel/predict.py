@@ -76,7 +76,7 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
               takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds),
               times `tiled_odd` where it reads rows that are not aligned.
-              Reading and writing the operands takes bytes / memory.
+              Reading and writing the operands takes bytes / memory. Each start takes `start` beside that.
     sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
               scalar, parts, deep) are divided by that share
     hidden    overlap * min(products, sums below an overlapped level)
@@ -121,7 +121,7 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(compute, moved)
+            seconds += count * max(compute, moved) + count / batch * rate.start
             starts += count / batch
     more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
     return seconds + more, starts + calls
