@@ -63,7 +63,7 @@ CLOSE = 1.15  # a plan that takes so many times as long as the best in the first
 MORE = 2  # plans of the first family
 FAR = 1.35  # times the least predicted time: beyond, a plan is not tried
 PATIENCE = 4.0  # seconds of first calls, which compile, after which no other plan is tried on a shape
-COMPILING = 25.0  # seconds that are waited for compilers before anything is measured
+COMPILING = 25.0  # seconds that are waited for compilers before anything is measured, unless told
 AHEAD = 400  # shapes for which they work: more are not measured in a few minutes
 DIGITS = 5  # of the seconds that are kept
 
@@ -299,6 +299,7 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="try every candidate on every shape")
     parser.add_argument("--seed", type=int, help="(the config's own number unless given)")
     parser.add_argument("--time-limit", type=float, default=300, help="seconds after which no shape is begun")
+    parser.add_argument("--compiling", type=float, default=COMPILING, help="seconds that are waited for compilers")
     parser.add_argument("--config", type=Path, help="the tuned config (the one that fmm reads)")
     parser.add_argument("--output", type=Path, help="a folder (results/<device>/ unless given)")
     return parser.parse_args(given)
@@ -334,7 +335,7 @@ def main(arguments: list[str]) -> int:
     wanted = wanted_shapes(options, processor, seed)
     left = [x for x in wanted if x not in done]
     machine: Machine = Cpu() if processor == "cpu" else Gpu()
-    machine.make_ready(left, COMPILING, options.all)
+    machine.make_ready(left, options.compiling, options.all)
     print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
     with (folder / FILE).open("a", encoding="utf-8") as file:
         _write(file, {"environment": _environment(processor), "settings": {"seed": seed, "config": number}})
