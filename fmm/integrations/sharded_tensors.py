@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from fmm.api import gemm
 from fmm.api import matmul as local_product
 from fmm.arrays.torch_library import NAMES, TORCH, TORCH_ON_HOST
+from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.integrations.product_of_blocks import product_of_blocks
@@ -115,30 +116,29 @@ def _ours(a: Any, b: Any) -> bool:
 
 
 def _product(a: Any, b: Any, wanted: Wanted) -> Any:
-    mesh, rest = a.device_mesh, wanted.placements
     a, b = _added_up(a), _added_up(b)
-    processes = processes_of(mesh)
-    way = _agreed(a, b, wanted, processes)
-    above = Plan.parse(way.above)
-    layout = kept_layout(way.layout)
-    a, b = (_held(x, cuts) for x, cuts in ((a, layout.a), (b, layout.b)))
-    local = partial(_multiplied, way.rest)
+    processes = processes_of(a.device_mesh)
+    found = product_by(_agreed(a, b, wanted, processes), a, b)
+    return _placed(found, wanted.placements, processes)
+
+
+def product_by(way: Way, a: Any, b: Any) -> Any:
+    """The product, shared in this way, and placed as it comes."""
+    mesh, above, layout = a.device_mesh, Plan.parse(way.above), kept_layout(way.layout)
+    processes, local = processes_of(mesh), partial(_multiplied, way.rest)
+    a, b = _held(a, layout.a), _held(b, layout.b)
+
+    def shared(block: Layout, left: Any, right: Any) -> Any:
+        return shared_product(processes, kept_layout(block), left, right, local)
+
     with torch.no_grad():
         if above == VENDOR:
-            c = shared_product(processes, layout, a, b, local)
+            c = shared(layout, a, b)
         else:
-            c = product_of_blocks(
-                quadrants(layout, above),
-                above,
-                processes.place,
-                a,
-                b,
-                lambda block, left, right: shared_product(processes, kept_layout(block), left, right, local),
-            )
+            c = product_of_blocks(quadrants(layout, above), above, processes.place, a, b, shared)
     placed = [PLACED[axis] for axis in layout.work if axis is not None]
     shape = torch.Size((layout.m, layout.n))
-    found = DTensor.from_local(c, mesh, placed, run_check=False, shape=shape, stride=(layout.n, 1))
-    return _placed(found, rest, processes)
+    return DTensor.from_local(c, mesh, placed, run_check=False, shape=shape, stride=(layout.n, 1))
 
 
 def _multiplied(growth: float, left: Any, right: Any, c: Any, added: bool) -> None:
@@ -167,8 +167,13 @@ def _held(x: Any, cuts: Cuts) -> Any:
 
 def _cuts(x: Any) -> Cuts:
     """Which axis each dimension of the mesh cuts; what is to be added up will be cut by rows."""
-    axes = {Shard: lambda place: place.dim % 2, Partial: lambda _: 0, Replicate: lambda _: None}
-    return tuple(axes[type(place)](place) for place in x.placements)
+    return tuple(_cut(place) for place in x.placements)
+
+
+def _cut(place: Any) -> int | None:
+    if type(place) is Shard:
+        return int(place.dim) % 2
+    return 0 if type(place) is Partial else None
 
 
 def _placed(found: Any, placements: Sequence[Any] | None, processes: Processes) -> Any:
@@ -203,7 +208,8 @@ def processes_of(mesh: Any) -> Processes:
 
 def _agreed(a: Any, b: Any, wanted: Wanted, processes: Processes) -> Way:
     """As the first process decided at the first product like this one."""
-    question = " ".join(map(str, (*a.shape, b.shape[1], a.dtype, _cuts(a), _cuts(b), wanted.plan, wanted.error_growth)))
+    asked = a.shape[0], *b.shape, a.dtype, _cuts(a), _cuts(b), wanted.plan, wanted.error_growth
+    question = " ".join(map(str, (*asked, tuning_mode(), tuning_disabled(), emulation_allowed())))
     known = _ways.setdefault(a.device_mesh, {})
     if question in known:
         return known[question]
@@ -238,7 +244,8 @@ def _first_answer(question: str, a: Any, b: Any, wanted: Wanted) -> Way | Except
 def _decided(a: Any, b: Any, above: Plan | None, growth: float | None) -> SharedDecision:
     """By what this process knows of its device."""
     mesh, device = a.device_mesh, _device(a)
-    layout = Layout(*a.shape, b.shape[1], tuple(mesh.mesh.shape), _cuts(a), _cuts(b), (M,) * mesh.ndim)
+    (m, k), n = a.shape, b.shape[1]
+    layout = Layout(m, k, n, tuple(mesh.mesh.shape), _cuts(a), _cuts(b), (M,) * mesh.ndim)
     local = a.to_local()
     library = TORCH if local.is_cuda else TORCH_ON_HOST
     room = library.free_bytes(library.device_number(local)) - layout.m * layout.n / layout.ranks * local.element_size()

@@ -82,12 +82,13 @@ class Panels:
                 if not place.is_contiguous():
                     found.late.append((place, torch.empty_like(place, memory_format=torch.contiguous_format)))
                     place = found.late[-1][1]
-                asked.append(dist.P2POp(dist.irecv, place, numbers[source], group))
+                asked.append(dist.P2POp(dist.irecv, _numbers(place), numbers[source], group))
             self.kept[operand] = found.panels[operand]
         for transfer in self.layout.steps[step]:
             if transfer.source == me:
                 box = self.boxes[transfer.operand]
-                found.sent.append(part_of(self.held[transfer.operand], transfer.box.within(box)).contiguous())
+                part = part_of(self.held[transfer.operand], transfer.box.within(box))
+                found.sent.append(_numbers(part.resolve_conj().contiguous()))
                 asked.append(dist.P2POp(dist.isend, found.sent[-1], numbers[transfer.dest], group))
         if asked:
             with told_of_loss(self.processes, f"step {step + 1} of {self.layout.pieces}"):
@@ -119,6 +120,11 @@ class Panels:
 
 def part_of(matrix: Any, box: Box) -> Any:
     return matrix[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
+
+
+def _numbers(x: Any) -> Any:
+    """As NCCL knows them: of complex ones the parts."""
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 def _empty(like: Any, box: Box) -> Any:

@@ -23,6 +23,7 @@ from fmm.kernels.registry import depends_on_rows
 from fmm.perfmodel.cost import cost
 
 ABOVE = ("winograd > vendor",)  # levels above that are compared unasked
+WORTH = 1e-3  # seconds from which on pieces and levels are compared: that takes some time itself
 REFINED = 3  # of the ways to share the work, the fastest in one piece, that are compared in pieces too
 OTHER_PIECES = (2, 4, 8)  # of rows or columns
 
@@ -92,7 +93,8 @@ def ranked_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | No
     first.sort(key=lambda way: way.seconds)
     plans = (VENDOR, *map(Plan.parse, ABOVE)) if above is None else above
     found, refused = first if VENDOR in plans else [], None
-    for way in first[:REFINED] if VENDOR in plans else first:
+    refined = first[: REFINED if first[0].seconds >= WORTH else 0] if VENDOR in plans else first
+    for way in refined:
         for candidate, plan in product(in_pieces(way.layout), plans):
             try:
                 found.append(predicted_sharing(candidate, plan, devices))
@@ -231,13 +233,13 @@ def level_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
     """The products of blocks that levels make, and how often their additions go over A, B and C: from counts of sizes
     of which one is twice as large."""
     parts = level_parts(above)
-    sides = [tuple(2 * side if axis == twice else side for axis, side in enumerate(parts)) for twice in (-1, M, K, N)]
-    once, *doubled = (cost(above, *size, 1).additions for size in sides)
     m, k, n = parts
+    once = cost(above, m, k, n, 1).additions
+    doubled = [cost(above, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
     blocks = (m * k, k * n, m * n)  # numbers in A, B, C where each block is one number
     # Twice as many rows: twice the additions of A and C, and so on.
     times = [(2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)]
-    count = sum(times for _, times in cost(above, *parts, 1).leaves)
+    count = sum(times for _, times in cost(above, m, k, n, 1).leaves)
     return count, (times[0], times[1], times[2])
 
 

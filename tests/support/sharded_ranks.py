@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -18,7 +19,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import fmm
 import fmm.distributed
+from fmm.integrations import sharded_tensors
+from fmm.kernels.distributed.layout import K, Layout, M, N
 from fmm.kernels.plans.plan import PlanError
+from fmm.perfmodel.sharing import in_pieces
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 TOLERANCE[torch.complex64] = 1e-5
@@ -53,21 +57,34 @@ def products(device: str) -> None:
     """All placements, uneven sizes, levels above, results where they are wanted."""
     sizes = [(24, 20, 28), (7, 9, 5), (dist.get_world_size() - 1, 3, 2), (33, 1, 17)]
     for mesh in meshes(device):
-        placements = list(product(PLACES, repeat=mesh.ndim))
-        pairs = list(product(placements, placements))
-        for number, (size, plan) in enumerate(product(sizes, (None, "vendor", "winograd", "strassen^2"))):
-            m, k, n = size
+        pairs = list(product(product(PLACES, repeat=mesh.ndim), repeat=2))
+        cases = list(product(sizes, ("vendor", "winograd", "strassen^2"), pairs))
+        for (m, k, n), plan, places in cases[:: 2 if mesh.ndim == 1 else 16]:
             a, b = drawn(m, k, torch.float64, device, 1), drawn(k, n, torch.float64, device, 2)
-            for place_a, place_b in pairs[number % 3 :: 3 if mesh.ndim > 1 else 1]:
-                x, y = distribute_tensor(a, mesh, place_a), distribute_tensor(b, mesh, place_b)
-                try:
-                    found = fmm.distributed.matmul(x, y, plan=plan)
-                except PlanError as error:
-                    assert plan not in (None, "vendor") and "inner dimension" in str(error), error
-                    continue
-                check(found, a, b, f"{size} {plan} {place_a} {place_b} {mesh}")
+            x, y = (distribute_tensor(matrix, mesh, place) for matrix, place in zip((a, b), places, strict=True))
+            try:
+                found = fmm.distributed.matmul(x, y, plan=plan)
+            except PlanError as error:
+                assert plan != "vendor" and "inner dimension" in str(error), error
+                continue
+            check(found, a, b, f"{(m, k, n)} {plan} {places} {mesh}")
+    every_way(device)
     types(device)
     elsewhere(device)
+
+
+def every_way(device: str) -> None:
+    """Each way that could be chosen, one after the other."""
+    for mesh in meshes(device):
+        cuts = tuple(range(mesh.ndim))
+        start = Layout(21, 17, 26, tuple(mesh.mesh.shape), cuts, cuts, cuts)
+        a, b = drawn(21, 17, torch.float64, device, 1), drawn(17, 26, torch.float64, device, 2)
+        x, y = (distribute_tensor(matrix, mesh, [Shard(cut) for cut in cuts]) for matrix in (a, b))
+        for work in product((M, K, N), repeat=mesh.ndim):
+            for number, layout in enumerate(in_pieces(replace(start, work=work))):
+                if mesh.ndim == 1 or number % 4 == 0:
+                    way = sharded_tensors.Way("", layout, "vendor", 10.0)
+                    check(sharded_tensors.product_by(way, x, y), a, b, str(layout))
 
 
 def types(device: str) -> None:
@@ -115,6 +132,33 @@ def explained(device: str) -> None:
     dist.barrier()
 
 
+def large(device: str) -> None:
+    """Products that run plans, in every way; float32 and bfloat16, installed below torch's own too."""
+    mesh = next(meshes(device))
+    count, rank = mesh.size(), mesh.get_local_rank()
+    for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+        n = 4096 * count
+        torch.manual_seed(rank)
+        parts = [torch.randn(n // count, n, device=device, dtype=dtype) for _ in range(2)]
+        x, y = (DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for part in parts)
+        whole = y.full_tensor()
+        expected = parts[0][:32].double() @ whole.double()
+        for plan in (None, "vendor", "winograd"):
+            found = fmm.distributed.matmul(x, y, plan=plan, placements=[Shard(0)]).to_local()
+            assert relative(found[:32], expected) < bound, f"{dtype} {plan}"
+        start = Layout(n, n, n, (count,), (0,), (0,), (M,))
+        for work, along in product((M, N, K), (M, N, K)):
+            way = sharded_tensors.Way("", replace(start, work=(work,), pieces=count, along=along), "vendor", 16.0)
+            found = sharded_tensors.product_by(way, x, y).redistribute(placements=[Shard(0)]).to_local()
+            assert relative(found[:32], expected) < bound, f"{dtype} {way}"
+        with fmm.installed("torch"):
+            assert relative(torch.mm(x, y).to_local()[:32], expected) < bound
+
+
+def relative(found: Any, expected: Any) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
 def lost(device: str) -> None:
     """The second process ends in the midst of it; the first one is told so."""
     mesh = next(meshes(device))
@@ -133,7 +177,7 @@ def lost(device: str) -> None:
     os._exit(0)
 
 
-CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in (products, explained, lost)}
+CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in (products, explained, large, lost)}
 
 
 def main(case: str, device: str = "cpu") -> None:

@@ -39,9 +39,10 @@ class Quadrants:
     @property
     def block(self) -> Layout:
         """How each product of blocks is shared."""
-        m, n = (size * _shared_by(self.whole, axis) for size, axis in ((self.rows, M), (self.cols, N)))
-        sides = (side // parts for side, parts in zip((m, len(self.inner) * self.width, n), self.parts, strict=True))
-        return replace(self.whole, **dict(zip("mkn", sides, strict=True)))
+        (m_parts, k_parts, n_parts), whole = self.parts, self.whole
+        m, n = self.rows * _shared_by(whole, M), self.cols * _shared_by(whole, N)
+        k = len(self.inner) * self.width
+        return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
     def count(self, operand: Operand) -> int:
         """How many parts of the inner dimension each process has of A or B, with empty ones."""

@@ -39,8 +39,8 @@ def played(layout: Layout, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def every_layout(mesh: tuple[int, ...], size: tuple[int, int, int], pieces: int) -> list[Layout]:
     cuts: list[Cuts] = list(product((0, 1, None), repeat=len(mesh)))
     works: list[Cuts] = list(product((M, K, N), repeat=len(mesh)))
-    axes = M, K, N
-    every = [Layout(*size, mesh, *rest) for rest in product(cuts, cuts, works, (pieces,), axes if pieces > 1 else (K,))]
+    axes = (M, K, N) if pieces > 1 else (K,)
+    every = [Layout(*size, mesh, a, b, w, pieces, axis) for a, b, w, axis in product(cuts, cuts, works, axes)]
     return every[:: max(len(every) // 25, 1)]
 
 
