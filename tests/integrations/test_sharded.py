@@ -19,9 +19,10 @@ def test_all_placements_types_and_uneven_sizes(count: int) -> None:
         assert ended.status == 0 and "is done" in ended.output, ended.output
 
 
-def test_a_process_may_ask_for_an_explanation_alone() -> None:
-    for ended in run_processes(2, "explained"):
-        assert ended.status == 0, ended.output
+@pytest.mark.parametrize("case", ["explained", "hooked"])
+def test_of_two_processes(case: str) -> None:
+    for ended in run_processes(2, case):
+        assert ended.status == 0 and "is done" in ended.output, ended.output
 
 
 def test_a_lost_process_ends_the_others_with_a_clear_error() -> None:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import fmm
 import fmm.distributed
 from fmm.integrations import sharded_tensors
+from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.distributed.layout import K, Layout, M, N
 from fmm.kernels.plans.plan import PlanError
 from fmm.perfmodel.sharing import in_pieces
@@ -132,6 +133,21 @@ def explained(device: str) -> None:
     dist.barrier()
 
 
+def hooked(device: str) -> None:
+    """torch's own product of sharded matrices, with fmm installed below: each process's part goes through it."""
+    mesh = next(meshes(device))
+    a, b = drawn(256, 512, torch.float64, device, 10), drawn(512, 384, torch.float64, device, 11)
+    x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
+    report = begin_report()
+    try:
+        with fmm.installed("torch" if device == "cuda" else "torch-cpu"):
+            found = torch.mm(x, y)
+    finally:
+        end_report()
+    check(found, a, b, "hooked")
+    assert "1  torch.mm, float64, " in str(report), str(report)
+
+
 def large(device: str) -> None:
     """Products that run plans, in every way; float32 and bfloat16, installed below torch's own too."""
     mesh = next(meshes(device))
@@ -177,7 +193,7 @@ def lost(device: str) -> None:
     os._exit(0)
 
 
-CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in (products, explained, large, lost)}
+CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in (products, explained, hooked, large, lost)}
 
 
 def main(case: str, device: str = "cpu") -> None:

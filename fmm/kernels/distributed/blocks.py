@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 Cuts = tuple[int | None, ...]  # which axis each dimension of the mesh cuts
@@ -87,29 +88,31 @@ class Holdings:
 
     def box(self, rank: int) -> Box:
         """What a process holds."""
-        where = coordinate_of(rank, self.mesh)
-        rows, cols = (cut_span(size, axis, self.cuts, self.mesh, where) for axis, size in enumerate(self.shape))
-        return Box(rows, cols)
+        return self._boxes[rank]
+
+    @cached_property
+    def _boxes(self) -> tuple[Box, ...]:
+        sides = tuple(enumerate(self.shape))
+        every = (coordinate_of(rank, self.mesh) for rank in range(prod(self.mesh)))
+        return tuple(Box(*(cut_span(n, axis, self.cuts, self.mesh, where) for axis, n in sides)) for where in every)
 
     def sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
         """From whom a process has a rectangle, part by part: from itself, else from the next one that holds it."""
         rows, cols, holders = self._blocks
         for block in product(_meeting(rows, wanted.rows), _meeting(cols, wanted.cols)):
-            nearest = min(holders[block], key=lambda other: abs(other - rank))
+            who = holders[block]
+            nearest = who[0] if len(who) == 1 else min(who, key=lambda other: abs(other - rank))
             yield nearest, Box(*block).shared(wanted)
 
     @cached_property
     def _blocks(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
         """The parts of both axes, and who holds each block of them."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
-        count = 1
-        for side in self.mesh:
-            count *= side
-        for rank in range(count):
-            holders[self.box(rank)].append(rank)
+        for rank, box in enumerate(self._boxes):
+            holders[box].append(rank)
         rows, cols = (sorted({block[axis] for block in holders if block[axis].size}) for axis in (0, 1))
         return rows, cols, holders
 
 
 def _meeting(spans: Sequence[Span], wanted: Span) -> list[Span]:
-    return [span for span in spans if span.shared(wanted).size]
+    return [span for span in spans if span[0] < wanted[1] and wanted[0] < span[1]]

@@ -74,14 +74,18 @@ class Layout:
         }
 
     def share(self, rank: int) -> Share:
-        where = coordinate_of(rank, self.mesh)
-        sides = enumerate((self.m, self.k, self.n))
-        return Share(*(cut_span(size, axis, self.work, self.mesh, where) for axis, size in sides))
+        return self._shares[rank]
+
+    @cached_property
+    def _shares(self) -> tuple[Share, ...]:
+        sides = tuple(enumerate((self.m, self.k, self.n)))
+        every = (coordinate_of(rank, self.mesh) for rank in range(self.ranks))
+        return tuple(Share(*(cut_span(n, axis, self.work, self.mesh, where) for axis, n in sides)) for where in every)
 
     def portion(self, rank: int, step: int) -> Share:
         """What it multiplies in this step."""
-        found = self.share(rank)
-        first = self._begin(rank) if self.along == K else 0
+        found = self._shares[rank]
+        first = self._begins[rank] if self.along == K else 0
         piece = found[self.along].part(self.pieces, (first + step) % self.pieces)
         return Share(*(piece if axis == self.along else span for axis, span in enumerate(found)))
 
@@ -109,6 +113,10 @@ class Layout:
                     for source, part in self.holdings[operand].sources(rank, box):
                         if source != rank:
                             yield Transfer(operand, source, rank, part)
+
+    @cached_property
+    def _begins(self) -> tuple[int, ...]:
+        return tuple(map(self._begin, range(self.ranks)))
 
     def _begin(self, rank: int) -> int:
         """Which piece a process begins with: with its own ones, where A and B are not both cut along the inner
