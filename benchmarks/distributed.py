@@ -54,6 +54,7 @@ class Call(NamedTuple):
     run: Callable[[], Any]
     emulated: bool = True
     installed: bool = False
+    way: Callable[[], str] | None = None  # how it is shared
 
 
 class Case:
@@ -77,11 +78,18 @@ class Case:
     def calls(self) -> dict[str, Call]:
         """By name: what is in force around it, and the call."""
         found = {"torch": Call(lambda: torch.mm(self.a, self.b))}
-        for allowed in (True, False) if self.dtype == "float32" else (True,):
-            name = "" if allowed else ", no emulation"
+        modes = {"": True, ", no emulation": False} if self.dtype == "float32" else {"": True}
+        for name, allowed in modes.items():
             found[f"hook{name}"] = Call(lambda: torch.mm(self.a, self.b), allowed, installed=True)
-            found[f"fmm.distributed{name}"] = Call(lambda: fmm.distributed.matmul(self.a, self.b), allowed)
-        return {**found, "alone": Call(self._alone)}
+            found[f"fmm.distributed{name}"] = self._shared(allowed, None)
+        above = self._shared(self.dtype != "float32", "winograd")
+        return {**found, "fmm.distributed, level above": above, "alone": Call(self._alone)}
+
+    def _shared(self, emulated: bool, plan: str | None) -> Call:
+        def run() -> Any:
+            return fmm.distributed.matmul(self.a, self.b, plan=plan)
+
+        return Call(run, emulated, way=lambda: str(fmm.distributed.explain(self.a, self.b, plan=plan)))
 
     def _alone(self) -> Any:
         """A GPU's own part, all of B being there: what no sharing can beat."""
@@ -124,9 +132,9 @@ def measured(case: Case, rounds: int, who: str, until: float) -> dict[str, Any]:
     errors, ways = {}, {}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():  # the first time compiles, connects and decides
-        if name.startswith("fmm.distributed"):
+        if call.way is not None:
             with emulation(call.emulated):
-                ways[name] = str(fmm.distributed.explain(case.a, case.b)).splitlines()
+                ways[name] = call.way().splitlines()
         found = seconds(call)[1]
         errors[name] = case.error(found)
         del found

@@ -6,7 +6,7 @@ makes one block. Here they are done one after the other, and a block is let go a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
 Key = Any
-SharedProduct = Callable[[Layout, Any, Any], Any]  # of two blocks, of which this process has its part
+Begin = Callable[[Layout, Any, Any], Any]  # a product of two blocks, of which this process has its part
+Finish = Callable[[Any], Any]  # and what it makes of C
 
 
 def level_tasks(found: Quadrants, plan: Plan, dtype: str) -> tuple[dict[Key, tuple[Any, ...]], Grid]:
@@ -42,45 +43,62 @@ def _cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> Grid:
     return found
 
 
-def product_of_blocks(found: Quadrants, plan: Plan, place: int, a: Any, b: Any, product: SharedProduct) -> Any:
-    """This process's block of C, from what it holds of A and B."""
+def product_of_blocks(found: Quadrants, plan: Plan, place: int, a: Any, b: Any, begin: Begin, finish: Finish) -> Any:
+    """This process's block of C, from what it holds of A and B.
+
+    A product is begun, so that its first panels are on their way, before the one in front of it is finished.
+    """
     table, result = level_tasks(found, plan, "float64")
-    blocks = {**_blocks_of(found, "A", place, a), **_blocks_of(found, "B", place, b)}
-    share, (m, _, n) = found.whole.share(place), found.parts
-    rows, cols = found.rows // m, found.cols // n
+    share = found.whole.share(place)
     c = a.new_empty((share.rows.size, share.cols.size))
-    wanted = {cell.key: spot for spot, cell in np.ndenumerate(result)}
-    last = _last_readers(table)
+    blocks = _Blocks({**_blocks_of(found, "A", place, a), **_blocks_of(found, "B", place, b)}, table, result, c)
+    begun: tuple[Key, Any] | None = None
     for key, (function, *arguments) in table.items():
-        made = _done(function, arguments, blocks, found.block, product)
-        if key in wanted:
-            i, j = wanted[key]
-            part = c[i * rows : (i + 1) * rows, j * cols : (j + 1) * cols]
-            part.copy_(made[: part.shape[0], : part.shape[1]])
-        if key in last:
-            blocks[key] = made
-        for read in _read_by(arguments):
-            if last[read] == key:
-                del blocks[read]
+        if begun is not None and begun[0] in _read_by(arguments):
+            blocks.keep(begun[0], _finished(*begun, blocks, finish))
+            begun = None
+        if function is combined_chunks:
+            blocks.keep(key, weighted_sum(arguments[0], [blocks.there[read] for read in arguments[1]]))
+            continue
+        assert function is multiplied_chunks, "a task that no level makes"
+        started = begin(found.block, blocks.there[arguments[0]], blocks.there[arguments[1]])
+        if begun is not None:
+            blocks.keep(begun[0], _finished(*begun, blocks, finish))
+        begun = key, started
+    if begun is not None:
+        blocks.keep(begun[0], _finished(*begun, blocks, finish))
     return c
 
 
-def _done(
-    function: Callable[..., Any],
-    arguments: list[Any],
-    blocks: Mapping[Key, Any],
-    layout: Layout,
-    product: SharedProduct,
-) -> Any:
-    """One task's block."""
-    if function is combined_chunks:
-        weights, keys = arguments
-        return weighted_sum(weights, [blocks[key] for key in keys])
-    assert function is multiplied_chunks, "a task that no level makes"
-    left, right, alpha, beta, before, _ = arguments
-    made = product(layout, blocks[left], blocks[right])
+def _finished(key: Key, started: Any, blocks: _Blocks, finish: Finish) -> Any:
+    """A product's block: alpha left right + beta before."""
+    _, _, _, alpha, beta, before, _ = blocks.table[key]
+    made = finish(started)
     made = made if alpha == 1 else made.mul_(alpha)
-    return made if before is None else made.add_(blocks[before], alpha=beta)
+    return made if before is None else made.add_(blocks.there[before], alpha=beta)
+
+
+class _Blocks:
+    """The blocks that are there, each until its last reader is done; those of C are copied to their places."""
+
+    def __init__(self, there: dict[Key, Any], table: Mapping[Key, tuple[Any, ...]], result: Grid, c: Any) -> None:
+        self.there, self.table, self.c = there, table, c
+        self.places = {cell.key: spot for spot, cell in np.ndenumerate(result)}
+        self.last = {read: key for key, (_, *arguments) in table.items() for read in _read_by(arguments)}
+        cell = result[0, 0]
+        assert cell is not None, "a block of C that no step wrote"
+        self.rows, self.cols = cell.rows, cell.cols
+
+    def keep(self, key: Key, block: Any) -> None:
+        if key in self.places:
+            i, j = self.places[key]
+            part = self.c[i * self.rows : (i + 1) * self.rows, j * self.cols : (j + 1) * self.cols]
+            part.copy_(block[: part.shape[0], : part.shape[1]])
+        if key in self.last:
+            self.there[key] = block
+        for read in _read_by(self.table[key][1:]):
+            if self.last[read] == key:
+                del self.there[read]
 
 
 def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
@@ -96,15 +114,11 @@ def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
     return total
 
 
-def _read_by(arguments: list[Any]) -> list[Key]:
+def _read_by(arguments: Sequence[Any]) -> list[Key]:
     """The blocks that a task reads."""
     if isinstance(arguments[1], list):
         return list(dict.fromkeys(arguments[1]))
     return list(dict.fromkeys(key for key in (arguments[0], arguments[1], arguments[4]) if key is not None))
-
-
-def _last_readers(table: Mapping[Key, tuple[Any, ...]]) -> dict[Key, Key]:
-    return {read: key for key, (_, *arguments) in table.items() for read in _read_by(arguments)}
 
 
 # ---- what a process holds, block by block

@@ -22,7 +22,7 @@ from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mo
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.integrations.product_of_blocks import product_of_blocks
-from fmm.integrations.shared_product import Processes, shared_product, told_of_loss
+from fmm.integrations.shared_product import BegunProduct, Processes, told_of_loss
 from fmm.kernels.distributed.blocks import Cuts
 from fmm.kernels.distributed.layout import K, Layout, M, N, kept_layout
 from fmm.kernels.distributed.quadrants import level_above, quadrants
@@ -128,14 +128,17 @@ def product_by(way: Way, a: Any, b: Any) -> Any:
     processes, local = processes_of(mesh), partial(_multiplied, way.rest)
     a, b = _held(a, layout.a), _held(b, layout.b)
 
-    def shared(block: Layout, left: Any, right: Any) -> Any:
-        return shared_product(processes, kept_layout(block), left, right, local)
+    def begin(block: Layout, left: Any, right: Any) -> BegunProduct:
+        return BegunProduct(processes, kept_layout(block), left, right)
+
+    def finish(begun: BegunProduct) -> Any:
+        return begun.finish(local)
 
     with torch.no_grad():
         if above == VENDOR:
-            c = shared(layout, a, b)
+            c = finish(begin(layout, a, b))
         else:
-            c = product_of_blocks(quadrants(layout, above), above, processes.place, a, b, shared)
+            c = product_of_blocks(quadrants(layout, above), above, processes.place, a, b, begin, finish)
     placed = [PLACED[axis] for axis in layout.work if axis is not None]
     shape = torch.Size((layout.m, layout.n))
     return DTensor.from_local(c, mesh, placed, run_check=False, shape=shape, stride=(layout.n, 1))

@@ -30,24 +30,33 @@ class Processes(NamedTuple):
     place: int
 
 
-def shared_product(processes: Processes, layout: Layout, a: Any, b: Any, multiply: Multiply) -> Any:
-    """This process's block of C, from what it holds of A and B; all processes of the mesh must call it alike."""
-    share = layout.share(processes.place)
-    c = a.new_empty((share.rows.size, share.cols.size))
-    whole = Box(share.rows, share.cols)
-    panels = Panels(processes, layout, {"A": a, "B": b})
-    begun, arriving = False, panels.ask(0)
-    for step in range(layout.pieces):
-        ready = arriving
-        if step + 1 < layout.pieces:  # before the product is launched, so that they arrive beside it
-            arriving = panels.ask(step + 1)
-        left, right = panels.arrived(ready, step)
-        rows, _, cols = layout.portion(processes.place, step)
-        dest = part_of(c, Box(rows, cols).within(whole))
-        if 0 not in (*left.shape, *right.shape):
-            multiply(left, right, dest, begun and layout.along == K)
-            begun = True
-    return c if begun else c.zero_()
+class BegunProduct:
+    """This process's block of C, from what it holds of A and B; all processes of the mesh must make it alike.
+
+    When it is made, its first panels are sent for; they arrive beside whatever is done until it is finished.
+    """
+
+    def __init__(self, processes: Processes, layout: Layout, a: Any, b: Any) -> None:
+        self.place, self.layout, self.like = processes.place, layout, a
+        self.panels = Panels(processes, layout, {"A": a, "B": b})
+        self.first = self.panels.ask(0)
+
+    def finish(self, multiply: Multiply) -> Any:
+        """The block, product by product."""
+        layout, share = self.layout, self.layout.share(self.place)
+        c = self.like.new_empty((share.rows.size, share.cols.size))
+        begun, arriving = False, self.first
+        for step in range(layout.pieces):
+            ready = arriving
+            if step + 1 < layout.pieces:  # before the product is launched, so that they arrive beside it
+                arriving = self.panels.ask(step + 1)
+            left, right = self.panels.arrived(ready, step)
+            rows, _, cols = layout.portion(self.place, step)
+            dest = part_of(c, Box(rows, cols).within(Box(share.rows, share.cols)))
+            if 0 not in (*left.shape, *right.shape):
+                multiply(left, right, dest, begun and layout.along == K)
+                begun = True
+        return c if begun else c.zero_()
 
 
 class Arriving(NamedTuple):

@@ -133,25 +133,31 @@ def _held_as_wanted(operand: Operand, layout: Layout) -> Cuts:
 # ---- one product in pieces
 
 
-def _pipelined(layout: Layout, devices: Devices) -> Sharing:
+def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
     """Step by step: panels arrive when those before have arrived and there is room for them, which is when the product
-    before the last one is done."""
+    before the last one is done. `times`: so many such products, the panels of each sent for beside the one before."""
     size = devices.itemsize
     arrived = done = before = products = sums = 0.0
     received: dict[int, float] = defaultdict(float)
-    for step in range(layout.pieces):
-        sizes = {_sizes(layout, rank, step) for rank in range(layout.ranks)}
-        seconds = max(devices.product_seconds(*sides) if 0 not in sides else 0.0 for sides in sizes)
-        adding = max(3 * m * n for m, _, n in sizes) * size / devices.stream if step and layout.along == K else 0.0
-        arrived = max(arrived, before) + _exchange_seconds(layout, step, devices)
+    steps = [_one_step(layout, step, devices) for step in range(layout.pieces)]
+    for seconds, adding, exchange in steps * times:
+        arrived = max(arrived, before) + exchange
         before, done = done, max(done, arrived) + seconds + adding
         products, sums = products + seconds, sums + adding
-        for transfer in layout.steps[step]:
-            received[transfer.dest] += transfer.box.size * size
+    for transfer in (each for step in layout.steps for each in step):
+        received[transfer.dest] += transfer.box.size * size * times
     waiting = done - products - sums
     return Sharing(
         layout, VENDOR, products, waiting, sums, 0.0, max(received.values(), default=0.0), _panels(layout, size)
     )
+
+
+def _one_step(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
+    """Seconds of the slowest product, of adding it to what C holds, and until all panels are there."""
+    sizes = {_sizes(layout, rank, step) for rank in range(layout.ranks)}
+    seconds = max(devices.product_seconds(*sides) if 0 not in sides else 0.0 for sides in sizes)
+    added = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K else 0.0
+    return seconds, added if step else 0.0, _exchange_seconds(layout, step, devices)
 
 
 def _sizes(layout: Layout, rank: int, step: int) -> tuple[int, int, int]:
@@ -208,22 +214,22 @@ def _below_a_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     """Fewer products of blocks, one after the other, and sums of what each device holds."""
     wanted = canonical_layout(layout)
     found = quadrants(wanted, above)
-    one = _pipelined(found.block, devices)
     size, stream = devices.itemsize, devices.stream
     held = {operand: wanted.holdings[operand].box(0).size for operand in wanted.holdings}
     block = _block(wanted, 0)
     count, additions = level_counts(above)
+    every = _pipelined(found.block, devices, count)
     moved = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     packed = 2.0 * (held["A"] + held["B"] + block)  # blocks are copied out of A and B, and into C
     return Sharing(
         wanted,
         above,
-        count * one.products,
-        count * one.waiting,
-        (moved + packed) * size / stream + count * one.sums,
+        every.products,
+        every.waiting,
+        (moved + packed) * size / stream + every.sums,
         _brought(layout, wanted, devices) + _added_up(wanted, devices),
-        count * one.received,
-        one.memory + packed * size,
+        every.received,
+        2 * every.memory + packed * size,
     )
 
 
