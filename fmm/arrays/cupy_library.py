@@ -168,9 +168,10 @@ class CupyLibrary:
         dtype = _TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        memory = alloc(call.workspace)  # before C, which would break up the block that held the last workspace
+        # Before C, which would break up the block that held the last workspace.
+        memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
-        return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr, c, (a, b, memory)
+        return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
 
     def with_room_behind(self, x: Any, order: str, room: int) -> Any:
         found = ndarray(x.shape, x.dtype, alloc(room), order=order)

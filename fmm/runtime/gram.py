@@ -11,15 +11,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.library import Library
+from fmm.arrays.library import Library, Setting
+from fmm.config.files import circumstances
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
-from fmm.runtime.decide import Decision
-from fmm.runtime.limits import Wishes
-from fmm.runtime.prepare import Call, prepare, prepared, writes_there
+from fmm.runtime.decide import SMALL_HALF, Decision
+from fmm.runtime.limits import NO_WISHES, Wishes
+from fmm.runtime.prepare import CALLS, Call, prepare, prepared, writes_there
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")
@@ -49,6 +50,33 @@ def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramReques
     found = _operands(library, a, b, out, request)
     c = _computed(library, found, wishes)
     return out if out is not None else library.transposed(c) if found.turned else c
+
+
+def small_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
+    """The same where nothing else is asked of a small matrix on a device, on the shortest way to its one launch; None
+    where that is not all. What it is told, it believes."""
+    found = library.call_key(a, a, out)
+    if found is None:
+        return None
+    key = rows, fill, found, circumstances()
+    call: Call | None = library.calls.get(key)
+    if call is None:
+        if len(library.calls) >= CALLS:
+            library.calls.clear()
+        call = library.calls[key] = _call_of_small(library, a, out, GramRequest(rows, fill))
+    if call.plan is None or (out is not None and not writes_there(library, call, a, a, out)):
+        return None
+    return by_plan(library, call, a, a, out, NO_WISHES)
+
+
+def _call_of_small(library: Library, a: Any, out: Any, request: GramRequest) -> Call:
+    """The call, if one launch of our own is its plan; else one without a plan."""
+    if a.ndim == 2 and (out is not None or request.fill == "full"):
+        found = _operands(library, a, None, out, request)
+        call = prepared(library, found.left, found.right, found.out, NO_WISHES._replace(asked=found.asked))
+        if call.plan == SMALL_HALF and not call.copies and call.direct == (out is not None):
+            return call
+    return Call(Decision(VENDOR, None, "the usual way"), Setting(0))
 
 
 def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:

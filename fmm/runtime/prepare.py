@@ -283,11 +283,12 @@ def _on_device(call: Call, launches: LaunchList, work: Matrices) -> Call:
 
 
 def _recurs(launches: LaunchList, work: Matrices) -> bool:
-    """Would a graph start noticeably earlier than its launches? Few of them, the vendor's calls among them, of about 3
-    milliseconds at most."""
+    """Would a graph start noticeably earlier than its launches? Few of them but more than one, the vendor's calls among
+    them, of about 3 milliseconds at most."""
     ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
     multiply_adds = work.count * prod(work.problem.size)
-    return launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
+    several = work.count * len(launches.steps) > 1
+    return several and launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
 def cublas_scratch(launches: LaunchList) -> int:
