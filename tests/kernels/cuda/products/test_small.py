@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp, gemm_op
-from fmm.kernels.cuda.products.small import ENTRY, THREADS, small_launch
+from fmm.kernels.cuda.products.small import ENTRY, THREADS, small_launch, small_source
 from fmm.kernels.cuda.views import View
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
@@ -40,8 +40,6 @@ Matrix = np.ndarray[Any, Any]
 @cache
 def on_host(*given: Any) -> Any:
     """The kernel of such a launch, compiled for the host."""
-    from fmm.kernels.cuda.products.small import small_source
-
     required_compiler()
     scheduler()
     text = small_source(*given).replace("#pragma once", "")
@@ -109,8 +107,9 @@ def test_a_batch() -> None:
     rng = np.random.default_rng(4)
     a, b = rng.integers(-9, 9, (3, 40, 20)).astype(np.float32), rng.integers(-9, 9, (3, 20, 40)).astype(np.float32)
     c = np.zeros((3, 40, 40), np.float32)
-    views = [tuple(view(x, y[i])._replace(offset=i * y[i].nbytes) for x, y in zip("ABC", (a, b, c))) for i in range(3)]
-    launched(gemm_op("small", views, "float32"), "float32", {"A": a, "B": b, "C": c})  # type: ignore[arg-type]
+    bases = {"A": a, "B": b, "C": c}
+    views = [[view(x, y[i])._replace(offset=i * y[i].nbytes) for x, y in bases.items()] for i in range(3)]
+    launched(gemm_op("small", [(x, y, z) for x, y, z in views], "float32"), "float32", bases)
     np.testing.assert_array_equal(c, a @ b)
 
 
