@@ -254,7 +254,7 @@ def transposed_calls(library: str, n: int, dtype: str) -> dict[str, Callable[[],
     """As a user writes them: the transpose is part of the call."""
     x, out = operands(library, n, dtype)
     own = product(library)
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "library": lambda: own(x, x.T),
         "fmm.matmul": lambda: fmm.matmul(x, x.T),
         "fmm.gram": lambda: fmm.gram(x, rows=True),

@@ -156,8 +156,8 @@ def gram(
     plan, max_error_growth, workspace
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
-    usual = plan is None and max_error_growth is None and workspace is None and type(fill) is str and fill in HALVES
-    if usual and b is None and type(alpha) is type(beta) is int and (alpha, beta) == (1, 0):
+    usual = b is plan is max_error_growth is workspace is None and type(fill) is str and fill in HALVES
+    if usual and type(alpha) is int is type(beta) and alpha == 1 and beta == 0:
         known = PLAIN_TYPES.get(type(a))
         if known is not None and (out is None or type(out) is type(a)):
             found = _small_gram(known, a, out, bool(rows), fill)

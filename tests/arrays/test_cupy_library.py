@@ -177,3 +177,35 @@ def test_a_cupy_that_does_not_load_is_an_error_that_says_so(monkeypatch: pytest.
     monkeypatch.setattr(devices, "cuda_device", lambda index: broken())
     with pytest.raises(ImportError, match=r"device=0 needs CuPy, which does not load: libcudart"):
         fmm.plan(64, 64, 64, device=0)
+
+
+def test_small_halves_find_their_launch_without_a_question(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look-up from the second call on; with anything else asked, by the usual way."""
+    ran: list[tuple[str, bool]] = []
+
+    class Runner:
+        @staticmethod
+        def run_call(library: Any, call: Any, a: Any, b: Any, out: Any, given: bool) -> Any:
+            ran.append((str(call.plan), a is b))
+            found = np.zeros(call.shape, a.dtype) if out is None else out.host
+            return cupy.ndarray(found) if out is None else out
+
+    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
+    cupy.swapaxes = lambda x, i, j: cupy.ndarray(x.host.swapaxes(i, j))
+    x, larger, out = drawn(cupy, 70), drawn(cupy, 513), drawn(cupy, 70)
+    fmm.gram(x)  # CuPy is known from now on
+    monkeypatch.setattr(type(pick.library_of(x, x)), "finish_half", lambda *given: None)
+    ran.clear()
+    fmm.gram(x)
+    with monkeypatch.context() as patch:
+        patch.setattr("fmm.runtime.gram.prepared", None)
+        assert fmm.gram(x).shape == (70, 70)
+        with pytest.raises(TypeError):
+            fmm.gram(x, rows=True)
+    fmm.gram(x, None, out, fill="lower")
+    fmm.gram(x, None, x, fill="lower")  # shares memory with what it is made of
+    assert ran[:3] == [("small", True)] * 3 and ran[3] == ("small", False)
+    ran.clear()
+    fmm.gram(larger)
+    fmm.gram(x, alpha=2)
+    assert ran[0][0] != "small" and ran[1] == ("small", False)
