@@ -13,7 +13,15 @@ from cupy_backends.cuda.api import runtime
 from fmm.arrays import cupy_gemm, halves, updates
 from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.arrays.kinds import kind_of, two_devices
-from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.library import (
+    CopiedOperands,
+    Operand,
+    Processor,
+    Setting,
+    contiguous,
+    occupied_bytes,
+    product_shape,
+)
 from fmm.dtypes import INTEGERS, STORED
 
 try:  # cupy.matmul, also where somebody has put another in its place: `cupy.matmul = fmm.matmul`
@@ -122,7 +130,9 @@ class CupyLibrary:
     def operand(self, x: Any) -> Operand:
         item = x.itemsize
         whole = not any(step % item for step in x.strides) and x.data.ptr % item == 0
-        return Operand(x.shape, tuple(step // item for step in x.strides) if whole else None, x.dtype.name)
+        if not whole:
+            return Operand(x.shape, None, x.dtype.name, occupied_bytes(x.shape, x.strides, item))
+        return Operand(x.shape, tuple(step // item for step in x.strides), x.dtype.name)
 
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous(shape, dtype)

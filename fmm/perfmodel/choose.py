@@ -29,9 +29,9 @@ CPU_GROWTH, GPU_GROWTH = 10.0, 16.0
 # difference.
 DOUBT = 45.0
 # What is added for cuts of a product that is its own adjoint on a GPU: the vendor's own half is faster beside its whole
-# product, and the many products below the diagonal are slower, than the model thinks. (Float64 on an H200, as it is: 0.93
-# and 0.92 of the vendor's time were predicted at 5048 x 2716 and 6244 x 4360 and 1.09 and 1.08 measured, 0.87 and 0.96 at
-# 8192.)
+# product, and the many products below the diagonal are slower, than the model thinks. (Float64 on an H200, as it is:
+# 0.93 and 0.92 of the vendor's time were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192
+# 0.87 and 0.96.)
 HALF_DOUBT = 0.08
 # The same for plans that only copy operands to aligned rows: THIN divided by the number of tiles along the shortest
 # side is added. The formula does not know how slow the vendor is on thin products whose rows are not aligned. (TF32 on

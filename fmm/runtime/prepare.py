@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import NamedTuple
 
-from fmm.arrays.library import Library, Operand, Setting, contiguous, product_shape
+from fmm.arrays.library import Library, Operand, Setting, Span, contiguous, product_shape
 from fmm.config.environment import componentwise_wanted, emulation_allowed
 from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
@@ -45,7 +45,6 @@ from fmm.runtime.operands import (
     Matrices,
     NotOursError,
     Offsets,
-    Span,
     arranged_matrices,
     byte_span,
     spans_meet,

@@ -179,33 +179,39 @@ def test_a_cupy_that_does_not_load_is_an_error_that_says_so(monkeypatch: pytest.
         fmm.plan(64, 64, 64, device=0)
 
 
-def test_small_halves_find_their_launch_without_a_question(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look-up from the second call on; with anything else asked, by the usual way."""
-    ran: list[tuple[str, bool]] = []
+def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look-up from the second call on, small or not; with anything else asked, by the usual way."""
+    ran: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
 
     class Runner:
         @staticmethod
         def run_call(library: Any, call: Any, a: Any, b: Any, out: Any, given: bool) -> Any:
-            ran.append((str(call.plan), a is b))
-            found = np.zeros(call.shape, a.dtype) if out is None else out.host
-            return cupy.ndarray(found) if out is None else out
+            ran.append((str(call.plan), a.shape, b.shape))
+            return cupy.ndarray(np.zeros(call.shape, a.dtype)) if out is None else out
 
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
     cupy.swapaxes = lambda x, i, j: cupy.ndarray(x.host.swapaxes(i, j))
-    x, larger, out = drawn(cupy, 70), drawn(cupy, 513), drawn(cupy, 70)
+    flat = cupy.ndarray(np.ones((70, 30), np.float32))
+    x, larger, out = drawn(cupy, 70), drawn(cupy, 6144), drawn(cupy, 70)
     fmm.gram(x)  # CuPy is known from now on
     monkeypatch.setattr(type(pick.library_of(x, x)), "finish_half", lambda *given: None)
+    for _ in range(2):
+        fmm.gram(flat)
+        fmm.gram(flat, rows=True)
+        fmm.gram(flat, None, out, rows=True, fill="upper")
+        fmm.gram(larger)
     ran.clear()
-    fmm.gram(x)
     with monkeypatch.context() as patch:
+        patch.setattr("fmm.api.gram_product", None)
         patch.setattr("fmm.runtime.gram.prepared", None)
-        assert fmm.gram(x).shape == (70, 70)
-        with pytest.raises(TypeError):
-            fmm.gram(x, rows=True)
-    fmm.gram(x, None, out, fill="lower")
-    fmm.gram(x, None, x, fill="lower")  # shares memory with what it is made of
-    assert ran[:3] == [("small", True)] * 3 and ran[3] == ("small", False)
-    ran.clear()
-    fmm.gram(larger)
-    fmm.gram(x, alpha=2)
-    assert ran[0][0] != "small" and ran[1] == ("small", False)
+        assert fmm.gram(flat).shape == (30, 30) and fmm.gram(flat, rows=True).shape == (70, 70)
+        assert fmm.gram(flat, None, out, rows=True, fill="upper") is out
+        fmm.gram(larger)
+        for other in (lambda: fmm.gram(flat, alpha=2), lambda: fmm.gram(x, None, out, alpha=True, fill="lower")):
+            with pytest.raises((TypeError, ValueError)):
+                other()
+    plans, lefts, rights = zip(*ran, strict=True)
+    assert plans[:3] == ("small",) * 3 and plans[3] not in ("small", "vendor")
+    assert lefts[:3] == ((30, 70), (70, 30), (70, 30)) and rights[:3] == ((70, 30), (30, 70), (30, 70))
+    fmm.gram(x, None, x, fill="lower")  # shares memory with what it is made of: the product is made elsewhere
+    assert len(ran) == 5
