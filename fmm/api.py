@@ -157,7 +157,7 @@ def gram(
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
     usual = b is None and plan is None and max_error_growth is None and workspace is None
-    if usual and type(fill) is str and fill in HALVES and _is_one(alpha) and _is_zero(beta):
+    if usual and _asks_half_alone(fill, alpha, beta):
         known = PLAIN_TYPES.get(type(a))
         if known is not None and (out is None or type(out) is type(a)):
             found = _known_gram(known, a, out, bool(rows), fill)
@@ -167,12 +167,9 @@ def gram(
     return _torch_gradients().gram(*asked[1:]) if asked.library.differentiable else gram_product(*asked)
 
 
-def _is_one(x: Any) -> bool:
-    return type(x) is int and x == 1
-
-
-def _is_zero(x: Any) -> bool:
-    return type(x) is int and x == 0
+def _asks_half_alone(fill: Any, alpha: Any, beta: Any) -> bool:
+    """Are these what they are unless given? Told without a question that an array would answer otherwise."""
+    return type(fill) is str and fill in HALVES and type(alpha) is int is type(beta) and alpha == 1 and beta == 0
 
 
 def _known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:

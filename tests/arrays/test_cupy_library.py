@@ -207,9 +207,10 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
         assert fmm.gram(flat).shape == (30, 30) and fmm.gram(flat, rows=True).shape == (70, 70)
         assert fmm.gram(flat, None, out, rows=True, fill="upper") is out
         fmm.gram(larger)
-        for other in (lambda: fmm.gram(flat, alpha=2), lambda: fmm.gram(x, None, out, alpha=True, fill="lower")):
+        others: list[dict[str, Any]] = [{"alpha": 2}, {"alpha": True}, {"beta": False}, {"fill": "none"}]
+        for given in others:
             with pytest.raises((TypeError, ValueError)):
-                other()
+                fmm.gram(flat, **given)
     plans, lefts, rights = zip(*ran, strict=True)
     assert plans[:3] == ("small",) * 3 and plans[3] not in ("small", "vendor")
     assert lefts[:3] == ((30, 70), (70, 30), (70, 30)) and rights[:3] == ((70, 30), (30, 70), (30, 70))
