@@ -1,6 +1,6 @@
 """Never slower, of structured products on a GPU: `python -m benchmarks.structured_random [--quick]`.
 
-Random shapes of each kind, half of them with odd sides: one half of x times x transposed against cupy.cublas.syrk (of
+Random shapes of each kind, half of them with odd sides: one half of x times x transposed against CuPy's syrk (of
 bfloat16, which has none, all of it against the library's own x @ x.T), x @ x.T as a user writes it against that
 product, and complex products against CuPy's. Whole calls, on whatever stands in the configs, each shape as in a program
 that has no others; raw samples go to results/<device>/structured.json.
@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import cupy
+from cupy import cublas
 
 import fmm
 from benchmarks.gpu import environment, results_folder
@@ -51,11 +52,11 @@ def half_calls(dtype: str, rows: int, cols: int) -> Calls:
         return (lambda: vendor(x, x.T)), partial(fmm.gram, x, rows=True), fmm.explain_gram(x, rows=True)
     theirs, ours = (cupy.zeros((rows, rows), x.dtype) for _ in range(2))
     given: dict[str, Any] = {"rows": True, "fill": "lower", "out": ours}
-    calls = partial(cupy.cublas.syrk, "N", x, out=theirs, lower=True), partial(fmm.gram, x, **given)
+    calls = partial(cublas.syrk, "N", x, out=theirs, lower=True), partial(fmm.gram, x, **given)
     for call in calls:
         call()
     if not bool(cupy.allclose(cupy.tril(theirs), ours, rtol=1e-3, atol=1e-3 * cols**0.5)):
-        raise RuntimeError("cupy.cublas.syrk and fmm.gram differ")
+        raise RuntimeError("CuPy's syrk and fmm.gram differ")
     return *calls, fmm.explain_gram(x, **given)
 
 

@@ -40,8 +40,8 @@ HALF_DOUBT = 0.08
 THIN = 0.1
 
 # Of plans that multiply other numbers and cut no sides, this share of the doubt that few tiles leave. (Complex128 on an
-# H200: 0.82 and 0.86 of the vendor's time were predicted where 272 and 318 rows meet a long inner side, and 1.12 and 1.02
-# measured.)
+# H200: 0.82 and 0.86 of the vendor's time were predicted where 272 and 318 rows meet a long inner side, and 1.12 and
+# 1.02 measured.)
 OTHER_NUMBERS = 0.5
 
 # Flops from which on compositions are compared even where the others have room: of six levels there are no others, and
