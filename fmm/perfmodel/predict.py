@@ -135,13 +135,14 @@ def _halves(
     for m, k, count, batch, name, loose in work.halves:
         if m and k:
             leaf = leaf_use(name).leaf
-            by_tiles = dtype.name in (*leaf.halves, *(leaf.loose_halves if loose else ()))
+            aligned = not work.halves_unaligned and not work.halves_odd  # else those types are the vendor's
+            by_tiles = dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ()))
             if by_tiles:  # those on the diagonal are whole
                 share = min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
             elif dtype.name in leaf.rank_updates:
                 share = 1.0 if calibration.batches and batch > 1 and m <= leaf.whole_halves else rate.half
             else:
-                share = 1.0
+                share = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
             compute = dtype.flops * m * k * m / rate.flops * _vendors(rate, m, k, m, max(batch, lanes))
             moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(share * leaf.relative_time * compute, moved)
