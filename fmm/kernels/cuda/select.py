@@ -22,6 +22,7 @@ from fmm.kernels.cuda.products.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
 from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAF, whole_moduli
 from fmm.kernels.cuda.products.residues import residue_launches, residue_op
+from fmm.kernels.cuda.products.small import small_launch
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
@@ -123,6 +124,10 @@ def _by_candidate(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
     return (VendorCall(op, _batch_label(f"cuBLASLt, candidate {op.use.number}", op)),)
 
 
+def _by_small_tiles(op: GemmOp, dtype: str, target: Target) -> tuple[Launch]:
+    return (small_launch(op, dtype),)
+
+
 def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By tiles, or, for types whose sums are not inside, by the tensor cores; else by the vendor, who says why."""
     if dtype in SUMMING:
@@ -171,6 +176,7 @@ SELECTORS: dict[str, Selector] = {
     "vendor3m": _by_three_products,
     "lt": _by_candidate,
     "tile": _by_own_kernel,
+    "small": _by_small_tiles,
     "f16x3": _by_three_planes,
     **dict.fromkeys((WHOLE_LEAF, *RESIDUE_LEAVES), _by_residues),
 }

@@ -87,6 +87,15 @@ CASES = (
     Case("tile.long", "float32", ("gemm_tma Long: ",)),
     Case("tile.medium.texture", "float32", ("gemm_simt Medium: ",)),
     Case("strassen.batched.pad16 > tile.half", "float32", (*SPLITS, "gemm_simt Half: ", "block_sums, join: ")),
+    # Small products, of any type and layout.
+    Case("small", "bfloat16", ("gemm_small, tiles of 32 x 32",), alignment=(2, 2, 2, 2)),
+    Case(
+        "small",
+        "float64",
+        ("gemm_small, tiles of 32 x 32, the lower half and its mirror",),
+        given=(("op", "gram"),),
+        on=V100,
+    ),
     # With sums inside: one launch where products can take turns, else seven.
     Case("strassen.fused.pad8 > tile", "float32", ("gemm_tma Long: tiles of 256 x 128 x 8, 7 products in one launch",)),
     Case(
