@@ -8,9 +8,13 @@
 //
 // Planes stand in one buffer: of every 64 numbers of a line first their hi, then their lo, 256 bytes in all. Lines along
 // the inner dimension end with zeros, whole 64 numbers.
+//
+// Arithmetic is that of ieee_arith.cuh: where CuPy compiles this, plain operations would take subnormal numbers for zero,
+// which are an operand's whole range if its numbers are about 2^-126.
 #pragma once
 
 #include "gemm_common.cuh"
+#include "ieee_arith.cuh"
 #include "ptx_tma.cuh"
 
 namespace fmm {
@@ -40,27 +44,29 @@ __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e 
 
 // The exponent by which the numbers whose largest magnitude is x are scaled; zeros, inf and NaN stay what they are.
 __device__ __forceinline__ int scaling(float x) {
-    const int up = x < power_of_two(-100) ? 64 : 0;
-    const int bits = __float_as_int(x * power_of_two(up)), e = bits >> 23 & 255;
+    const int up = __float_as_int(x) >> 23 < 27 ? 64 : 0;
+    const int bits = __float_as_int(mul(x, power_of_two(up))), e = bits >> 23 & 255;
     return e == 255 || bits == 0 ? 0 : TOP - (e - 127 - up);
 }
 
 // x 2^e, rounded once (twice below the normal numbers).
 __device__ __forceinline__ float scaled_by(float x, int e) {
     const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
-    return x * power_of_two(first) * power_of_two(second) * power_of_two(max(min(third, 120), -120));
+    return mul(mul(mul(x, power_of_two(first)), power_of_two(second)), power_of_two(max(min(third, 120), -120)));
 }
 
 // In two steps, because 2^e may be no float32.
 struct Scale {
     float first, second;
     __device__ __forceinline__ explicit Scale(int e) : first(power_of_two(e / 2)), second(power_of_two(e - e / 2)) {}
-    __device__ __forceinline__ float operator()(float x) const { return x * first * second; }
+    __device__ __forceinline__ float operator()(float x) const { return mul(mul(x, first), second); }
 };
+
+__device__ __forceinline__ float magnitude(float x) { return __int_as_float(__float_as_int(x) & 0x7fffffff); }
 
 __device__ __forceinline__ float larger(float x, float y) {  // a NaN is larger than all
     float z;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(fabsf(y)));
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(magnitude(y)));
     return z;
 }
 
@@ -102,12 +108,15 @@ struct Apart {
     }
 };
 
+// What hi leaves of x, as lo is kept.
+__device__ __forceinline__ float below(float x, float hi) { return mul(sub(x, hi), BELOW); }
+
 // Hi and lo of four neighbours, the first of which stands at `to`; lo so far behind.
 __device__ __forceinline__ void put_four(unsigned short* to, long long low, const Four& v) {
     const unsigned a = pair_of(v.x[0], v.x[1]), b = pair_of(v.x[2], v.x[3]);
     *reinterpret_cast<uint2*>(to) = {a, b};
-    const unsigned c = pair_of((v.x[0] - first_of(a)) * BELOW, (v.x[1] - second_of(a)) * BELOW);
-    const unsigned d = pair_of((v.x[2] - first_of(b)) * BELOW, (v.x[3] - second_of(b)) * BELOW);
+    const unsigned c = pair_of(below(v.x[0], first_of(a)), below(v.x[1], second_of(a)));
+    const unsigned d = pair_of(below(v.x[2], first_of(b)), below(v.x[3], second_of(b)));
     *reinterpret_cast<uint2*>(to + low) = {c, d};
 }
 
