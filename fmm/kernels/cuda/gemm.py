@@ -32,6 +32,7 @@ class GemmOp:
     half: Literal["", "loose", "lower", "full"] = ""
     checked: bool = False  # is every entry to be right beside its own size, or the flag to be raised?
     kept: str = ""  # the base, A or B, behind whose matrix stands what the leaf makes of it
+    by_sums: str = ""  # operands, L and R, whose planes the sums before it have written
     dest_dtype: str = ""  # of dest, where it is not that of the operands
 
     @property

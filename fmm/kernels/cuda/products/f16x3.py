@@ -41,6 +41,7 @@ class F16x3Op:
     keep: float
     clusters: int  # that the device has room for
     spread: Spread | None = None  # where every entry is to be certain
+    by_sums: str = ""  # operands, L and R, whose planes are there already
 
     def __hash__(self) -> int:
         return id(self)
@@ -90,7 +91,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     s = sizes_for(m, n, op.count, multiprocessors, SIZES)
     clusters = max(multiprocessors // s.cluster, 1)
     kernel = F16x3Kernel(s, along, op.checked)
-    return F16x3Op(kernel, a, b, op.dest, m, n, k, alpha.real, beta.real, clusters, spread)
+    return F16x3Op(kernel, a, b, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.by_sums)
 
 
 def _planes(op: GemmOp, x: Planes) -> Planes:
@@ -107,7 +108,7 @@ def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]
     """What makes the planes that are not kept."""
     if op.spread is not None:
         return spread_launches(op.spread, multiprocessors, divides)
-    made = [x for x in (op.left, op.right) if not x.is_kept]
+    made = [x for x, side in ((op.left, "L"), (op.right, "R")) if not x.is_kept and side not in op.by_sums]
     return (split_launch(made, divides),) if made else ()
 
 
