@@ -62,7 +62,7 @@ class GemmOp:
     @property
     def by_vendor(self) -> GemmOp:
         """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor", half="", checked=False, kept="")
+        return replace(self, leaf="vendor", half="", checked=False, kept="", by_sums="")
 
 
 def gemm_op(

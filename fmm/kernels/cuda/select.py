@@ -145,7 +145,9 @@ def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | V
         planes = plane_launches(made, target.chip.multiprocessors, target.divides)
         return *planes, f16x3_launch(made, target.flagged)
     found: tuple[Launch | VendorCall, ...] | str = "alpha or beta is complex"
-    if not target.chip.has_warpgroups:
+    if not target.chip.rounds_pairs:
+        found = "only from compute capability 8.0 on are there the instructions by which numbers are split"
+    elif not target.chip.has_warpgroups:
         found = vendor_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
     if not isinstance(found, str):
         return found
@@ -161,17 +163,14 @@ def with_plane_sums(ops: Sequence[Noted], target: Target) -> list[Noted | PlaneS
     (Both splits of a level stand right before the one batch that multiplies what they write, and nobody else reads it.)
     """
     found: list[Any] = list(ops)
-    if not target.chip.has_warpgroups:
+    apart = not target.chip.has_warpgroups
+    if not target.chip.rounds_pairs:
         return found
     for i, op in enumerate(ops):
         if isinstance(op, GemmOp) and op.use.leaf.name == "f16x3":
             for j in range(max(i - 2, 0), i):
                 split = ops[j]
-                made = (
-                    plane_sums(split, op, target.chip.multiprocessors, target.divides)
-                    if isinstance(split, SumOp)
-                    else None
-                )
+                made = plane_sums(split, op, target.divides, apart) if isinstance(split, SumOp) else None
                 if made is not None:
                     found[j], found[i] = made, replace(found[i], by_sums=found[i].by_sums + made.side)
     return found

@@ -117,8 +117,8 @@ __device__ __forceinline__ void bound_sums(const Params& p) {
 struct Planes {
     unsigned short* planes;
     const int* exponents;
-    long long room;     // numbers from one line of the planes to the next, hi and lo as one
-    int lines, length;  // of a sum
+    long long room;             // numbers from one line of the planes to the next, hi and lo as one
+    int lines, length, layers;  // of a sum, and how many there are
 };
 
 template <class Sums>
@@ -127,8 +127,9 @@ struct Told {  // of a launch
     Planes to;
 };
 
-// What a split sees, but that its one output is the planes. LINES: do lines run along the inner dimension?
-template <class Step, int LANES, bool EDGE, bool LINES, class Params>
+// What a split sees, but that its one output is the planes, hi and lo as `Where` says. LINES: do lines run along the inner
+// dimension?
+template <class Step, class Where, int LANES, bool EDGE, bool LINES, class Params>
 struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
     using Base = Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params>;
     const Planes& to;
@@ -141,7 +142,8 @@ struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
         static_assert((I == 0 || J == 0) && LANES % 2 == 0, "sums are layers, and numbers leave in pairs");
         const int c = this->c;
         const long long line = static_cast<long long>(I + J) * to.lines + this->r;
-        unsigned short* const q = to.planes + 2 * line * to.room + InTurns::place(c);
+        unsigned short* const q = to.planes + Where::STEP * line * to.room + Where::place(c);
+        const long long low = Where::low(to);
         const int* const e = to.exponents + (LINES ? line : static_cast<long long>(I + J) * to.length + c);
         float x[LANES];
         const Scale whole(LINES ? *e : 0);
@@ -149,23 +151,23 @@ struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
         for (int i = 0; i < LANES; ++i)
             x[i] = LINES ? whole(v.lane[i]) : Scale(!EDGE || c + i < to.length ? e[i] : 0)(v.lane[i]);
         if constexpr (LANES == 4) {
-            put_four(q, CHUNK, {x[0], x[1], x[2], x[3]});
+            put_four(q, low, {x[0], x[1], x[2], x[3]});
         } else {
 #pragma unroll
             for (int i = 0; i < LANES; i += 2) {
                 const unsigned hi = pair_of(x[i], x[i + 1]);
                 *reinterpret_cast<unsigned*>(q + i) = hi;
-                *reinterpret_cast<unsigned*>(q + i + CHUNK) = pair_of(below(x[i], first_of(hi)), below(x[i + 1], second_of(hi)));
+                *reinterpret_cast<unsigned*>(q + i + low) = pair_of(below(x[i], first_of(hi)), below(x[i + 1], second_of(hi)));
             }
         }
     }
 };
 
 // Thread blocks below each other come first: they want the same exponents of positions.
-template <class Step, int LANES, bool LINES, class Params>
+template <class Step, class Where, int LANES, bool LINES, class Params>
 __device__ __forceinline__ void sum_to_planes(const Params& p, const Planes& to) {
-    using Inside = PlaneIo<Step, LANES, false, LINES, Params>;
-    using Edge = PlaneIo<Step, LANES, true, LINES, Params>;
+    using Inside = PlaneIo<Step, Where, LANES, false, LINES, Params>;
+    using Edge = PlaneIo<Step, Where, LANES, true, LINES, Params>;
     static_assert(!Step::TURNED, "lines of a sum lie as those of its blocks");
     __shared__ Cell<float, LANES> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * fmm::THREADS];
     const int r = blockIdx.x, c = (blockIdx.y * fmm::THREADS + threadIdx.x) * LANES;

@@ -17,8 +17,7 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.f16_planes import ITEM
-from fmm.kernels.cuda.products.f16_split import Planes
-from fmm.kernels.cuda.products.f16x3 import f16x3_op
+from fmm.kernels.cuda.products.f16_split import Planes, operand_planes
 from fmm.kernels.cuda.products.tiled import WIDE
 from fmm.kernels.cuda.products.tiled_source import ENTRY
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
@@ -36,6 +35,7 @@ class PlaneSums:
     split: SumOp
     planes: Planes
     side: str  # L or R: whose of the product
+    apart: bool = False  # does all hi stand before all lo, as the vendor wants them?
 
     @property
     def writes_result(self) -> bool:
@@ -72,13 +72,13 @@ class PlaneSums:
         return found if self.planes.room == self.split.cols else replace(found, whole=frozenset())
 
 
-def plane_sums(split: SumOp, product: GemmOp, multiprocessors: int, divides: Mapping[str, int]) -> PlaneSums | None:
+def plane_sums(split: SumOp, product: GemmOp, divides: Mapping[str, int], apart: bool = False) -> PlaneSums | None:
     """What writes planes of one of a batch's operands, if it is the one whose split this is, and it can."""
-    made = f16x3_op(product, multiprocessors) if product.count > 1 and not product.checked else None
-    if made is None or made.left.source == made.right.source:
+    plain = product.alpha == 1 and not product.beta and not product.checked
+    if product.count < 2 or not plain or product.left == product.right:
         return None
-    size, bases = split.alignment
-    found = [PlaneSums(split, x, side) for x, side in ((made.left, "L"), (made.right, "R")) if _can_write(split, x)]
+    planes, (size, bases) = operand_planes(product), split.alignment
+    found = [PlaneSums(split, x, side, apart) for x, side in zip(planes, "LR", strict=True) if _can_write(split, x)]
     return found[0] if found and not any(divides[base] % size for base in bases) else None
 
 
@@ -123,9 +123,10 @@ def bounds_source(sums: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def plane_sum_source(kernel: SumKernel, lines: bool) -> str:
+def plane_sum_source(kernel: SumKernel, lines: bool, apart: bool) -> str:
     told = f"fmm::planes::Told<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
-    call = f"fmm::planes::sum_to_planes<Step, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
+    where = f"fmm::planes::{'Apart' if apart else 'InTurns'}"
+    call = f"fmm::planes::sum_to_planes<Step, {where}, {kernel.lanes}, {str(lines).lower()}>(p.sums, p.to)"
     return _source(told, call, kernel.bounds, step_lines(kernel))
 
 
@@ -156,7 +157,7 @@ def _extents(x: PlaneSums, divides: Mapping[str, int]) -> Launch:
     wide = wide and a.offset % WIDE == 0 and divides[a.base] % WIDE == 0
     blocks = down * across
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP)) if x.lines else blocks * -(-a.width // STRIP)
-    kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS, architecture="sm_90a")
+    kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)
     label = f"f16_sums: how far {blocks} blocks of {a.base} reach"
     return Launch("sums", label, kernel, (grid, 1, 1), told, (Slot(0, a.base, a.offset), _found(x, 1)))
 
@@ -165,7 +166,7 @@ def _bounds(x: PlaneSums) -> Launch:
     down, across = x.blocks
     told = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.masks)
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
-    kernel = Kernel(bounds_source, (x.planes.count,), ENTRY, EXTENT_THREADS, architecture="sm_90a")
+    kernel = Kernel(bounds_source, (x.planes.count,), ENTRY, EXTENT_THREADS)
     slots = _found(x, 0), Slot(1, x.planes.base, x.planes.exponents)
     return Launch("sums", f"f16_sums: how far {x.planes.count} sums reach", kernel, grid, told, slots)
 
@@ -176,11 +177,11 @@ def _found(x: PlaneSums, word: int) -> Slot:
 
 def _sums(x: PlaneSums) -> Launch:
     op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.room), x.planes
-    told = op.parameters + struct.pack("<3q2i", 0, 0, planes.room, planes.lines, planes.length)
+    told = op.parameters + struct.pack("<3q4i", 0, 0, planes.room, planes.lines, planes.length, planes.count, 0)
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
     grid = planes.lines, -(-planes.room // (THREADS * x.kernel.lanes)), 1
-    kernel = Kernel(plane_sum_source, (x.kernel, x.lines), ENTRY, THREADS, architecture="sm_90a")
+    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.apart), ENTRY, THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, told, tuple(slots))

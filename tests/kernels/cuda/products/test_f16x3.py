@@ -145,8 +145,9 @@ def test_the_workspace_is_what_is_recorded(plan: str, size: tuple[int, int, int]
 
 
 def test_a_batch_is_split_and_multiplied_at_once() -> None:
+    """Where sums do not leave as planes: of rows of which 16 bytes cannot be read at a time."""
     found = record_launches(
-        Plan.parse("strassen.batched.pad16 > f16x3"), Problem(2048, 2048, 2048, "float32"), target_on(H200)
+        Plan.parse("strassen.batched.pad16 > f16x3"), Problem(2050, 2050, 2050, "float32"), target_on(H200)
     )
     labels = [step.label for step in found.steps if isinstance(step, Launch)]
     assert sum("f16_planes" in label for label in labels) == 1
