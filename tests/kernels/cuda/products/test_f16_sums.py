@@ -49,11 +49,7 @@ CASES = [
     ("strassen^2.batched.pad16", square(1024), 2),
     ("winograd.batched.pad16", square(1040), 2),  # blocks of 528: the planes' lines are longer
     ("winograd.overlapped.pad16 > strassen.batched.pad16", square(1024), 14),
-    (
-        "strassen.batched.pad16 > strassen.batched.pad16",
-        square(1024),
-        2,
-    ),  # the last level's, of all 49 products at once
+    ("strassen.batched.pad16 > strassen.batched.pad16", square(1024), 14),
     ("strassen.batched.pad16", Problem(1024, 1026, 1024, "float32"), 1),  # A's rows do not begin at 16 bytes
     ("strassen.batched.pad16", square(1026), 0),
     ("strassen.overlapped.pad16", square(1024), 0),  # one product after the other reads blocks where they are
