@@ -8,6 +8,7 @@ from math import ceil
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
 from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import Work, counted_work, estimated_work
@@ -109,6 +110,8 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
     leaf = plan.leaf_use.leaf
     if leaf.keeps and problem.kept and not plan.levels:  # so that operand is not read before the product
         rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
+    if leaf.sums_prepare and plan.levels and not (work.scalar and len(plan.levels) == 1):
+        rate = _prepared_by_sums(rate, plan.levels[-1])
     own = aside * leaf.relative_time
     astray = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     seconds = starts = 0.0
@@ -124,6 +127,19 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             starts += count / batch * leaf.starts
     more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
     return seconds + more, starts + calls
+
+
+PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
+
+
+def _prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
+    """Where splits write the leaf's operands as it wants them: of what it does to prepare them one pass over the blocks
+    is left. (Left out: which layouts and coefficients splits cannot do that for.)"""
+    scheme = last.bilinear
+    if not last.batched or scheme is None or last.itemsize_below(1) != 1:  # (parts of complex numbers are not read so)
+        return rate
+    left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
+    return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
 
 
 def _halves(

@@ -377,6 +377,8 @@ def launches_on(plan: Plan, problem: Problem, device: Device, given: bool) -> La
         if given:
             raise
         return None  # a sum of more blocks than a launch can name
+    if not given and plan.leaf_use.leaf.emulates and not any(x.does == "product" for x in launches.launches):
+        return None  # on this chip the leaf does not multiply such a problem, and the vendor would
     # On lines that are not aligned our own kernel is slower: whoever chose it knew so of arrays without gaps, but not
     # of other views.
     known = not rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fmm.config.identity import Identity
 from fmm.config.schema import calibration_fields, checked_calibration
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
@@ -27,10 +29,13 @@ from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import datasheet
+from fmm.perfmodel.calibration import _planes_by_vendor, datasheet
 from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
+from fmm.runtime.devices import Device
+from fmm.runtime.prepare import launches_on
 from tests.support.chips import A100, H200
 from tests.support.nvrtc import compile_cuda, in_parallel, nvrtc, report
 
@@ -277,17 +282,40 @@ def chosen(n: int, limits: Limits, name: str = "h200") -> Plan:
 
 
 def test_where_it_is_chosen() -> None:
-    """On Hopper, from about a thousand on, and nowhere else; not where emulation is forbidden, nor for who wants the
-    vendor's error."""
+    """On Hopper from about a thousand on, and where the vendor multiplies the planes, from a few thousand on, if its
+    float16 products are fast enough; not where emulation is forbidden, nor for who wants the vendor's error."""
     free = Limits(1 << 36, 16.0)
     for n in (1024, 2048, 4096, 8192, 16384):
         assert chosen(n, free).leaf == "f16x3"
         assert chosen(n, Limits(1 << 36, 16.0, emulation=False)).leaf != "f16x3"
         assert chosen(n, Limits(1 << 36, 1.0)) == VENDOR or not chosen(n, Limits(1 << 36, 1.0)).leaf_use.leaf.emulates
-        for name in ("a100", "b200", "rtx4090", "rtx5090", "v100"):
+        for name in ("rtx4090", "rtx5090", "v100"):
             assert chosen(n, free, name).leaf != "f16x3", name
+        for name in ("a100", "b200"):
+            assert (chosen(n, free, name).leaf == "f16x3") == (n > 1024), name
+            assert chosen(n, Limits(1 << 36, 16.0, emulation=False), name).leaf != "f16x3", name
     assert chosen(256, free) == VENDOR
     assert choose(Problem(8192, 8192, 8192, "float64"), datasheet("h200"), free).best.plan.leaf != "f16x3"
+
+
+def test_how_fast_the_vendors_products_of_planes_are() -> None:
+    """What this way took on an H200 at 1024, 4096 and 8192, as a multiple of SGEMM's speed, the model knows about."""
+    known = datasheet("h200")
+    planes = _planes_by_vendor(known.rates["float16"], known.stream)
+    other = replace(known, rates={**known.rates, "f16x3": planes})
+    for n, measured in ((1024, 0.61), (4096, 1.79), (8192, 2.21)):
+        problem = Problem(n, n, n, "float32")
+        own, vendor = (quick_prediction(Plan.parse(leaf), problem, other).seconds for leaf in ("f16x3", "vendor"))
+        assert 0.85 * measured <= vendor / own <= 1.05 * measured
+
+
+@pytest.mark.parametrize("given", [{"beta": 1}, {"componentwise": True}])
+def test_what_a_chip_cannot_do_is_not_chosen(given: Any) -> None:
+    """Where the vendor cannot multiply planes either, nothing says that it would."""
+    problem = Problem(4096, 4096, 4096, "float32", **given)
+    a100 = Device(Identity("cuda-8.0-108sm", "A100"), datasheet("a100"), chip=A100)
+    assert launches_on(Plan.parse("f16x3"), problem, a100, False) is None
+    assert launches_on(Plan.parse("f16x3"), problem, a100, True) is not None
 
 
 def test_why_it_is_not_chosen() -> None:
