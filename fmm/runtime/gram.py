@@ -19,7 +19,8 @@ from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
 from fmm.runtime.decide import Decision
 from fmm.runtime.limits import Wishes
-from fmm.runtime.prepare import Call, prepare, prepared, writes_there
+from fmm.runtime.prepare import prepare, prepared, writes_there
+from fmm.runtime.question import Call
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")
