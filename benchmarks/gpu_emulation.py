@@ -53,6 +53,11 @@ class Case:
     dtype: str = "float32"
     half: bool = False  # one half of a a^T, against syrk
 
+    @property
+    def name(self) -> str:
+        """Its rows, and what it is besides a product of float32."""
+        return f"{'half' * self.half}{'complex' * (self.dtype != 'float32')}{self.size[0]}"
+
 
 def square(side: int, target: float, quick: bool = False, peers: bool = True) -> Case:
     return Case((side, side, side), target, quick, peers)
@@ -274,7 +279,7 @@ def random_rows(count: int, until: float) -> list[dict[str, Any]]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, and no peers")
-    parser.add_argument("--rows", type=int, nargs="+", help="only cases with so many rows")
+    parser.add_argument("--cases", nargs="+", help="only these, by their rows: 8192, complex8192, half16384, ...")
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random shapes too")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which no case is begun")
     parser.add_argument("--file", default="emulation.json", help="its name in the folder")
@@ -289,7 +294,7 @@ def main(arguments: list[str]) -> int:
 
     print(f"{'m x k x n':>24}{'time':>13}{'speedup':>7}{'target':>6}  errors (uniform, normal)  plan")
     for case in CASES:
-        if options.rows and case.size[0] not in options.rows:
+        if options.cases and case.name not in options.cases:
             continue
         if (case.quick or not options.quick) and time.perf_counter() - began < options.time_limit:
             rows.append(measured(case, 5 if options.quick else 7, not options.quick))

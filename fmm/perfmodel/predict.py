@@ -81,18 +81,19 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
               scalar, parts, deep) are divided by that share
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes); or, if the processor cannot start products as fast as the device does them,
-              the time by which `host` * starts is longer than all the device's work
+              the time by which `host` * products is longer than all the device's work (those of a batch start together,
+              and one of several launches costs the host little more than one of one)
     ends      with several lanes: idle + spin, the latter no more than if half of every processor but one were lost
 
     With several lanes, a leaf product counts as one of a batch of as many as run at a time, sums and products are the
     time in which all lanes work, and the check for overflow, which reads A and B, counts as a sum.
     """
     lanes = _lanes(plan, problem, calibration)
-    products, starts = _products(plan, problem, work, calibration, lanes)
+    products, begun, starts = _products(plan, problem, work, calibration, lanes)
     sums = _sums(plan, problem, work, calibration, lanes)
     hidden = calibration.overlap * min(products, sums * work.overlapped)
     calls = starts + work.passes
-    launches = max(calibration.launch * calls, calibration.host * starts - (products + sums - hidden))
+    launches = max(calibration.launch * calls, calibration.host * begun - (products + sums - hidden))
     ends = 0.0
     if lanes > 1:
         ends = calibration.idle
@@ -100,8 +101,10 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
 
 
-def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> tuple[float, float]:
-    """Seconds of the leaf products, and how many starts they are."""
+def _products(
+    plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int
+) -> tuple[float, float, float]:
+    """Seconds of the leaf products, how many begin by themselves or as a batch, and in how many launches."""
     dtype = DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
     tiles = work.tiles
@@ -114,7 +117,7 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
         rate = _prepared_by_sums(rate, plan.levels[-1])
     own = aside * leaf.relative_time
     astray = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    seconds = starts = 0.0
+    seconds = begun = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
@@ -124,9 +127,9 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved)
-            starts += count / batch * leaf.starts
+            begun += count / batch
     more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
-    return seconds + more, starts + calls
+    return seconds + more, begun + calls, begun * leaf.starts + calls
 
 
 PASSES = 3  # over an operand, to prepare it: two that read, and one that writes

@@ -298,6 +298,15 @@ def test_where_it_is_chosen() -> None:
     assert choose(Problem(8192, 8192, 8192, "float64"), datasheet("h200"), free).best.plan.leaf != "f16x3"
 
 
+def test_a_product_of_two_launches_is_begun_once() -> None:
+    """On a host that is slow to start products: what the device does in half of the time is not left to the vendor."""
+    slow = replace(datasheet("h200"), host=38e-6)
+    problem = Problem(1024, 1024, 1024, "float32")
+    own, vendor = (quick_prediction(Plan.parse(leaf), problem, slow).seconds for leaf in ("f16x3", "vendor"))
+    assert own < 45e-6 < vendor
+    assert choose(problem, slow, Limits(1 << 36, 16.0)).best.plan.leaf == "f16x3"
+
+
 def test_how_fast_the_vendors_products_of_planes_are() -> None:
     """What this way took on an H200 at 1024, 4096 and 8192, as a multiple of SGEMM's speed, the model knows about."""
     known = datasheet("h200")
