@@ -153,9 +153,9 @@ def _by_residues(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | Vendo
     """Exponents, planes of residues, their products, C; by the vendor where there are no such tensor cores."""
     exact, chip = DTYPES[dtype].exact, target.chip
     moduli, levels = (whole_moduli(dtype, op.k), 0) if exact else RESIDUE_LEAVES[op.use.leaf.name]
-    made = residue_op(op, dtype, moduli, levels, chip.multiprocessors) if chip.has_warpgroups else None
+    made = residue_op(op, dtype, moduli, levels, chip.multiprocessors, target.divides) if chip.has_warpgroups else None
     if made is not None:
-        return residue_launches(made, dict(target.divides), target.flagged)
+        return residue_launches(made, target.divides, target.flagged)
     why = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
     if exact:
         raise PlanError(f"{op.leaf} cannot multiply {dtype}, because {why}")

@@ -62,8 +62,8 @@ class Residues:
 
     @property
     def turned_room(self) -> int:
-        """Numbers from one line of a turned operand to the next."""
-        return whole(self.k, 4)
+        """Numbers from one line of a turned operand to the next: a multiple of four, and of 16 bytes."""
+        return whole(self.k, max(4, LINE // self.item))
 
     @property
     def turned(self) -> tuple[int, int]:

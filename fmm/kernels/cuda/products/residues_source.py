@@ -45,9 +45,8 @@ class MeasureKernel:
 
     def call(self, operand: str, block: str) -> str:
         """Of a function of residue_planes.cuh."""
-        named = (
-            f"measure_lines<{self.group}, {str(self.wide).lower()}>" if self.along == "inner" else "measure_and_turn"
-        )
+        wide = str(self.wide).lower()
+        named = f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else f"measure_and_turn<{wide}>"
         return f"{SPACE}{named}({operand}, {block});"
 
 

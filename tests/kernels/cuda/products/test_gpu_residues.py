@@ -244,6 +244,22 @@ def test_integers_equal_numpys(dtype: str) -> None:
         assert bool((c == wrapped_product(a, b)).all()), (trial, m, k, n, orders)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_bytes_as_they_lie(dtype: str) -> None:
+    """Read by the copy engine where lines begin at multiples of 16, turned where they lie the other way, and C written
+    at once; sides that are no multiples of a tile, and one whose sums would be too long for 32 bits."""
+    rng, info = np.random.default_rng(22), np.iinfo(dtype)
+    sides = ((16, 16, 16), (256, 512, 384), (144, 1040, 272), (1008, 64, 80), (32, 140000, 48), (160, 100, 176))
+    for (m, k, n), orders in product(sides, product("CF", repeat=3)):
+        least = info.min if k < 140000 else -128 if dtype == "int8" else 255
+        most = info.max if k < 140000 else least
+        a, b = (
+            cupy.asarray(rng.integers(least, most, s, dtype, endpoint=True), order=o)
+            for s, o in zip(((m, k), (k, n)), orders, strict=False)
+        )
+        assert bool((integer_product(a, b, orders[2]) == wrapped_product(a, b)).all()), (m, k, n, orders)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint64"])
 def test_integers_of_long_sums(dtype: str) -> None:
     rng = np.random.default_rng(21)

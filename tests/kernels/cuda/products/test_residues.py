@@ -4,6 +4,7 @@ of the kernels, and what runs."""
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -19,6 +20,7 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products import residue_planes
 from fmm.kernels.cuda.products.residue_planes import LEAVES, Residues, whole_moduli
 from fmm.kernels.cuda.products.residues import (
+    NOT_KNOWN,
     SIZES,
     Pieces,
     ResidueOp,
@@ -49,16 +51,20 @@ from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.nvrtc import in_parallel, nvrtc, report
-from tests.support.residues_on_host import exponents, multiplied, play, reduced, root
+from tests.support.residues_on_host import exponents, multiplied, play, reduced, root, turned_square
 
 SMS = 132
 Matrix = np.ndarray[Any, Any]
 
 
-def op_of(problem: Problem, plan: str) -> ResidueOp:
+ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
+
+
+def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
     op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
     exact = problem.type.exact
-    made = residue_op(op, op.dtype, *((whole_moduli(op.dtype, op.k), 0) if exact else LEAVES[op.leaf]), SMS)
+    counts = (whole_moduli(op.dtype, op.k), 0) if exact else LEAVES[op.leaf]
+    made = residue_op(op, op.dtype, *counts, SMS, divides)
     assert made is not None
     return made
 
@@ -170,15 +176,14 @@ def aligned_memory(size: int, value: int) -> Matrix:
 
 
 def run(
-    a: Matrix, b: Matrix, leaf: str, layouts: str = "CCC", alpha: float = 1, beta: float = 0
+    a: Matrix, b: Matrix, leaf: str, layouts: str = "CCC", alpha: float = 1, beta: float = 0, aligned: bool = False
 ) -> tuple[Matrix, ResidueOp]:
     """C by the kernels on the host: where those of a GPU meet, the host does the same in its own way."""
     (m, k), n = a.shape, b.shape[1]
-    leading = [
-        (cols if o == "C" else rows) + 3 for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)
-    ]
+    lines = [cols if o == "C" else rows for o, (rows, cols) in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)]
+    leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
     problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
-    op = op_of(problem, leaf)
+    op = op_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
         memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
@@ -190,12 +195,14 @@ def run(
     bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
     for side in (op.left, op.right):
         measured(side, {name: x for name, (x, _) in zip("ABC", whole, strict=True)}, work)
-    first = 0
+    first, everything = 0, {name: x.reshape(-1).view(np.uint8) for name, (x, _) in zip("ABC", whole, strict=True)}
     for chosen in op.groups:
         play(split_launch(op, (False, False), chosen), f"fmm::residues::Split<{read_as(a.dtype.name)}>", bases)
-        multiplied(op, first, chosen, work)
+        multiplied(op, first, chosen, {**everything, "W": work})
         first += len(chosen)
-    if problem.type.exact:
+    if op.sends:
+        pass
+    elif problem.type.exact:
         play(join_whole_launch(op), f"fmm::residues::JoinWhole<{problem.type.cpp}>", bases)
     else:
         play(join_launch(op, True), "fmm::residues::Join", bases)
@@ -214,9 +221,9 @@ def measured(side: Any, arrays: dict[str, Matrix], work: Matrix) -> None:
     if x.dtype == np.float64:
         work[side.exponents : side.exponents + 4 * side.lines].view(np.int32)[:] = exponents(lines, top)
     if side.along == "outer":
-        room = g.turned_room
-        end = side.turned + x.itemsize * side.lines * room
-        work[side.turned : end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
+        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.turned_room)
+        end = place + x.itemsize * side.lines * room
+        work[place:end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
 
 
 def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[int]], Matrix, Matrix]:
@@ -333,6 +340,36 @@ def test_integers_are_numpys(dtype: str) -> None:
         np.testing.assert_array_equal(c, wrapped_product(a, b))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("layouts", ["CCC", "CFC", "FCC", "FFF", "CCF"])
+def test_bytes_are_multiplied_as_they_lie(dtype: str, layouts: str) -> None:
+    """And C is written at once, where its lines are whole: not where m or n is no multiple of 16."""
+    rng = np.random.default_rng(12)
+    for m, k, n in ((16, 40, 32), (9, 33, 18)):
+        a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
+        c, op = run(a, b, "residues", layouts, aligned=True)
+        assert [x.bytes_from for x in op.sides] == [{"inner": "source"}.get(x.along, "planes") for x in op.sides]
+        assert op.sends == (m == 16)
+        np.testing.assert_array_equal(c, wrapped_product(a, b))
+        updated, op = run(a, b, "residues", layouts, alpha=3, beta=2, aligned=True)
+        assert not op.sends
+        np.testing.assert_array_equal(updated, 3 * wrapped_product(a, b) + np.full((m, n), 14, dtype))
+
+
+def test_squares_of_bytes_are_turned() -> None:
+    x = np.random.default_rng(13).integers(0, 256, (4, 4), np.uint8)
+    np.testing.assert_array_equal(turned_square(x), x.T)
+
+
+def test_launches_of_bytes() -> None:
+    """One, or two where an operand is turned; as any integers where lines begin anywhere."""
+    for order, size, expected in (("C", 512, 2), ("F", 512, 1), ("C", 500, 4), ("F", 500, 3)):
+        layouts = Layout("C", size), Layout(order, size), Layout("C", size)  # type: ignore[arg-type]
+        found = record_launches(Plan.parse("residues"), Problem(size, size, size, "int8", layouts), target_on(H200))
+        assert len(found.launches) == expected
+        assert found.launches[-1].does == "product" and "int8 by 1 product" in found.launches[-1].label
+
+
 @pytest.mark.parametrize("dtype", RINGS)
 def test_extreme_integers(dtype: str) -> None:
     """The least and the largest, alike and with signs in turns."""
@@ -378,6 +415,7 @@ def test_measuring_and_turning_compile() -> None:
     given = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
+        (MeasureKernel("outer", 0, True), MeasureKernel("outer", 0, False)),
     )
     jobs = [(str(x), f"{measure_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in given]
     for r in in_parallel(report, jobs):
@@ -399,9 +437,9 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "int64", pytest.param("bool", marks=pytest.mark.slow)])
 def test_kernels_of_integers_compile(dtype: str) -> None:
     nvrtc()
-    turns = MeasureKernel("outer", 0, False)
+    turns, wide = MeasureKernel("outer", 0, False), MeasureKernel("outer", 0, True)
     jobs = [
-        ("turn", measure_source(turns, None, dtype), "sm_90a", ("--std=c++17",)),
+        ("turn", measure_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
         ("split", split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
         ("join", join_whole_source(0, whole_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
@@ -440,8 +478,8 @@ def test_launches_of_integers(dtype: str) -> None:
     for order, turns in (("C", True), ("F", False)):
         layouts = Layout("C", 512), Layout(order, 512), Layout("C", 512)  # type: ignore[arg-type]
         found = record_launches(Plan.parse("residues"), Problem(512, 512, 512, dtype, layouts), target_on(H200))
-        assert len(found.launches) == 3 + turns
-        assert f"{dtype} by {whole_moduli(dtype, 512)} products" in found.launches[-1].label
+        assert len(found.launches) == (1 if dtype in ("int8", "uint8") else 3) + turns
+        assert f"{dtype} by {whole_moduli(dtype, 512)} product" in found.launches[-1].label
     with pytest.raises(PlanError, match=f"cannot multiply {dtype}"):
         record_launches(Plan.parse("residues"), Problem(64, 64, 64, dtype), target_on(replace(H200, version=89)))
 
