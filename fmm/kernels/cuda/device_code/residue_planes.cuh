@@ -1,7 +1,7 @@
-// Numbers as residues modulo up to 20 small numbers, a byte each: integers, and float64 as x 2^e, rounded to a whole number
-// of up to 2^62.
+// Numbers as residues modulo up to 20 small numbers, a byte each: integers, and float64 and float32 as x 2^e, rounded to
+// whole numbers of up to 2^62.
 //
-//   measure  of float64: of each line along the inner dimension the 2-norm, rounded up, and by it an exponent e, so that no entry of
+//   measure  of these: of each line along the inner dimension the 2-norm, rounded up, and by it an exponent e, so that no entry of
 //            the product of whole numbers reaches half of the product of all moduli: |sum a b| <= |a| |b| by Cauchy and
 //            Schwarz. Operands of any type that lie along the outer dimension are turned on the way.
 //   split    scaled, rounded; sums of blocks, where levels of a fast algorithm are below; all residues of these
@@ -23,6 +23,8 @@ template <class Element>
 constexpr bool SCALED = false;  // by powers of two, and rounded
 template <>
 constexpr bool SCALED<double> = true;
+template <>
+constexpr bool SCALED<float> = true;
 
 template <class Element>
 struct Operand {
@@ -127,19 +129,19 @@ __device__ __forceinline__ double sum_of_warp(double x) {
     return x;
 }
 
-template <int GROUP, bool WIDE>
-__device__ __forceinline__ void measure_lines(const Operand<double>& p, int block) {
+template <int GROUP, bool WIDE, class Element>
+__device__ __forceinline__ void measure_lines(const Operand<Element>& p, int block) {
     __shared__ Squares shared[THREADS / 32];
     const int number = block * (THREADS / GROUP) + threadIdx.x / GROUP, mine = threadIdx.x % GROUP;
     const int layer = number / p.lines;
     if (layer >= p.layers) return;
-    const double* const from = p.source + layer * p.layer + number % p.lines * p.leading;
+    const Element* const from = p.source + layer * p.layer + number % p.lines * p.leading;
     Squares sum{};
 #pragma unroll 4
     for (int at = 4 * mine; at < p.length; at += 4 * GROUP) {
         const auto v = four_of<WIDE>(from, at, p.length);
 #pragma unroll
-        for (double x : v.x) sum.add(x);
+        for (Element x : v.x) sum.add(x);
     }
     sum.large = sum_of_warp(sum.large);
     sum.usual = sum_of_warp(sum.usual);

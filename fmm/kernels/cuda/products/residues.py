@@ -1,4 +1,4 @@
-"""A product by residues, of float64 or of integers: where its planes lie, and the launches: measuring, splitting,
+"""A product by residues, of float64, float32 or integers: where its planes lie, and the launches: measuring, splitting,
 multiplying, joining."""
 
 from __future__ import annotations
@@ -358,8 +358,8 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     told = _result(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.told
     slots = [*_result_slots(op), Slot(7, "W", op.left.exponents), Slot(8, "W", op.right.exponents)]
     slots += [Slot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count), ENTRY, THREADS)
-    label = f"residue_join: float64 by {g.moduli} products of 8-bit integers"
+    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY, THREADS)
+    label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), told, tuple(slots))
 
 

@@ -107,15 +107,15 @@ def split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> 
 
 
 @lru_cache(maxsize=64)
-def join_source(levels: int, moduli: int, pieces: int) -> str:
-    """The whole CUDA source of what puts C together, of float64, entry point `ENTRY`."""
+def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
+    """The whole CUDA source of what puts C together, of float64 or float32, entry point `ENTRY`."""
     lines = [
         '#include "residue_join.cuh"',
         "",
         fast_sums(),
         f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ {SPACE}Join p) {{",
-        f"    {SPACE}join<Sums, {levels}, {neighbours('float64')}, {moduli}, {pieces}>(p);",
+        f"{ENTRY}(const __grid_constant__ {SPACE}Join<{DTYPES[dtype].cpp}> p) {{",
+        f"    {SPACE}join<Sums, {levels}, {neighbours(dtype)}, {moduli}, {pieces}>(p);",
         "}",
     ]
     return with_headers("\n".join(lines) + "\n")

@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.cuda.products.residue_planes import LEAVES
+from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SINGLE_LEAVES
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -75,10 +75,43 @@ def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
         assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, k), (leaf, orders)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", DOUBLE_LEAVES)
 def test_every_leaf(leaf: str) -> None:
     a, b = normal((300, 700)), normal((700, 200), 1)
     assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)
+
+
+@pytest.mark.parametrize("leaf", SINGLE_LEAVES)
+def test_float32(leaf: str) -> None:
+    """Every order; graded rows and columns; inf and nan stand where the vendor's do."""
+    bits = {7: 26, 8: 30, 9: 34}[LEAVES[leaf][0]]
+    rng = np.random.default_rng(23)
+    for (m, k, n), orders in product(((1, 1, 1), (129, 65, 131), (300, 700, 200), (9, 131072, 11)), ("CC", "FC", "CF")):
+        x, y = (
+            rng.standard_normal(s) * np.exp2(rng.integers(-30, 30, g)) for s, g in (((m, k), (m, 1)), ((k, n), (1, n)))
+        )
+        a, b = (cupy.asarray(v.astype(np.float32), order=o) for v, o in zip((x, y), orders, strict=True))
+        assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= 2.0**-bits * np.sqrt(k) + 2.0**-24, (m, k, n, orders)
+    for value in (np.inf, np.nan, 1e38):
+        a, b = (cupy.asarray(rng.standard_normal(s).astype(np.float32)) for s in ((215, 300), (300, 401)))
+        a[3], b[7, 9] = value, value
+        c, expected = fmm.matmul(a, b, plan=leaf), a @ b
+        assert bool((cupy.isnan(c) == cupy.isnan(expected)).all()), value
+        assert bool((cupy.isinf(c) == cupy.isinf(expected)).all()), value
+
+
+@pytest.mark.parametrize("n", [2048, 4096])
+def test_float32_has_a_fiftieth_of_sgemms_error(n: int) -> None:
+    """About: in the Frobenius norm, of some rows and columns; with 7 moduli less than half of it."""
+    rng = cupy.random.default_rng(n)
+    a, b = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
+    exact = a[:64].get().astype(np.float64) @ b[:, :64].get().astype(np.float64)
+    vendor, seven, eight, below = (
+        float(np.linalg.norm(c[:64, :64].get() - exact))
+        for c in (fmm.matmul(a, b, plan="vendor"), *(fmm.matmul(a, b, plan=x) for x in ("oz7", "oz8", "oz8x7")))
+    )
+    print(n, seven / vendor, eight / vendor, below / vendor)
+    assert max(eight, below) <= 0.05 * vendor and seven <= 0.5 * vendor
 
 
 @pytest.mark.parametrize("leaf", ["oz14", "oz14x7", "oz14x49"])

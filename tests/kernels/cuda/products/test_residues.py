@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.dtypes import INTEGERS, RINGS
+from fmm.dtypes import DTYPES, INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products import residue_planes
-from fmm.kernels.cuda.products.residue_planes import LEAVES, Residues, whole_moduli
+from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SINGLE_LEAVES, Residues, whole_moduli
 from fmm.kernels.cuda.products.residues import (
     NOT_KNOWN,
     SIZES,
@@ -205,7 +205,7 @@ def run(
     elif problem.type.exact:
         play(join_whole_launch(op), f"fmm::residues::JoinWhole<{problem.type.cpp}>", bases)
     else:
-        play(join_launch(op, True), "fmm::residues::Join", bases)
+        play(join_launch(op, True), f"fmm::residues::Join<{problem.type.cpp}>", bases)
     memory, c = whole[2]
     gaps = memory[:, c.shape[1 if layouts[2] == "C" else 0] :]
     assert (gaps == gaps.dtype.type(77)).all()
@@ -218,7 +218,7 @@ def measured(side: Any, arrays: dict[str, Matrix], work: Matrix) -> None:
     g, x = side.geometry, arrays[side.source.base]
     lines = x[: side.lines, : g.k] if side.along == "inner" else x[: g.k, : side.lines].T
     top = largest_norm(g.moduli, g.k)
-    if x.dtype == np.float64:
+    if not DTYPES[x.dtype.name].exact:
         work[side.exponents : side.exponents + 4 * side.lines].view(np.int32)[:] = exponents(lines, top)
     if side.along == "outer":
         place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.turned_room)
@@ -238,17 +238,22 @@ def exact_product(a: Matrix, b: Matrix, moduli_count: int) -> tuple[list[list[in
 def assert_rounded(c: Matrix, a: Matrix, b: Matrix, moduli_count: int) -> None:
     """Each entry is the product of whole numbers, unscaled and rounded: to within a unit in the last place."""
     exact, e, f = exact_product(a, b, moduli_count)
+    known = 24 if c.dtype == np.float32 else 53  # bits
     for i, j in np.ndindex(c.shape):
         value = Fraction(exact[i][j]) / Fraction(2) ** int(e[i] + f[j])
-        assert abs(Fraction(float(c[i, j])) - value) <= abs(value) * Fraction(1, 2**52), (i, j)
-        assert abs(exact[i][j]) >= 2**53 or Fraction(float(c[i, j])) == value
+        assert abs(Fraction(float(c[i, j])) - value) <= abs(value) * Fraction(1, 2 ** (known - 1)), (i, j)
+        assert abs(exact[i][j]) >= 2**known or Fraction(float(c[i, j])) == value
 
 
-@pytest.mark.parametrize("leaf", ["oz14", "oz13x7", "oz14x49", "oz16", "oz15x7"])
+def type_of(leaf: str) -> str:
+    return "float32" if leaf in SINGLE_LEAVES else "float64"
+
+
+@pytest.mark.parametrize("leaf", ["oz14", "oz13x7", "oz14x49", "oz16", "oz15x7", *SINGLE_LEAVES])
 def test_products_of_whole_numbers_are_exact(leaf: str) -> None:
     rng = np.random.default_rng(3)
     for m, k, n in ((1, 1, 1), (5, 23, 9), (18, 70, 21)):
-        a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+        a, b = (rng.standard_normal(shape).astype(type_of(leaf)) for shape in ((m, k), (k, n)))
         c, _ = run(a, b, leaf)
         assert_rounded(c, a, b, LEAVES[leaf][0])
 
@@ -259,6 +264,25 @@ def test_however_operands_lie(layouts: str) -> None:
     a, b = rng.standard_normal((7, 37)), rng.standard_normal((37, 11))
     c, _ = run(a, b, "oz14x7", layouts)
     assert_rounded(c, a, b, 14)
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    c, _ = run(a, b, "oz8x7", layouts)
+    assert_rounded(c, a, b, 8)
+
+
+@pytest.mark.parametrize("leaf", SINGLE_LEAVES)
+def test_float32_is_within_what_the_leaf_says(leaf: str) -> None:
+    """Of rows and columns that are graded, too; and an overflow raises the flag."""
+    rng = np.random.default_rng(15)
+    bits = {7: 26, 8: 30, 9: 34}[LEAVES[leaf][0]]
+    for scale in (0, 20, 60):
+        a = (rng.standard_normal((9, 50)) * np.exp2(rng.integers(-scale, scale + 1, (9, 1)))).astype(np.float32)
+        b = (rng.standard_normal((50, 7)) * np.exp2(rng.integers(-scale, scale + 1, (1, 7)))).astype(np.float32)
+        x, y = a.astype(np.longdouble), b.astype(np.longdouble)
+        norms = np.sqrt((x * x).sum(axis=1))[:, None] * np.sqrt((y * y).sum(axis=0))[None]
+        off = np.abs(run(a, b, leaf)[0] - x @ y) / norms
+        assert off.max() <= 2.0**-bits * np.sqrt(50) + 2.0**-24
+    huge = np.full((4, 40), 1e30, np.float32)
+    assert np.isinf(run(huge, huge.T.copy(), leaf)[0]).all()
 
 
 @pytest.mark.parametrize("leaf", ["oz14", "oz14x49"])
@@ -428,8 +452,13 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     nvrtc()
     jobs = [
         ("split", split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
-        ("join", join_source(levels, 14, 3), "sm_90", ("--std=c++17",)),
+        ("join", join_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
     ]
+    if levels < 2:
+        jobs += [
+            ("split", split_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
+            ("join", join_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
+        ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= registers, r
 
@@ -492,7 +521,7 @@ def test_below_other_levels() -> None:
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
     for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
-        g = Residues(*size, 3, *LEAVES[leaf])
+        g = Residues(*size, 3, *LEAVES[leaf], 8 if leaf in DOUBLE_LEAVES else 4)
         *starts, planes, turned, end = g.offsets
         assert all(x % 256 == 0 for x in (*starts, planes, turned))
         sizes = [*g.exponents, *(g.together * x for x in g.planes[:2])]
