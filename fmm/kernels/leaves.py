@@ -29,6 +29,7 @@ from fmm.kernels.cuda.products.residue_planes import (
     residue_scratch,
     whole_scratch,
 )
+from fmm.kernels.cuda.products.residue_planes import kept_room as kept_residues
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
@@ -126,6 +127,8 @@ DIGITS = Leaf(
     rate=DIGITS_RATE,
 )
 
+# Of which prepared operands keep planes: with levels below there would be more, and others for A than for B.
+KEEPING = "oz14"
 # Errors of the leaves of residues against DGEMM's and SGEMM's, in the Frobenius norm, on normal data on an H200: 0.5 to
 # 0.7 with 14 moduli; every one more or less is a factor of 15. (Uniform data: 0.03.) Of float32 with 8 or more no less
 # than rounding C takes.
@@ -157,6 +160,7 @@ def _residue_leaf(name: str, dtype: str, moduli: int, levels: int) -> Leaf:
         relative_error=RESIDUE_ERRORS.get(moduli, 1.0),
         emulates=True,
         norm_bound=RESIDUE_BOUNDS[moduli],
+        keeps=partial(kept_residues, moduli) if name == KEEPING else None,
         rate=name,
     )
 

@@ -131,3 +131,10 @@ def residue_scratch(item: int, moduli: int, levels: int, m: int, k: int, n: int,
     """Bytes of workspace for a batch of products of numbers of so many bytes, whichever of C and its transpose is
     computed."""
     return max(Residues(*size, count, moduli, levels, item).scratch for size in ((m, k, n), (n, k, m)))
+
+
+def kept_room(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
+    """Bytes of a matrix, and of exponents and planes that are kept behind it, whichever of its sides is the inner
+    dimension; no levels are below."""
+    planes = moduli * whole(lines, LINE) * whole(length, LINE)
+    return whole(item * lines * length, ROOM), whole(EXPONENT * max(lines, length), ROOM) + planes

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import isqrt, sqrt
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.f16_planes import whole
-from fmm.kernels.cuda.products.residue_planes import Residues
+from fmm.kernels.cuda.products.residue_planes import EXPONENT, ROOM, Residues, kept_room
 from fmm.kernels.cuda.products.residues_source import (
     CLUSTER,
     SIDE,
@@ -133,10 +133,12 @@ class Side:
     # Bytes modulo 2^8 are residues themselves. They are multiplied as they lie (`source`), or as they are turned, where
     # a plane has its place (`planes`).
     bytes_from: Literal["", "source", "planes"] = ""
+    base: str = "W"  # where exponents and planes stand: in the workspace, or behind the operand, where they are kept
+    is_ready: bool = False  # is nothing to be done before the products?
 
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
         """None where there is nothing to be done: for integers along the inner dimension."""
-        if self.along == "inner" and not scaled:
+        if self.is_ready or (self.along == "inner" and not scaled):
             return None
         group = WARP if self.geometry.k <= SHORT else THREADS
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.reads_wide(aligned))
@@ -148,7 +150,7 @@ class Side:
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
 
     def splits_wide(self, aligned: bool) -> bool:
-        return self.along == "outer" or self.reads_wide(aligned)
+        return self.is_ready or self.along == "outer" or self.reads_wide(aligned)
 
     def measure_blocks(self, kernel: MeasureKernel | None) -> int:
         if kernel is None:
@@ -159,7 +161,7 @@ class Side:
 
     @property
     def split_blocks(self) -> int:
-        if self.bytes_from:
+        if self.bytes_from or self.is_ready:
             return 0
         return -(-self.geometry.count * self.block[0] * (self.block[1] // 4) // THREADS)
 
@@ -178,23 +180,26 @@ class Side:
         return (
             Slot(first, x.base, x.offset),
             *turned,
-            Slot(first + 2, "W", self.exponents),
-            Slot(first + 3, "W", self.planes),
+            Slot(first + 2, self.base, self.exponents),
+            Slot(first + 3, self.base, self.planes),
         )
 
-    def tensor_map(self, moduli: int, most: int) -> TensorMap:
-        """The planes modulo so many numbers, layer by layer; one copy brings at most `most` lines."""
+    def tensor_map(self, first: int, moduli: int, most: int) -> TensorMap:
+        """The planes modulo so many numbers, layer by layer, behind the first; one copy brings at most `most` lines."""
         lines, length = self.block
         if self.bytes_from == "source":
             return bytes_as_they_lie(self.source, self.lines, self.geometry.k, self.geometry.count, most)
         # (Behind the end of a line that was turned anything may stand.)
         known = self.geometry.k if self.bytes_from else length
-        return byte_map(self.planes, lines, length, self.geometry.products * moduli, most, known)
+        # (In the workspace there are those of one group of moduli at a time.)
+        before = 0 if self.base == "W" else first * self.geometry.products * lines * length
+        place = Piece(self.base, self.planes + before, lines, length)
+        return byte_map(place, self.geometry.products * moduli, most, known)
 
 
-def byte_map(offset: int, lines: int, length: int, layers: int, most: int, known: int = 0) -> TensorMap:
+def byte_map(piece: Piece, layers: int, most: int, known: int = 0) -> TensorMap:
     """Of planes; of lines of which only so much is `known`, zeros are brought behind that."""
-    piece = Piece("W", offset, lines, length)
+    lines, length = piece.rows, piece.cols
     return TensorMap(piece, BYTE.name, known or length, lines, layers, length, lines * length, (LINE, most), LINE)
 
 
@@ -240,12 +245,12 @@ class ResidueOp:
         if self.sends:
             dest, columns = bytes_as_they_lie(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_map(self.planes + first * g.planes[2], rows, columns, layers, 64)
-        maps = self.left.tensor_map(count, s.m_s), self.right.tensor_map(count, s.n_s // s.cluster), dest
+            dest = byte_map(Piece("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+        left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = tiles_of(rows, columns, s)
         steps, sides = -(-inner // LINE), (rows, columns)
-        return WgmmaOp(ResidueKernel(s), maps, steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
+        return WgmmaOp(ResidueKernel(s), (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
 def residue_op(
@@ -266,9 +271,19 @@ def residue_op(
     )
     x = Side(left, along[0], m, g, (rows, inner), e, a, turned, first)
     y = Side(right, along[1], n, g, (columns, inner), f, b, turned + g.turned[0], second)
+    x, y = _kept(op, x, "A"), _kept(op, y, "B")
     # (The copy engine writes 16 bytes at a time: a row that ends in the midst of them would be followed by zeros.)
     sends = plain and (alpha, beta) == (1, 0) and n % WIDE == 0 and _is_aligned(op.dest, divides)
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, sends)
+
+
+def _kept(op: GemmOp, side: Side, base: str) -> Side:
+    """The same, or with what is kept behind the operand: planes of A's rows and of B's columns."""
+    if op.use.leaf.keeps is None or not op.kept == base == side.source.base:
+        return side
+    exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
+    planes = exponents + whole(EXPONENT * side.lines, ROOM)
+    return replace(side, base=base, is_ready=True, exponents=exponents, planes=planes, turned=op.scratch)
 
 
 def _bytes_from(x: Factor, along: Along, divides: Mapping[str, int]) -> Literal["", "source", "planes"]:
@@ -298,9 +313,8 @@ def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> WgmmaSizes:
 
 def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
     """Exponents; planes of both operands; their products; C."""
-    aligned = tuple(divides[x.source.base] % WIDE == 0 for x in op.sides)
-    exact = DTYPES[op.dtype].exact
-    measures = () if exact and {x.along for x in op.sides} == {"inner"} else (measure_launch(op, aligned),)
+    aligned, exact = _aligned_sides(op, divides), DTYPES[op.dtype].exact
+    measures = (measure_launch(op, aligned),) if _measures(op) else ()
     joins = () if op.sends else (join_whole_launch(op) if exact else join_launch(op, flagged),)
     found, first = [*measures], 0
     for moduli in op.groups:
@@ -309,6 +323,26 @@ def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -
         found.append(planes_launch(op, first, moduli))
         first += len(moduli)
     return *found, *joins
+
+
+def kept_launches(op: ResidueOp, divides: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
+    """What makes what is kept of one operand, and bytes of workspace for that."""
+    if not any(x.is_ready for x in op.sides):
+        return (), 0
+    left, right = (replace(x, is_ready=not x.is_ready) for x in op.sides)
+    made, aligned = replace(op, left=left, right=right), _aligned_sides(op, divides)
+    moduli = remainder_weights(op.geometry.moduli).moduli
+    room = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_ready)
+    return (measure_launch(made, aligned), split_launch(made, aligned, moduli)), room
+
+
+def _aligned_sides(op: ResidueOp, divides: Mapping[str, int]) -> tuple[bool, ...]:
+    return tuple(divides[x.source.base] % WIDE == 0 for x in op.sides)
+
+
+def _measures(op: ResidueOp) -> bool:
+    scaled = not DTYPES[op.dtype].exact
+    return any(x.measure_kernel(False, scaled) is not None for x in op.sides)
 
 
 def measure_launch(op: ResidueOp, aligned: tuple[bool, ...]) -> Launch:
@@ -356,7 +390,7 @@ def planes_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     g, pieces = op.geometry, Pieces(op.geometry.moduli, op.geometry.levels)
     told = _result(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.told
-    slots = [*_result_slots(op), Slot(7, "W", op.left.exponents), Slot(8, "W", op.right.exponents)]
+    slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
     slots += [Slot(9, FLAG)] if flagged else []
     kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY, THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"

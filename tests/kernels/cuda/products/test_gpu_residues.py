@@ -225,6 +225,25 @@ def test_stacks_and_updates() -> None:
     assert bool((fmm.gemm(x, y, z, alpha=-2, beta=0.5, plan="oz14") == -2 * (x @ y) + 0.5 * z).all())
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
+    """Of what is kept of a matrix that is written over later."""
+    a, b = normal((300, 700)), normal((700, 264), 1)
+    x = a if side == "left" else b
+    held = cupy.asarray(x, order=order)
+    p = fmm.prepare(held, side=side)
+    assert p.keeps == "oz14"
+    held[...] = cupy.nan
+    expected = fmm.matmul(a, b, plan="oz14")
+    for _ in range(2):
+        found = fmm.matmul(*((p, b) if side == "left" else (a, p)), plan="oz14")
+        assert bool((found == expected).all())
+    turned = fmm.matmul(*((p, b) if side == "left" else (a, p)), out=cupy.empty_like(expected, order="F"), plan="oz14")
+    assert bool((turned == expected).all())
+    assert "oz14" in str(fmm.explain(*((p, b) if side == "left" else (a, p)), plan="oz14"))
+
+
 # ---- integers
 
 

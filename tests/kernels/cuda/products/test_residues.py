@@ -18,14 +18,23 @@ from fmm.dtypes import DTYPES, INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products import residue_planes
-from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SINGLE_LEAVES, Residues, whole_moduli
+from fmm.kernels.cuda.products.residue_planes import (
+    DOUBLE_LEAVES,
+    LEAVES,
+    SINGLE_LEAVES,
+    Residues,
+    kept_room,
+    whole_moduli,
+)
 from fmm.kernels.cuda.products.residues import (
     NOT_KNOWN,
     SIZES,
     Pieces,
     ResidueOp,
+    Side,
     join_launch,
     join_whole_launch,
+    kept_launches,
     largest_norm,
     measure_launch,
     modulus_bytes,
@@ -191,35 +200,44 @@ def run(
         inside[...] = x
         whole.append((memory, inside))
     work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
-    bases = {name: x.ctypes.data for name, (x, _) in zip("ABC", whole, strict=True)} | {"W": work.ctypes.data}
-    bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
-    for side in (op.left, op.right):
-        measured(side, {name: x for name, (x, _) in zip("ABC", whole, strict=True)}, work)
-    first, everything = 0, {name: x.reshape(-1).view(np.uint8) for name, (x, _) in zip("ABC", whole, strict=True)}
-    for chosen in op.groups:
-        play(split_launch(op, (False, False), chosen), f"fmm::residues::Split<{read_as(a.dtype.name)}>", bases)
-        multiplied(op, first, chosen, {**everything, "W": work})
-        first += len(chosen)
-    if op.sends:
-        pass
-    elif problem.type.exact:
-        play(join_whole_launch(op), f"fmm::residues::JoinWhole<{problem.type.cpp}>", bases)
-    else:
-        play(join_launch(op, True), f"fmm::residues::Join<{problem.type.cpp}>", bases)
+    arrays = {name: x for name, (x, _) in zip("ABC", whole, strict=True)}
+    everything = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
+    flag = all_launches(op, arrays, everything)
     memory, c = whole[2]
     gaps = memory[:, c.shape[1 if layouts[2] == "C" else 0] :]
     assert (gaps == gaps.dtype.type(77)).all()
-    assert flag[0] == (not np.isfinite(c).all())
+    assert flag == (not np.isfinite(c).all())
     return c, op
 
 
-def measured(side: Any, arrays: dict[str, Matrix], work: Matrix) -> None:
+def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> bool:
+    """Of an op whose matrices are `arrays`, whose bytes are in `memory`. Is the flag raised?"""
+    bases = {name: x.ctypes.data for name, x in memory.items()}
+    bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
+    for side in op.sides:
+        measured(side, arrays, memory)
+    first, kind = 0, DTYPES[op.dtype]
+    for chosen in op.groups:
+        play(split_launch(op, (False, False), chosen), f"fmm::residues::Split<{read_as(op.dtype)}>", bases)
+        multiplied(op, first, chosen, memory)
+        first += len(chosen)
+    if kind.exact and not op.sends:
+        play(join_whole_launch(op), f"fmm::residues::JoinWhole<{kind.cpp}>", bases)
+    elif not kind.exact:
+        play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
+    return bool(flag[0])
+
+
+def measured(side: Side, arrays: dict[str, Matrix], memory: dict[str, Matrix]) -> None:
     """Exponents of lines, and lines turned."""
-    g, x = side.geometry, arrays[side.source.base]
+    if side.is_ready:
+        return
+    g, x, work = side.geometry, arrays[side.source.base], memory["W"]
     lines = x[: side.lines, : g.k] if side.along == "inner" else x[: g.k, : side.lines].T
     top = largest_norm(g.moduli, g.k)
     if not DTYPES[x.dtype.name].exact:
-        work[side.exponents : side.exponents + 4 * side.lines].view(np.int32)[:] = exponents(lines, top)
+        there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
+        there.view(np.int32)[:] = exponents(lines, top)
     if side.along == "outer":
         place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.turned_room)
         end = place + x.itemsize * side.lines * room
@@ -334,6 +352,64 @@ def test_zero_rows() -> None:
     a[1] = 1
     c, _ = run(a, b, "oz14")
     np.testing.assert_array_equal(c, a @ b)
+
+
+# ---- what is kept of an operand
+
+
+@pytest.mark.parametrize("base", ["A", "B"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_products_of_kept_planes(base: Any, order: Any) -> None:
+    """Made once, behind the matrix, of which then nothing is read; with the other operand as it comes."""
+    rng = np.random.default_rng(16)
+    m, k, n = 7, 40, 18
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    x = a if base == "A" else b
+    lines, length = x.shape if order == "C" else x.shape[::-1]
+    room, more = kept_room(14, 8, lines, length)
+    memory = aligned_memory(room + more, 0x81)
+    held = memory[: x.nbytes].view(np.float64).reshape(lines, length)
+    held[...] = x if order == "C" else x.T
+    one = (m, k, 1) if base == "A" else (1, k, n)
+    made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), kept=base), "oz14")
+    (_, split), turning = kept_launches(made, ALIGNED)
+    work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
+    (side,) = (replace(x, is_ready=False) for x in made.sides if x.is_ready)
+    measured(side, {base: held}, work)
+    play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
+    held[...] = np.nan
+    problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), kept=base)
+    op = op_of(problem, "oz14")
+    assert [x.is_ready for x in op.sides] == [base == "A", base == "B"]
+    arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
+    bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
+    assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.scratch, 0x81)})
+    np.testing.assert_array_equal(arrays["C"], run(a, b, "oz14")[0])
+
+
+def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Layout, Layout, Layout]:
+    m, k, n = size
+    a, b, c = Layout("C", k), Layout("C", n), Layout("C", n)
+    return (
+        (Layout(order, k if order == "C" else m), b, c)
+        if base == "A"
+        else (a, Layout(order, n if order == "C" else k), c)
+    )
+
+
+def test_planes_are_kept_for_one_leaf_and_on_their_own_side() -> None:
+    problem = Problem(512, 512, 512, kept="B")
+    assert [x.is_ready for x in op_of(problem, "oz14").sides] == [False, True]
+    assert not any(x.is_ready for x in op_of(problem, "oz14x7").sides)
+    turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), kept="B")
+    assert not any(x.is_ready for x in op_of(turned, "oz14").sides)
+    labels = [x.label for x in record_launches(Plan.parse("oz14"), problem, target_on(H200)).launches]
+    assert len(labels) == 4
+    both = op_of(problem, "oz14")
+    splits = [
+        split_launch(op, (True, True), moduli(14)).grid[0] for op in (both, op_of(Problem(512, 512, 512), "oz14"))
+    ]
+    assert 2 * splits[0] == splits[1]
 
 
 # ---- integers on the host
