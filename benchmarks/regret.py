@@ -45,6 +45,7 @@ from benchmarks.held_out import (
 )
 from fmm.config import environment as settings
 from fmm.config import files, locate
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.candidates import candidate_plans
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import usual_growth
@@ -98,8 +99,9 @@ class Cpu:
 
     def operands(self, size: Size, dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
         rng, (m, k, n) = np.random.default_rng(list(size)), size
-        kind: Any = dtype
-        a, b = rng.standard_normal((m, k), dtype=kind), rng.standard_normal((k, n), dtype=kind)
+        real: Any = DTYPES[dtype].real or dtype
+        parts = 2 if DTYPES[dtype].is_complex else 1
+        a, b = (rng.standard_normal((rows, parts * cols), dtype=real).view(dtype) for rows, cols in ((m, k), (k, n)))
         return a, b, np.matmul
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:

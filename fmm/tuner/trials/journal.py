@@ -125,7 +125,8 @@ def _key(trial: Trial) -> Key:
 class RoundLimits:
     """How many rounds: `least` at least; up to `most` while they have taken less than `seconds`; and up to `patient`
     while some median is uncertain by more than the share `steady` (others use the machine too) and the rounds have
-    taken less than `dear` seconds."""
+    taken less than `dear` seconds. A third one if of the first two samples one is more than `unlike` times the other:
+    it tells which of them was disturbed."""
 
     least: int
     most: int = 0
@@ -133,6 +134,7 @@ class RoundLimits:
     patient: int = 0
     steady: float = 0.02
     dear: float = float("inf")
+    unlike: float = float("inf")
 
     def go_on(self, done: int, samples: Samples) -> bool:
         if done < max(self.least, self.most):
@@ -141,6 +143,8 @@ class RoundLimits:
         return self._patient(done, samples)
 
     def _patient(self, done: int, samples: Samples) -> bool:
+        if done == 2 and any(max(s) > self.unlike * min(s) for s in samples.values() if s):
+            return True
         if done >= self.patient or sum(map(sum, samples.values())) >= self.dear:
             return False
         return any(median_uncertainty(s) > self.steady for s in samples.values() if s)
