@@ -131,7 +131,9 @@ def told_rows(path: Path) -> list[Row]:
     rows = recorded_rows(path)
     configs = list(dict.fromkeys(row.config for row in rows))
     of = {config: [row for row in rows if row.config == config] for config in configs}
-    enough = [c for c in configs if all(len(found) >= ENOUGH for _, _, found in grouped(of[c]))]
+    groups = {config: [found for *_, found in grouped(of[config])] for config in configs}
+    most = max((len(found) for found in groups.values()), default=0)
+    enough = [c for c in configs if len(groups[c]) == most and all(len(rows) >= ENOUGH for rows in groups[c])]
     return of[enough[-1]] if enough else max(of.values(), key=len)
 
 

@@ -62,10 +62,22 @@ def _as_gram(asked: Question) -> Call | None:
         return None
     call = _answered(replace(asked, asked=Asked(op="gram")))
     problem = call.decision.problem
-    if call.plan is None or problem is None or (asked.device.threads and call.plan == VENDOR):
+    if call.plan is None or problem is None or (call.plan == VENDOR and not _vendor_has_half(asked, problem)):
         return None
     worth = asked.device.threads or faster_as_half(call.decision, call.limits, asked.device)
     return call if worth else None
+
+
+def _vendor_has_half(asked: Question, problem: Problem) -> bool:
+    """Is there a function of the vendor's that a library's own product does not call? NumPy's product does; of 16-bit
+    types there is none, so that a half would be a whole product and a pass besides."""
+    ranks = problem.dtype in VENDOR.leaf_use.leaf.rank_updates
+    return not asked.device.threads and ranks and problem.k >= LEAST_OF_RANK
+
+
+# The vendor's functions for halves are slow where the inner side is short: on an H200, that of float32 took 2.2 and 2.4
+# times as long as its product with 170 and 72 (3020 and 3932 rows); that of float64 was 1.4 times as fast with 355.
+LEAST_OF_RANK = 256
 
 
 def _answered(asked: Question) -> Call:
@@ -138,11 +150,12 @@ def _on_device(call: Call, launches: LaunchList, work: Matrices) -> Call:
 
 
 def _recurs(launches: LaunchList, work: Matrices) -> bool:
-    """Would a graph start noticeably earlier than its launches? Few of them, the vendor's calls among them, of about 3
-    milliseconds at most."""
+    """Would a graph start noticeably earlier than its launches? Few of them but more than one, the vendor's calls among
+    them, of about 3 milliseconds at most."""
     ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
     multiply_adds = work.count * prod(work.problem.size)
-    return launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
+    several = work.count * len(launches.steps) > 1
+    return several and launches.lanes_used == 1 and ops <= RECURRING_OPS and multiply_adds <= RECURRING_WORK
 
 
 def cublas_scratch(launches: LaunchList) -> int:

@@ -132,9 +132,8 @@ def _same_array(library: Library, x: Any, y: Any) -> bool:
 # ---- computing it
 
 
-def _computed(library: Library, found: Operands, wishes: Wishes, apart: bool = False) -> Any:
-    """C, in the target if that can be and it has one. `apart`: it is known to share no memory with A and B, which of
-    arrays that lie in no usual way nobody can tell."""
+def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
+    """C, in the target if that can be and it has one; else in new memory, where it can."""
     if wishes.asked.alpha == 0 or 0 in found.a.shape:  # nothing of A and B counts, be it inf or NaN
         return _by_library(library, found, wishes)
     call = prepared(library, found.a, found.b, found.target, wishes)
@@ -143,11 +142,11 @@ def _computed(library: Library, found: Operands, wishes: Wishes, apart: bool = F
         raise PlanError(call.refused_plan)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
         return _by_library(library, found, wishes)
-    there = found.target is None or apart or writes_there(library, call, found.a, found.b, found.target)
+    there = found.target is None or writes_there(library, call, found.a, found.b, found.target)
     if not there:
         old = found.target if found.added is None else found.added
         old = library.copied(old, tuple(found.target.shape), found.a) if wishes.asked.beta else None
-        return _computed(library, found._replace(target=old, added=None), wishes, apart=True)
+        return _computed(library, found._replace(target=old, added=None), wishes)
     if any(found.conjugated):
         return _of_conjugates(library, call, found, wishes)
     found = _holding(library, found)
@@ -163,7 +162,7 @@ def _of_conjugates(library: Library, call: Call, found: Operands, wishes: Wishes
     assert call.plan is not None
     plan = call.plan.conjugating(*found.conjugated)
     if plan is None:
-        return _computed(library, _conjugated_copies(library, found), wishes, apart=True)
+        return _computed(library, _conjugated_copies(library, found), wishes)
     found, own = _holding(library, found), wishes._replace(plan=plan, replaceable=False)
     try:
         ready = prepared(library, found.a, found.b, found.target, own)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmm.arrays.library import Operand, Setting
+from fmm.arrays.library import Operand, Setting, Span
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import Limits
-from fmm.runtime.decide import (
-    Decision,
-)
+from fmm.runtime.decide import Decision
 from fmm.runtime.devices import Device
 from fmm.runtime.limits import Kept
-from fmm.runtime.operands import (
-    Offsets,
-    Span,
-    spans_meet,
-)
+from fmm.runtime.operands import Offsets, spans_meet
 
 NO_LIMITS = Limits(0)
 

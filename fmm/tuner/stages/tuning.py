@@ -25,11 +25,12 @@ from fmm.tuner.findings.doubts import UNDISTURBED, noise_floor, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import Found, leanest_plan, needs_no_workspace, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
-from fmm.tuner.trials.journal import Journal, RoundLimits, TimeUpError
+from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
-SEEDS = {"probe": 5, "held out": 11}  # of random shapes
+HELD_OUT = "held out"
+SEEDS = {"probe": 5, HELD_OUT: 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
 # On a CPU with several lanes, only plans are probed that are predicted to take at most so many times as long as the
 # best one: plans of many small steps take ten times as long as those that matter.
@@ -80,6 +81,10 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
                 found = race_plans(journal, problem, plans, effort)
                 confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
         tune_halves(journal, [] if wanted else problems, calibration, effort, noise)
+    except NotReadyError:
+        stopped = "kernels are being compiled"
+        if not any(t.stage == HELD_OUT for t in journal.recorded):
+            return Outcome(None, stopped)  # a fit takes seconds, and nothing would confirm it
     except TimeUpError:
         stopped = "the time was up"
     except KeyboardInterrupt:
@@ -257,9 +262,9 @@ def probe_scattered(
             others = plans[1:] or plans  # for a small product a GPU may have a single plan
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
             beside += plans_of_own_rate(device, problem, effort)
-            found = plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
+            found = plans[:2] if stage == HELD_OUT else [plans[0], others[i % len(others)]]
             if above:  # one of these beside one without them
-                found = [above[0], found[0]] if stage == "held out" else [above[i % len(above)], found[i % 2]]
+                found = [above[0], found[0]] if stage == HELD_OUT else [above[i % len(above)], found[i % 2]]
             if gpu:  # for others there may be no time
                 found += [p for p in plans if turn_of(p, True) == SOON][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]

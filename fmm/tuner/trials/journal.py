@@ -27,6 +27,10 @@ class TimeUpError(Exception):
     """The tuning's time is over."""
 
 
+class NotReadyError(TimeUpError):
+    """What is wanted next is still being compiled, and there is something else to do meanwhile."""
+
+
 class ReplayedError(Exception):
     """A replay is asked for what was not recorded."""
 
@@ -49,9 +53,11 @@ class Journal:
         live: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         waits: float = 0.0,
+        patience: float = float("inf"),
     ) -> None:
         self.run, self.device, self.keep, self.limit, self.live = run, device, keep, limit, live
         self.waits = waits  # seconds for which others (a compiler) may be waited for without the limit's coming nearer
+        self.patience = patience  # seconds after which it is not waited for others any more, limit or not
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
         self.recorded: list[Trial] = list(past)
@@ -202,11 +208,12 @@ class TimedProblem:
         if run.plan == VENDOR:
             return
         before = journal.elapsed
-        ready = journal.device.wait(self.problem.dtype, run.plan, journal.limit + journal.waits - before)
+        seconds = journal.limit + journal.waits - before
+        ready = journal.device.wait(self.problem.dtype, run.plan, min(seconds, journal.patience))
         free = min(journal.elapsed - before, journal.waits)
         journal.limit, journal.waits = journal.limit + free, journal.waits - free
         if not ready:
-            raise TimeUpError
+            raise NotReadyError if seconds > journal.patience else TimeUpError
 
     def leave(self) -> None:
         """Let go of the operands: the next problem needs the room."""
