@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,9 @@ ROOT = Path(__file__).parents[1]
 KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # of tropical-gemm
 MINIMA = 64  # FMNMX, or VIADDMNMX, of a multiprocessor in a clock (docs/shortest_paths.md)
 LEAST = 0.004  # seconds of a sample: shorter calls are repeated
+HOST_SIZES = (512, 1024, 2048)
+HOST_TYPES = ("float64", "float32", "int32", "int16")
+LARGE = ("float64", "float32")  # the types of large graphs
 
 
 @dataclass
@@ -96,12 +99,14 @@ def by_numpy(call: Callable[[], Any]) -> Any:
         semiring_compiled.can_compile = kept
 
 
-def host_rows(quick: bool, timed: Callable[[Callable[[], Any], int], float]) -> Iterator[Row]:
+def host_rows(
+    sizes: Sequence[int], dtypes: Sequence[str], rounds: int, timed: Callable[[Callable[[], Any], int], float]
+) -> Iterator[Row]:
     from scipy.sparse.csgraph import floyd_warshall
 
     rng = np.random.default_rng(1)
-    for n in (512, 1024) if quick else (512, 1024, 2048):
-        for dtype in ("float64", "float32", "int32", "int16") if n < 1024 else ("float64", "float32"):
+    for n in sizes:
+        for dtype in dtypes if n < 1024 else [x for x in dtypes if x in LARGE]:
             edges = edges_of(np, n, dtype, rng)
             given = edges.astype(np.float64)
             calls: Calls = {
@@ -111,9 +116,9 @@ def host_rows(quick: bool, timed: Callable[[Callable[[], Any], int], float]) -> 
             if semiring_compiled.can_compile():
                 calls["compiled"] = lambda edges=edges: fmm.shortest_paths(edges)  # type: ignore[misc]
             wanted = calls["scipy"]()
-            for way in calls:
+            for way in set(calls) - {"scipy"}:
                 np.testing.assert_allclose(calls[way](), wanted, rtol=1e-5)
-            yield sampled(Row("paths", dtype, n), calls, 3, timed)
+            yield sampled(Row("paths", dtype, n), calls, rounds, timed)
 
 
 # ---- on a GPU
@@ -229,12 +234,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cpu", help="cpu, or 0 for the first CUDA device")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--only", choices=("", "minplus", "paths"), default="", help="on a GPU: these alone")
+    parser.add_argument("--sizes", type=int, nargs="+", help="on a CPU: these alone")
+    parser.add_argument("--dtypes", nargs="+", choices=HOST_TYPES, default=HOST_TYPES, help="on a CPU: these alone")
+    parser.add_argument("--rounds", type=int, default=3, help="on a CPU: of each case")
     parser.add_argument("--processor-time", action="store_true", help="on a CPU: of all threads, not of the clock")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     if options.device == "cpu":
         timed = processor_seconds if options.processor_time else host_seconds
-        where, made = environment(["python -m benchmarks.shortest_paths", *arguments]), host_rows(options.quick, timed)
+        sizes = options.sizes or HOST_SIZES[: 2 if options.quick else 3]
+        where = environment(["python -m benchmarks.shortest_paths", *arguments])
+        made = host_rows(sizes, options.dtypes, options.rounds, timed)
         folder = device_folder()
     else:
         from benchmarks import gpu
