@@ -184,8 +184,9 @@ def expected_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False)
 
     Random data of one size, errors taken as independent, or numbers of one sign where more is expected of these (fast
     levels err less on them, at most by the root of their growth as measured, and three real products more). There are
-    no sizes, so the fringe's thin strips count as if they grew too. In the types that are summed up as they are stored, it is the product of the levels' growths, which count what
-    happens inside the products (Scheme.error_growth). Elsewhere that is little beside the rounding of what is stored.
+    no sizes, so the fringe's thin strips count as if they grew too. In the types that are summed up as they are stored,
+    it is the product of the levels' growths, which count what happens inside the products (Scheme.error_growth).
+    Elsewhere that is little beside the rounding of what is stored.
 
     `in_pieces`: the vendor's product adds up long sums in pieces, as BLAS does on a CPU. Its error then grows slowly
     with k, and shorter products gain less. (Three levels of Winograd's at 4096, float32, OpenBLAS: 14.4 measured; 18.5
