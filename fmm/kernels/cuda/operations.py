@@ -11,11 +11,12 @@ from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp
+from fmm.kernels.cuda.sums.rescale import ExponentsOp, RescaleOp
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-Operation = SumOp | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | Turn
+Operation = SumOp | MirrorOp | ExponentsOp | RescaleOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | Turn
 
 
 @dataclass(frozen=True, eq=False)
