@@ -70,6 +70,9 @@ class Bench(Protocol):
     def stream(self, count: int) -> tuple[float, float]:
         """Bytes a second of an addition of so many float64 numbers, and numbers a second."""
 
+    def shared_memory(self) -> float | None:
+        """Bytes a second that threads read from memory that their block shares; None where there is none."""
+
     def free(self) -> None:
         """Give back memory that is held for later."""
 
@@ -167,6 +170,9 @@ class HostBench:
         x, y, z = (np.ones(count) for _ in range(3))
         seconds = min(self.seconds(partial(np.add, x, y, out=z), 1) for _ in range(5))
         return 24 * count / seconds, count / seconds
+
+    def shared_memory(self) -> float | None:
+        return None
 
     def free(self) -> None:
         return None
