@@ -211,9 +211,9 @@ def _measured_curve(code: str, tau2: int, results: Results) -> Numbers:
 
 
 SAYS_TAU2: Final = (
-    "On a C1060 four levels pay with texture memory and three without, so tau2 is 2048 and 4096. Today an operation of a "
-    "sum costs as much as tens of those of a product, and in these codes each sum is a pass of its own. So fewer levels "
-    "pay, tau2 is larger, or no level pays at all (then twice n is told)."
+    "On a C1060 four levels pay with texture memory and three without, so tau2 is 2048 and 4096. Today an operation of "
+    "a sum costs as much as tens of those of a product, and in these codes each sum is a pass of its own. So fewer "
+    "levels pay, tau2 is larger, or no level pays at all (then twice n is told)."
 )
 SAYS_TIME: Final = (
     "On a C1060 three to four levels pay at 16384, and time follows the volume. On this device the order of the codes "
