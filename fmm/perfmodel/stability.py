@@ -182,10 +182,10 @@ def _one_level(scheme: Scheme, k: float, inner: float) -> list[float]:
 def expected_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
     """Expected (root mean square) error as a multiple of the vendor's product of this type.
 
-    Random data of one size, errors taken as independent, or numbers of one sign where more is expected of these (fast
-    levels err less on them, at most by the root of their growth as measured, and three real products more). There are
-    no sizes, so the fringe's thin strips count as if they grew too. In the types that are summed up as they are stored,
-    it is the product of the levels' growths, which count what happens inside the products (Scheme.error_growth).
+    Random data of one size, errors taken as independent; or numbers of one sign where more is expected of these, as of
+    Strassen's levels on a CPU (Scheme.positive_growth) and of three real products for a complex one. There are no
+    sizes, so the fringe's thin strips count as if they grew too. In the types that are summed up as they are stored, it
+    is the product of the levels' growths, which count what happens inside the products (Scheme.error_growth).
     Elsewhere that is little beside the rounding of what is stored.
 
     `in_pieces`: the vendor's product adds up long sums in pieces, as BLAS does on a CPU. Its error then grows slowly
@@ -198,9 +198,11 @@ def expected_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False)
         return sqrt(_growth(plan, _rounded_in_memory))
     if DTYPES[dtype].stored_as:
         return sqrt(_growth(plan, _rounded_in_products))
-    schemes = prod(s.error_growth_in_pieces if in_pieces else s.error_growth for s in plan_schemes(plan))
-    random = prod(level.error_growth for level in plan.levels) * schemes
-    positive = prod(level.positive_growth for level in plan.levels) * sqrt(schemes)
+    schemes = plan_schemes(plan)
+    random = prod(s.error_growth_in_pieces if in_pieces else s.error_growth for s in schemes)
+    positive = prod(s.positive_growth(in_pieces) for s in schemes)
+    random *= prod(level.error_growth for level in plan.levels)
+    positive *= prod(level.positive_growth for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES.random, positive * SHORTER_PIECES.positive
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))
