@@ -23,7 +23,7 @@ from benchmarks.compile_ahead import processes, with_cache
 
 PYTEST = (sys.executable, "-m", "pytest", "-v", "-m", "gpu")  # names as they end: a test that hangs hides none
 # Tests that measure: they have the device to themselves.
-TIMED = "tests/tuner/test_gpu_tuner.py"
+TIMED = "tests/tuner/stages/test_gpu_tuner.py"
 KERNELS = "tests/kernels/cuda"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
 WITH_FEW = (f"{KERNELS}/test_gpu_kernels.py", *(f"{KERNELS}/products/test_gpu_{x}.py" for x in ("tiled", "halves")))

@@ -53,7 +53,7 @@ from fmm.perfmodel.stability import expected_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compiling_ahead
-from fmm.tuner.environment import device_folder, environment
+from fmm.tuner.trials.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]
 SMALLEST_LEAF = 256  # the shortest side of the products of plans that are tried

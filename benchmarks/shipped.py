@@ -18,11 +18,11 @@ from fmm.config import schema, store
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Raw
 from fmm.perfmodel.calibration import Calibration, datasheet
-from fmm.tuner.conclude import FITTED, checked_model, starting_calibration
-from fmm.tuner.doubts import largest_pair, noise_floor
-from fmm.tuner.fit import Observation, fit_calibration, stage_medians
-from fmm.tuner.thresholds import thresholds
-from fmm.tuner.trials import Trials, Tuning
+from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
+from fmm.tuner.findings.doubts import largest_pair, noise_floor
+from fmm.tuner.findings.thresholds import thresholds
+from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
+from fmm.tuner.trials.record import Trials, Tuning
 
 ROOT = Path(__file__).parents[1]
 KEY, DEVICE, SHEET = "cuda-9.0-132sm", "NVIDIA H200", "H200"

@@ -13,8 +13,9 @@ import pytest
 from benchmarks.readme import MARK, SECTIONS, filled, pages
 from fmm.config.certify import CONFIDENCE, GAIN
 from fmm.kernels import Plan
-from fmm.tuner import blocks as strategies
-from fmm.tuner import cli, doubts
+from fmm.tuner import cli
+from fmm.tuner.findings import doubts
+from fmm.tuner.fit import blocks as strategies
 from tests.support import ROOT
 
 README = ROOT / "README.md"

@@ -14,15 +14,14 @@ from typing import Any
 
 from fmm.config import files, schema, store
 from fmm.tuner.commands.progress import Progress
-from fmm.tuner.conclude import concluded_section
-from fmm.tuner.described import described
 from fmm.tuner.devices.device import Device
-from fmm.tuner.effort import Effort
-from fmm.tuner.environment import source_commit, typed_command
-from fmm.tuner.journal import Journal
-from fmm.tuner.shapes import Size
-from fmm.tuner.stages import Outcome, tune_type
-from fmm.tuner.trials import Header, Trials, Tuning
+from fmm.tuner.devices.effort import Effort
+from fmm.tuner.findings.conclude import concluded_section
+from fmm.tuner.findings.described import described
+from fmm.tuner.stages.tuning import Outcome, tune_type
+from fmm.tuner.trials.environment import source_commit, typed_command
+from fmm.tuner.trials.journal import Journal
+from fmm.tuner.trials.record import Header, Size, Trials, Tuning
 
 INTERRUPTED = 130
 COARSE = "coarse"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fmm.tuner.described import NOT_MEASURED, described
-from fmm.tuner.parameters import BY_NAME
+from fmm.tuner.findings.described import NOT_MEASURED, described
+from fmm.tuner.fit.parameters import BY_NAME
 from fmm.tuner.report.case import Case
 from fmm.tuner.report.overview import LEFT, MEASURED, Gain, gains_frame, meaning
 from fmm.tuner.report.pictures import PICTURES

@@ -7,7 +7,7 @@ from typing import Any
 
 from fmm.tuner.commands.progress import Bar, best_gain, shown_progress, spelled_seconds
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.effort import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS
 from tests.support import configs as tuned
 
 

@@ -14,8 +14,8 @@ import pytest
 from fmm.tuner.cli import main
 from fmm.tuner.commands import tune
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
+from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.effort import EFFORTS
 from fmm.tuner.report.overview import _squares, gains_frame, meaning, shown_gains
 from fmm.tuner.report.page import gains_table
 from tests.support import configs as tuned
