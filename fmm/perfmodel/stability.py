@@ -200,7 +200,7 @@ def expected_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False)
         return sqrt(_growth(plan, _rounded_in_products))
     schemes = plan_schemes(plan)
     random = prod(s.error_growth_in_pieces if in_pieces else s.error_growth for s in schemes)
-    positive = prod(s.positive_growth(in_pieces) for s in schemes)
+    positive = prod(s.positive_growth_in_pieces if in_pieces else s.positive_growth for s in schemes)
     random *= prod(level.error_growth for level in plan.levels)
     positive *= prod(level.positive_growth for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
