@@ -16,6 +16,7 @@ from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.products.tile_sizes import LARGEST_SMALL
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -92,6 +93,8 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.type.exact:
         return _exact_choice(problem, limits, device)
+    if device.chip is not None and small_half(problem):
+        return Decision(SMALL_HALF, problem, f"one launch of fmm's own: no side is longer than {LARGEST_SMALL}")
     mode = environment.tuning_mode()
     if mode == "hasa":
         return _by_equation_2(problem, limits, device)
@@ -111,6 +114,14 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
     return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
+
+
+def small_half(problem: Problem) -> bool:
+    """On a CUDA device: does the launch take longer than the product, so that there should be one launch alone?"""
+    return problem.halved and max(problem.size) <= LARGEST_SMALL and SMALL_HALF.takes_type(problem.dtype)
+
+
+SMALL_HALF = Plan(leaf="small")
 
 
 def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -196,7 +207,7 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """D'Alberto and Nicolau's rule instead of the model's choice, by a tuning's alpha, pi and epsilon if there is
     one."""
-    known = _calibration_of(problem, limits, device)
+    known = calibration_of(problem, limits, device)
     if known is None or known.known_rate(problem.dtype) is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
     tuned = files.configs_in_force().tuned(device.identity, problem.dtype)
@@ -221,7 +232,7 @@ def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
     problem = half.problem
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)
-    known = _calibration_of(problem, limits, device)
+    known = calibration_of(problem, limits, device)
     if known is None or problem.dtype not in known.rates or problem.k > MOST_INNER * problem.m:
         return False
     best = decide(whole, limits, device).plan
@@ -235,7 +246,7 @@ def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
 MOST_INNER = 16
 
 
-def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+def calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """What the model knows of the device: of its tuning, else otherwise."""
     if problem.type.exact:
         return _known_of_integers(problem, limits, device)[0]
@@ -311,7 +322,7 @@ LEANER = 0.8  # a share that makes a difference where memory is in pieces
 
 def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
     """What the model considers within the limits, the fastest first."""
-    known = _calibration_of(problem, limits, device)
+    known = calibration_of(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return ()
     return choose(without_layouts(problem), known, limits).considered

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from benchmarks.compile_ahead import processes, with_cache
-from benchmarks.gpu_check import FEW, GATED, TIMED, Step, joined, outcome, side_by_side, steps
+from benchmarks.gpu_check import FEW, GATED, SEVERAL, TIMED, Step, joined, outcome, several_steps, side_by_side, steps
 
 
 def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> None:
     found = list(steps(["--quick"], "/opt/compute-sanitizer"))
-    names = ["kernels", "tests", "timed tests", "hostile use", "memcheck", "racecheck", "benchmark"]
+    names = ["kernels", "tests", "timed tests", "hostile use", "random integers", "memcheck", "racecheck", "benchmark"]
     assert [step.name for step in found] == names
-    assert found[4].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW, *GATED)
-    assert found[5].command[-len(FEW) :] == FEW
-    assert found[6].command[1:] == ("-m", "benchmarks.gpu", "--quick")
+    assert found[5].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW, *GATED)
+    assert found[6].command[-len(FEW) :] == FEW
+    assert found[7].command[1:] == ("-m", "benchmarks.gpu", "--quick")
     assert not any(step.missing for step in found)
 
 
@@ -35,13 +35,21 @@ def test_tests_run_side_by_side_but_for_those_that_measure(
     together = processes(lambda name: name in packages, cores)
     assert together == options
     _, many, alone, *_ = steps([], None, together)
-    assert many.command[-len(options) - 2 :] == (*options, f"--ignore={TIMED}", "tests")
+    assert many.command[-len(options) - 3 :] == (*options, f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests")
     assert alone.command[-1] == TIMED and "-n" not in alone.command
 
 
 def test_a_few_processors_are_left_to_the_device_and_its_driver() -> None:
     options = side_by_side()
     assert not options or 1 <= int(options[1]) <= 14
+
+
+def test_what_needs_several_devices_is_left_out_where_there_is_one() -> None:
+    tests, benchmark = several_steps(2, "results/device-x2")
+    assert tests.command[-1] == SEVERAL and not tests.missing
+    assert benchmark.command[4:6] == ("--nproc-per-node", "2") and not benchmark.missing
+    assert benchmark.command[-1] == "results/device-x2/distributed.json"
+    assert {step.missing for step in several_steps(1, "")} == {"there is one device"}
 
 
 def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:
@@ -55,7 +63,7 @@ def test_a_sanitizer_that_is_absent_is_named_and_not_run(capsys: pytest.CaptureF
     def run(command: tuple[str, ...]) -> int:
         raise AssertionError(command)
 
-    step = list(steps([], None))[5]
+    step = list(steps([], None))[6]
     assert outcome(step, run) == {"step": "racecheck", "outcome": "left out: compute-sanitizer is not on PATH"}
     assert "racecheck: left out: compute-sanitizer is not on PATH" in capsys.readouterr().out
 

@@ -47,7 +47,15 @@ class RescaleOp:
         return self.dest.base == "C"
 
 
-def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> ExponentsOp | RescaleOp:
+Scaling = ExponentsOp | RescaleOp
+
+
+def scaling_launch(op: Scaling, flagged: bool) -> Launch:
+    """`flagged`: is a flag raised where C is given an inf or NaN?"""
+    return exponents_launch(op) if isinstance(op, ExponentsOp) else rescale_launch(op, flagged)
+
+
+def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> Scaling:
     """What a step asks of a GPU."""
     source, *vectors = reads
     if isinstance(step, LineExponents):
