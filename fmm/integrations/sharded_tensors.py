@@ -117,8 +117,9 @@ def _ours(a: Any, b: Any) -> bool:
 
 
 def _product(a: Any, b: Any, wanted: Wanted) -> Any:
-    a, b = _added_up(a), _added_up(b)
     processes = processes_of(a.device_mesh)
+    with told_of_loss(processes, "parts of A and B are added up"):
+        a, b = _added_up(a), _added_up(b)
     found = product_by(_agreed(a, b, wanted, processes), a, b)
     return _placed(found, wanted.placements, processes)
 
@@ -127,7 +128,8 @@ def product_by(way: Way, a: Any, b: Any) -> Any:
     """The product, shared in this way, and placed as it comes."""
     mesh, above, layout = a.device_mesh, Plan.parse(way.above), kept_layout(way.layout)
     processes, local = processes_of(mesh), partial(_multiplied, way.rest)
-    a, b = _held(a, layout.a), _held(b, layout.b)
+    with told_of_loss(processes, "A and B are brought to their places"):
+        a, b = _held(a, layout.a), _held(b, layout.b)
 
     def begin(block: Layout, left: Any, right: Any) -> BegunProduct:
         return BegunProduct(processes, kept_layout(block), left, right)
