@@ -54,7 +54,7 @@ def test_pieces_of_columns_wait_for_the_first_one_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "along", "fourths"), [(1, K, 4), (4, K, 2), (4, N, 2), (8, N, 1), (2, K, 2), (2, M, 4)]
+    ("pieces", "along", "fourths"), [(1, K, 4), (4, K, 2), (4, N, 2), (8, N, 1), (2, K, 4), (2, M, 4)]
 )
 def test_panels_of_two_steps_are_there_at_a_time(pieces: int, along: int, fourths: float) -> None:
     """In fourths of B. Along rows of C all of B is there in all steps; of two halves of the inner dimension none is
