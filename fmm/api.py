@@ -85,8 +85,8 @@ def matmul(
 
 
 def _left_to_torch(library: Library, a: Any, b: Any) -> bool:
-    """Are they tensors whose product is torch's own for certain? (CuPy's arrays are to be looked at: it asks not where
-    the result is.)"""
+    """Are they tensors whose product is torch's own for certain? (CuPy does not ask on which device the result is, so
+    that somebody has to look at its arrays.)"""
     own = library.differentiable and not library.watched() and not library.lacks(a)
     return own and left_to_vendor(library, a, b)
 
