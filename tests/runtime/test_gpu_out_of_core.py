@@ -1,0 +1,81 @@
+"""NumPy's arrays multiplied on a device, in tiles that are forced to be small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.dtypes import DTYPES
+from fmm.runtime.out_of_core import product
+from tests.support.device_arrays import EPS, draw
+
+pytestmark = pytest.mark.gpu
+DTYPE_NAMES = ("float32", "float64", "complex64", "complex128", "float16", "int32", "int64", "uint8")
+
+
+@pytest.fixture(params=[40_000_000, 1_500_000], ids=["a few tiles", "many tiles"])
+def little_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(product, "room", lambda machine: request.param)
+    return int(request.param)
+
+
+def close(found: Any, a: Any, b: Any, dtype: str) -> None:
+    if DTYPES[dtype].exact:
+        np.testing.assert_array_equal(found, np.matmul(a, b))
+        return
+    wide = np.complex128 if dtype.startswith("complex") else np.float64
+    wanted = a.astype(wide) @ b.astype(wide)
+    bound = 64 * EPS[dtype] * np.linalg.norm(a.astype(wide)) * np.linalg.norm(b.astype(wide))
+    assert np.linalg.norm(found.astype(wide) - wanted) <= bound / min(a.shape[1], 64) ** 0.5 + 1e-300
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+@pytest.mark.parametrize("size", [(700, 900, 500), (1, 3001, 1), (1023, 17, 2049)])
+def test_tiles_of_every_type_make_the_product(dtype: str, size: tuple[int, int, int], little_memory: int) -> None:
+    m, k, n = size
+    a, b = (np.asarray(draw(shape) * 20).astype(dtype) for shape in ((m, k), (k, n)))
+    close(fmm.matmul(a, b, device=0), a, b, dtype)
+
+
+@pytest.mark.parametrize("plan", ["strassen.pad16 > vendor", "winograd^2.batched > vendor"])
+def test_a_plan_that_is_given_runs_for_each_tile(plan: str, little_memory: int) -> None:
+    a, b = draw((900, 1100), seed=1), draw((1100, 700), seed=2)
+    close(fmm.matmul(a, b, device=0, plan=plan), a, b, "float64")
+
+
+def test_views_other_types_and_an_out_are_as_numpy_has_them(little_memory: int, tmp_path: Path) -> None:
+    a = np.memmap(tmp_path / "a", np.float32, "w+", shape=(600, 800))
+    a[...] = draw((600, 800), "float32")
+    b = np.asfortranarray(draw((1600, 500), seed=3))[::2]
+    out = np.full((500, 600), np.nan).T
+    assert fmm.matmul(a, b, out=out, device="cuda:0") is out
+    close(out, np.asarray(a), b, "float64")
+    square = draw((640, 640), seed=4)
+    wanted = square @ square
+    fmm.matmul(square, square, out=square, device=0)
+    assert np.linalg.norm(square - wanted) <= 1e-12 * np.linalg.norm(wanted)
+
+
+def test_inf_and_nan_stand_where_numpy_has_them(little_memory: int) -> None:
+    a, b = draw((500, 600)), draw((600, 400), seed=5)
+    a[3, 5], b[100, 90] = np.inf, np.nan
+    with np.errstate(all="ignore"):
+        wanted = a @ b
+        found = fmm.matmul(a, b, device=0)
+    for what in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(what(found), what(wanted))
+
+
+def test_the_device_gives_back_what_was_taken(little_memory: int) -> None:
+    import cupy
+
+    a, b = draw((900, 900)), draw((900, 900), seed=6)
+    fmm.matmul(a, b, device=0)
+    pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
+    fmm.matmul(a, b, device=0)
+    assert pool.used_bytes() == before
