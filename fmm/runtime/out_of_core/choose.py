@@ -73,7 +73,10 @@ def _pieces(k: int) -> Iterator[tuple[int, ...]]:
             yield (*growing, k - sum(growing))
     parts = 2
     while parts < 2 * k:
-        yield (_multiple(k / parts, k) if k / parts >= STEP else -(-k // parts),)
+        equal = _multiple(k / parts, k) if k / parts >= STEP else -(-k // parts)
+        yield (equal,)
+        if equal >= LEAST_DEPTH:
+            yield (equal // GROWTH**2, equal // GROWTH, equal)
         parts *= 2
 
 
@@ -94,12 +97,19 @@ def _with_few_blocks(size: Shape, pieces: tuple[int, ...], itemsize: int, room: 
             found = []
             for of_a, of_b in sorted({(min(count * down, x), min(count * across, y)) for x, y in few}):
                 cut = Cut(rows, cols, pieces, (rows,), (of_a, of_b, min(down * across, 2)))
-                needed = scheduled(size, itemsize, cut).memory + (rows * cols * itemsize if exact else 0)
-                if needed <= room:
+                left = room - (rows * cols * itemsize if exact else 0)  # whose product is a matrix of its own
+                if _bytes_about(size, cut, itemsize) <= left and scheduled(size, itemsize, cut).memory <= left:
                     found.append(cut)
             yield from found
             if found:
                 return
+
+
+def _bytes_about(size: Shape, cut: Cut, itemsize: int) -> int:
+    """Of all slots, rows not rounded up."""
+    (m, k, n), (of_a, of_b, of_c), depth = size, cut.slots, max(cut.pieces)
+    found = min(m * k, of_a * cut.rows * depth) + min(k * n, of_b * depth * cut.cols) + of_c * cut.rows * cut.cols
+    return found * itemsize
 
 
 def _block(m: int, n: int, parts: int, across: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ would have, tile by tile, each by the plan that fmm.matmul would choose for it o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -21,6 +21,7 @@ from fmm.arrays.library import product_shape
 from fmm.arrays.numpy_library import NumpyLibrary
 from fmm.arrays.pick import cupy_library
 from fmm.config.environment import emulation_allowed
+from fmm.config.files import circumstances
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
@@ -154,20 +155,27 @@ def _rounded(nbytes: int) -> int:
 
 
 def _streamed(size: Shape, dtype: str, machine: Machine, wishes: Wishes, nbytes: int) -> Streamed:
-    return _chosen(size, dtype, nbytes, machine.rates, machine.device, wishes)
+    return _chosen(size, dtype, nbytes, machine.rates, machine.device, wishes, circumstances())
 
 
 @lru_cache(maxsize=256)
-def _chosen(size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes) -> Streamed:
-    def product_time(left: int) -> Callable[[Shape], float]:
-        limits = _limits(wishes, left, device)
-        return lru_cache(maxsize=256)(lambda size: expected_seconds(plans, Problem(*size, dtype), limits, device))
+def _chosen(
+    size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes, settings: Hashable
+) -> Streamed:
+    """(`settings`: what else plans are chosen by.)"""
+    limits = _limits(wishes, nbytes // 2, device)
+    plans = {wishes.plan} if wishes.plan else _tile_plans(size, dtype, limits, device)
 
-    plans = (
-        _tile_plans(size, dtype, _limits(wishes, nbytes // 2, device), device)
-        if wishes.plan is None
-        else (wishes.plan,)
-    )
+    def product_time(left: int) -> Callable[[Shape], float]:
+        within = _limits(wishes, left, device)
+
+        @lru_cache(maxsize=256)
+        def seconds(tile: Shape) -> float:
+            m, k, n = tile
+            return expected_seconds(plans, Problem(m, k, n, dtype), within, device)
+
+        return seconds
+
     schedule, times = chosen_schedule(size, dtype, nbytes, rates, product_time)
     return Streamed(schedule, times, _workspace(wishes, nbytes - schedule.memory), dtype)
 
@@ -300,10 +308,17 @@ class CudaMachine:
         return cupy_library().free_bytes(self.number)
 
     def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]:
-        from fmm.runtime.out_of_core.cuda_engine import CudaEngine
+        made: AbstractContextManager[Engine] = _cuda_engine()(
+            self.number, partial(_tile_product, cupy_library(), wishes)
+        )
+        return made
 
-        made: Any = CudaEngine(self.number, partial(_tile_product, cupy_library(), wishes))
-        return made  # type: ignore[no-any-return]
+
+def _cuda_engine() -> Any:
+    """The class, whose module loads CuPy."""
+    from fmm.runtime.out_of_core.cuda_engine import CudaEngine
+
+    return CudaEngine
 
 
 def _tile_product(library: Any, wishes: Wishes, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> None:
