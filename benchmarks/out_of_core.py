@@ -11,6 +11,7 @@ import ctypes
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +25,8 @@ from fmm.tuner.environment import environment
 
 LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"
 FUNCTIONS = {"float32": "cublasXtSgemm", "float64": "cublasXtDgemm"}
-BLOCK = 8192  # side of cuBLASXt's tiles: the fastest of 2048, 4096 and 8192
+BLOCK = 8192  # side of cuBLASXt's tiles
+PEER_SIDES = 32768  # up to which cuBLASXt is waited for
 
 
 class Xt:
@@ -75,39 +77,48 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def drawn(side: int, dtype: str, seed: int) -> Any:
+    """Random normal numbers, of which a strip is repeated: to draw all of them takes long."""
+    strip = np.random.default_rng(seed).standard_normal((min(side, 256), side)).astype(dtype)
+    found = np.empty((side, side), dtype)
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda top: fill(found[top : top + len(strip)], strip), range(0, side, len(strip))))
+    return found
+
+
+def fill(rows: Any, strip: Any) -> None:
+    np.copyto(rows, strip[: len(rows)])
+
+
 def measured(side: int, dtype: str, rounds: int, peer: bool, until: float) -> dict[str, Any]:
-    rng = np.random.default_rng(1)
-    some = rng.standard_normal((min(side, 1024), side), dtype=dtype)  # repeated: to draw all takes long
-    a, b = (np.resize(x, (side, side)) for x in (some, some[:, ::-1]))
-    c = np.zeros((side, side), dtype)
+    a, b, c = drawn(side, dtype, 1), drawn(side, dtype, 2).T, drawn(side, dtype, 3)
+    b = b if side > PEER_SIDES else np.ascontiguousarray(b)  # as cuBLASXt reads it; else its transpose lies by rows
     explained = str(fmm.explain(a, b, out=c, device=0))
     actions: dict[str, Callable[[], object]] = {"fmm": lambda: fmm.matmul(a, b, out=c, device=0)}
-    xt = Xt() if peer else None
+    first = timed(actions["fmm"])
+    error = error_of(a, b, c)
+    xt = Xt() if peer and side <= PEER_SIDES else None
     if xt is not None:
         actions["cuBLASXt"] = lambda: xt.multiply(a, b, c)
     seconds: dict[str, list[float]] = {name: [] for name in (*actions, "on the device")}
-    first = timed(actions["fmm"])
     for _ in range(rounds):
         for name, action in actions.items():
             if time.monotonic() < until:
                 seconds[name].append(timed(action))
-    fmm.matmul(a, b, out=c, device=0)
-    rows = rng.integers(side, size=4)
-    wanted = a[rows].astype(np.float64) @ b.astype(np.float64) if side <= 16384 else _rows_by_parts(a[rows], b)
-    error = float(np.linalg.norm(c[rows] - wanted) / np.linalg.norm(wanted))
     if xt is not None:
         xt.close()
     cupy.get_default_memory_pool().free_all_blocks()
-    x, y = cupy.asarray(a), cupy.asarray(b)
-    z = fmm.matmul(x, y)
-    seconds["on the device"] = [timed(lambda: fmm.matmul(x, y, out=z)) for _ in range(3)]
+    rng = cupy.random.default_rng(1)
+    x, y, z = (rng.standard_normal((side, side), dtype=dtype) for _ in range(3))
+    seconds["on the device"] = [timed(lambda: fmm.matmul(x, y, out=z)) for _ in range(3)][1:]
     return {"side": side, "dtype": dtype, "first": first, "seconds": seconds, "error": error, "explained": explained}
 
 
-def _rows_by_parts(rows: Any, b: Any, step: int = 4096) -> Any:
-    return sum(
-        rows[:, i : i + step].astype(np.float64) @ b[i : i + step].astype(np.float64) for i in range(0, len(b), step)
-    )
+def error_of(a: Any, b: Any, c: Any) -> float:
+    """Of sampled entries, in the Frobenius norm."""
+    rows, cols = (np.random.default_rng(5).integers(len(a), size=24) for _ in range(2))
+    wanted = a[rows].astype(np.float64) @ b[:, cols].astype(np.float64)
+    return float(np.linalg.norm(c[np.ix_(rows, cols)] - wanted) / np.linalg.norm(wanted))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -84,7 +84,8 @@ def compared(without: Mapping[str, str], with_fmm: Mapping[str, str]) -> dict[st
 def command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more: Sequence[str]) -> list[str]:
     start = folder / suite.start
     under_fmm = ["-m", "fmm", "--install", suite.installed] if fmm else []
-    forced = ["-p", "benchmarks.forced_plan"] if fmm and plan else []
+    forced = ["-p", "benchmarks.in_workers"] if fmm else []
+    forced += ["-p", "benchmarks.forced_plan"] if fmm and plan else []
     chosen = ["-k", suite.select] if suite.select else []
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}", *forced, *chosen, *more]
     return [sys.executable, *under_fmm, "-m", "pytest", *options, *(str(start / name) for name in suite.files)]

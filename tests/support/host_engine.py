@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from tests.support.devices import H200
 
 
 class HostEvent:
-    def __init__(self, begin: Callable[[], None] | None = None) -> None:
+    def __init__(self, begin: Callable[[], object] | None = None) -> None:
         self.begin, self.lock, self.over = begin, threading.Lock(), begin is None
 
     def wait(self) -> None:
@@ -45,7 +45,12 @@ class HostBuffer:
             self.waiting.wait()
 
 
-def _after(other: HostEvent, begin: Callable[[], None]) -> HostEvent:
+def all_over(events: Iterable[HostEvent]) -> None:
+    for event in events:
+        event.wait()
+
+
+def _after(other: HostEvent, begin: Callable[[], object]) -> HostEvent:
     """What begins when the other is over."""
 
     def both() -> None:
@@ -81,10 +86,10 @@ class HostEngine:
     def buffer(self, nbytes: int) -> HostBuffer:
         return HostBuffer(nbytes)
 
-    def send(self, buffer: HostBuffer, nbytes: int, address: int) -> None:
+    def send(self, buffer: Any, nbytes: int, address: int) -> None:
         self.fails("send")
         source = buffer.bytes.ctypes.data
-        event = buffer.waiting = HostEvent(lambda: ctypes.memmove(address, source, nbytes) and None)
+        event = buffer.waiting = HostEvent(lambda: ctypes.memmove(address, source, nbytes))
         with self.lock:
             self.sent_bytes += nbytes
             self.pending.append(event)
@@ -92,9 +97,9 @@ class HostEngine:
     def sent(self) -> HostEvent:
         with self.lock:
             events = list(self.pending)
-        return HostEvent(lambda: [event.wait() for event in events] and None)
+        return HostEvent(lambda: all_over(events))
 
-    def fetch(self, address: int, nbytes: int, buffer: HostBuffer) -> None:
+    def fetch(self, address: int, nbytes: int, buffer: Any) -> None:
         self.fails("fetch")
         ctypes.memmove(buffer.bytes.ctypes.data, address, nbytes)
         with self.lock:
@@ -102,7 +107,7 @@ class HostEngine:
 
     def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
         nbytes = shape[0] * leading * dtype.itemsize
-        memory = np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
+        memory: Any = (ctypes.c_char * nbytes).from_address(address)
         return np.ndarray(shape, dtype, memory, strides=(leading * dtype.itemsize, dtype.itemsize))
 
     def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> HostEvent:
@@ -118,8 +123,7 @@ class HostEngine:
         return self.latest
 
     def finish(self) -> None:
-        for event in (*self.pending, self.latest):
-            event.wait()
+        all_over([*self.pending, self.latest])
         self.finished = True
 
 

@@ -79,15 +79,14 @@ def host_product(
 ) -> Any:
     """What NumPy's matmul returns or raises, multiplied on the device."""
     a, b = plain(a), plain(b)
-    shape = _shape(library, a, b, out)
-    if shape is None:
+    dtype, shape = _type(library, a, b, out), product_shape(a.shape, b.shape)
+    if not dtype or shape is None:
         return library.vendor(a, b, out)
     target = plain(out)
     if out is None or any(np.may_share_memory(x, target) for x in (a, b)):
-        dtype = str(library.setting(a, b, None).dtype)
         target = library.new_array(library.result_operand(a, b, shape, dtype))
     for x, y, z in matrices(a, b, target):
-        _stream(x, y, z, str(library.setting(a, b, None).dtype), machine, wishes, progress)
+        _stream(x, y, z, dtype, machine, wishes, progress)
     if out is None:
         return library.returned(target)
     if not np.may_share_memory(target, out):
@@ -98,10 +97,9 @@ def host_product(
 def explained(library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, wishes: Wishes) -> Decision:
     """What `host_product` would do, and why."""
     a, b = plain(a), plain(b)
-    shape = _shape(library, a, b, out)
-    if shape is None:
+    dtype, shape = _type(library, a, b, out), product_shape(a.shape, b.shape)
+    if not dtype or shape is None:
         return Decision(VENDOR, None, f"NumPy answers: {library.setting(a, b, out).refusal or 'nothing to multiply'}")
-    dtype = str(library.setting(a, b, None).dtype)
     found = list(matrices(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = found[0][0].shape, found[0][1].shape[1]
     streamed = _streamed((m, k, n), dtype, machine, wishes, room(machine))
@@ -115,13 +113,16 @@ def plain(x: Any) -> Any:
     return x if x is None or isinstance(x, np.ndarray) else np.asanyarray(x)
 
 
-def _shape(library: NumpyLibrary, a: Any, b: Any, out: Any) -> tuple[int, ...] | None:
-    """The product's; None where NumPy is to answer."""
-    setting = library.setting(a, b, plain(out))
-    shape = product_shape(a.shape, b.shape)
-    if setting.refusal or setting.dtype not in DTYPES or shape is None or 0 in (*a.shape, *b.shape):
-        return None
-    return shape if out is None or out.shape == shape else None
+def _type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
+    """The product's; empty where NumPy is to answer. (Of float16, NumPy's BLAS has no products, but a device has.)"""
+    setting, shape = library.setting(a, b, plain(out)), product_shape(a.shape, b.shape)
+    if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
+        return ""
+    if not setting.refusal and setting.dtype in DTYPES:
+        return str(setting.dtype)
+    arrays = [a, b] if out is None else [a, b, plain(out)]
+    halves = all(type(x) is np.ndarray and x.dtype == np.float16 for x in arrays) and not library.options
+    return "float16" if halves and (out is None or out.flags.writeable) else ""
 
 
 def matrices(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
@@ -166,15 +167,14 @@ def _chosen(
     limits = _limits(wishes, nbytes // 2, device)
     plans = {wishes.plan} if wishes.plan else _tile_plans(size, dtype, limits, device)
 
+    @lru_cache(maxsize=4096)
+    def tile_seconds(tile: Shape, within: Limits) -> float:
+        m, k, n = tile
+        return expected_seconds(plans, Problem(m, k, n, dtype), within, device)
+
     def product_time(left: int) -> Callable[[Shape], float]:
         within = _limits(wishes, left, device)
-
-        @lru_cache(maxsize=256)
-        def seconds(tile: Shape) -> float:
-            m, k, n = tile
-            return expected_seconds(plans, Problem(m, k, n, dtype), within, device)
-
-        return seconds
+        return lambda tile: tile_seconds(tile, within)
 
     schedule, times = chosen_schedule(size, dtype, nbytes, rates, product_time)
     return Streamed(schedule, times, _workspace(wishes, nbytes - schedule.memory), dtype)

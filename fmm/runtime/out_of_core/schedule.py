@@ -128,14 +128,13 @@ class Schedule:
         for step in self.steps:
             if isinstance(step, Load):
                 rows, cols = (last - first for first, last in (step.tile.rows, step.tile.cols))
-                key, item = (step.tile.name, step.slot), self.itemsize
-                needed = max(rows * padded(cols, item), cols * padded(rows, item)) * item
+                key, needed = (step.tile.name, step.slot), tile_bytes(rows, cols, self.itemsize)
             elif isinstance(step, Multiply):
-                (top, bottom), cols = step.left.rows, step.size[2]
-                key, needed = ("C", step.slots[2]), (bottom - top) * padded(cols, self.itemsize) * self.itemsize
+                top, bottom = step.left.rows
+                key, needed = ("C", step.slots[2]), block_bytes(bottom - top, step.size[2], self.itemsize)
             else:
                 continue
-            found[key] = max(found.get(key, 0), -(-needed // BEGINNING) * BEGINNING)
+            found[key] = max(found.get(key, 0), needed)
         return {name: tuple(size for key, size in sorted(found.items()) if key[0] == name) for name in "ABC"}
 
     @property
@@ -178,6 +177,16 @@ class Schedule:
             busy[lane] += seconds
             ends.append(free[lane])
         return Times(max(free), *busy)
+
+
+def tile_bytes(rows: int, cols: int, itemsize: int) -> int:
+    """Of a slot for such a tile, whichever way it lies in memory."""
+    return max(block_bytes(rows, cols, itemsize), block_bytes(cols, rows, itemsize))
+
+
+def block_bytes(rows: int, cols: int, itemsize: int) -> int:
+    """Of a slot for a block, its rows contiguous."""
+    return -(-rows * padded(cols, itemsize) * itemsize // BEGINNING) * BEGINNING
 
 
 def padded(length: int, itemsize: int) -> int:

@@ -98,18 +98,18 @@ class Transfers:
         self.engine, self.nbytes = engine, max(CHUNK, longest_row)
         count = threads or max(1, min(usable_processors() // 2, MOST_THREADS))
         self.pools = [
-            ThreadPoolExecutor(count, f"fmm-{way}", initializer=engine.begin_thread) for way in ("load", "store")
+            ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._begin_thread) for way in ("load", "store")
         ]
         self.own, self.ended = local(), False
 
     def load(self, host: Array, place: Place) -> Event:
         """A matrix to the device; what comes back happens when it is there."""
-        self._share_out(self.pools[0], host, lambda rows: self._load_rows(host[rows], place.at_row(rows.start)))
+        self._share_out(0, host, place, lambda rows: self._load_rows(host[rows], place.at_row(rows.start)))
         return self.engine.sent()
 
     def store(self, place: Place, host: Array) -> None:
         """A matrix from the device, which is there when this returns."""
-        self._share_out(self.pools[1], host, lambda rows: self._store_rows(place.at_row(rows.start), host[rows]))
+        self._share_out(1, host, place, lambda rows: self._store_rows(place.at_row(rows.start), host[rows]))
 
     def close(self) -> None:
         """Without whatever has not begun."""
@@ -138,21 +138,21 @@ class Transfers:
         strides = (place.row_bytes, place.dtype.itemsize)
         return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
 
+    def _begin_thread(self) -> None:
+        self.engine.begin_thread()
+        self.own.buffers = [self.engine.buffer(self.nbytes) for _ in range(BUFFERS)]
+
     def _buffer(self) -> Buffer:
         """The one of this thread's that was in use longest ago, when it is free."""
-        found: list[Buffer] = getattr(self.own, "buffers", [])
-        if len(found) < BUFFERS:
-            found.append(self.engine.buffer(self.nbytes))
-        else:
-            found.append(found.pop(0))
-        self.own.buffers = found
-        found[-1].wait()
-        return found[-1]
+        buffers: list[Buffer] = self.own.buffers
+        buffers.append(buffers.pop(0))
+        buffers[-1].wait()
+        return buffers[-1]
 
-    def _share_out(self, pool: ThreadPoolExecutor, host: Array, task: Callable[[slice], None]) -> None:
+    def _share_out(self, way: int, host: Array, place: Place, task: Callable[[slice], None]) -> None:
         """Rows in chunks, on all threads; what one of them raises is raised here."""
-        row = host.shape[1] * max(host.itemsize, 1)
-        all_done(pool.submit(task, rows) for rows in _chunks(host.shape[0], max(self.nbytes // (2 * row), 1)))
+        height = max(self.nbytes // place.row_bytes, 1)
+        all_done(self.pools[way].submit(task, rows) for rows in _chunks(host.shape[0], height))
 
 
 def _chunks(rows: int, height: int) -> Iterator[slice]:
@@ -165,16 +165,20 @@ def all_done(futures: Iterator[Future[None]] | Sequence[Future[None]]) -> None:
         future.result()
 
 
-def measured_rates(engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = 64 << 20) -> Rates:
-    """How fast arrays go there and come back, each alone; twice, since at first there are no buffers."""
-    host = np.ones((64, nbytes // 512))
+PROBED, ROUNDS = 256 << 20, 4  # bytes, and how often
+
+
+def measured_rates(engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBED) -> Rates:
+    """How fast arrays go there and come back, each alone: the best of a few times, since threads and pages are new."""
+    host = np.ones((nbytes >> 16, 1 << 13))
     address, memory = engine.allocate(host.nbytes)
-    place, found = Place(address, host.shape[1], host.dtype), Rates(1.0, 1.0)
-    for _ in range(2):
+    place, loads, stores = Place(address, host.shape[1], host.dtype), [1.0], [1.0]
+    for _ in range(ROUNDS):
         began = clock()
         transfers.load(host, place).wait()
         there = clock()
         transfers.store(place, host)
-        found = Rates(host.nbytes / max(there - began, 1e-9), host.nbytes / max(clock() - there, 1e-9))
+        loads.append(host.nbytes / max(there - began, 1e-9))
+        stores.append(host.nbytes / max(clock() - there, 1e-9))
     del memory
-    return found
+    return Rates(max(loads), max(stores))
