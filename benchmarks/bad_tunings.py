@@ -32,8 +32,8 @@ import numpy as np
 import fmm
 from fmm.config import files
 from fmm.kernels.plans.plan import VENDOR
-from fmm.tuner.environment import device_folder, environment, typed_command
-from fmm.tuner.paired import Rounds, paired_rounds
+from fmm.tuner.trials.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.paired import Rounds, paired_rounds
 
 ROOT = Path(__file__).parents[1]
 LEAST = 0.98

@@ -22,7 +22,7 @@ import fmm
 from fmm.config.certify import median_interval, paired_ratios
 from fmm.kernels.cpu import compiled_sums
 from fmm.tuner.commands.measure import write_result
-from fmm.tuner.environment import device_folder, environment
+from fmm.tuner.trials.environment import device_folder, environment
 
 RESULTS = Path(__file__).parents[1] / "results"
 PLANS = ("winograd > winograd > vendor", "winograd^2 > vendor", "winograd > winograd > winograd > vendor")

@@ -20,8 +20,8 @@ import numpy as np
 
 import fmm
 from benchmarks.cpu import RESULTS
-from fmm.tuner.environment import device_folder, environment, typed_command
-from fmm.tuner.paired import Rounds, paired_rounds
+from fmm.tuner.trials.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.paired import Rounds, paired_rounds
 
 SAMPLED = 4  # rows that are compared with a product in longer precision
 TOO_FAR = 1e-11  # relative error, in norm, of a wrong result

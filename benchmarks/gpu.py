@@ -35,7 +35,7 @@ from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded_for_device
 from fmm.tuner.devices.cuda import event_milliseconds
 from fmm.tuner.devices.cuda_operands import Operands, random_normal
-from fmm.tuner.environment import source_commit
+from fmm.tuner.trials.environment import source_commit
 
 ROOT = Path(__file__).parents[1]
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
@@ -251,6 +251,10 @@ def results_folder() -> Path:
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
     name: str = properties["name"].decode()
     return ROOT / "results" / name.lower().replace(" ", "-")
+
+
+def device_count() -> int:
+    return int(cupy.cuda.runtime.getDeviceCount())
 
 
 def environment() -> dict[str, Any]:

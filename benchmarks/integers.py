@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import fmm
-from fmm.tuner.environment import device_folder, environment
+from fmm.tuner.trials.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]
 # A library's product is given about so many multiply-adds at most; fmm's are repeated for so many seconds, so often.

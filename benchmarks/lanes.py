@@ -29,7 +29,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import leaf_flops, workspace
 from fmm.perfmodel.cost import cost
 from fmm.tuner.commands.measure import write_result
-from fmm.tuner.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.environment import device_folder, environment, typed_command
 
 RESULTS = Path(__file__).parents[1] / "results"
 CASES = (((4096,) * 3, "float64"), ((4096,) * 3, "float32"), ((5000, 7000, 6000), "float64"))

@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 
 from benchmarks.forced_plan import VARIABLE
 from fmm.kernels.plans.plan import Plan
-from fmm.tuner.environment import environment
+from fmm.tuner.trials.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scikit-learn"

@@ -24,7 +24,7 @@ import numpy as np
 
 import fmm
 from fmm.kernels.cpu import semiring_compiled
-from fmm.tuner.environment import device_folder, environment
+from fmm.tuner.trials.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]
 KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # of tropical-gemm

@@ -30,20 +30,19 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, ranked_candidates, usual_growth
 from fmm.problem import Problem
-from fmm.tuner import shapes
 from fmm.tuner.commands.tune import output_path
-from fmm.tuner.conclude import paired_samples
 from fmm.tuner.devices.choose import chosen_devices
-from fmm.tuner.devices.device import Device
+from fmm.tuner.devices.device import Device, Run
+from fmm.tuner.devices.effort import Effort
 from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.effort import Effort
-from fmm.tuner.environment import environment, source_commit, typed_command
-from fmm.tuner.journal import Journal, RoundLimits
-from fmm.tuner.search import explored_plans, within_limits
-from fmm.tuner.shapes import Size
-from fmm.tuner.space import choices_of_plans
-from fmm.tuner.stages import find_scale
-from fmm.tuner.trials import Header, Run, Trial, Trials
+from fmm.tuner.findings.conclude import paired_samples
+from fmm.tuner.search.race import explored_plans, within_limits
+from fmm.tuner.search.space import choices_of_plans, device_space
+from fmm.tuner.stages import shapes
+from fmm.tuner.stages.tuning import find_scale
+from fmm.tuner.trials.environment import environment, source_commit, typed_command
+from fmm.tuner.trials.journal import Journal, RoundLimits
+from fmm.tuner.trials.record import Header, Size, Trial, Trials
 
 ROOT = Path(__file__).parents[1]
 STAGE, SEED, CLOSE = "exhaustive", 29, 1.01
@@ -139,7 +138,7 @@ def recalled(trials: Sequence[Trial], dtype: str, calibration: Calibration, devi
 
 
 def _space(device: Device) -> list[Plan]:
-    return list(choices_of_plans(tuple((name, tuple(values)) for name, values in device.space().items())))
+    return list(choices_of_plans(tuple((name, tuple(values)) for name, values in device_space(device).items())))
 
 
 # ---- strategies

@@ -20,7 +20,7 @@ from torch import nn
 
 import fmm
 from fmm.integrations.report import begin_report, end_report
-from fmm.tuner.environment import environment
+from fmm.tuner.trials.environment import environment
 
 WARM_UP = 5  # steps that are not timed
 JITTER = {"float32": 2.0**-20, "bfloat16": 2.0**-8}  # relative, of the second start

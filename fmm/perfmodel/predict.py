@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf, log2
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
@@ -70,12 +70,13 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
 
     products  the sum over leaf products of the larger of two times. Computing takes
               flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles
-              (and fewer tiles than `slots` to so many),
+              (and fewer tiles than `slots` to so many; of a type with `sms` instead of the tiles, the slots and `fill`
+              whole rounds of tiles, see _in_rounds),
               times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
               takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds),
               times `tiled_odd` where it reads rows that are not aligned.
-              Reading and writing the operands takes bytes / memory.
+              Reading and writing the operands takes bytes / memory. Each start takes `start` beside that.
     sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
               scalar, parts, deep) are divided by that share
     hidden    overlap * min(products, sums below an overlapped level)
@@ -90,7 +91,7 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     products, starts = _products(plan, problem, work, calibration, lanes)
     sums = _sums(plan, problem, work, calibration, lanes)
     hidden = calibration.overlap * min(products, sums * work.overlapped)
-    calls = starts + work.passes
+    calls = starts * plan.leaf_use.leaf.starts + work.passes
     launches = max(calibration.launch * calls, calibration.host * starts - (products + sums - hidden))
     ends = 0.0
     if lanes > 1:
@@ -100,7 +101,7 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
 
 
 def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> tuple[float, float]:
-    """Seconds of the leaf products, and how many starts they are."""
+    """Seconds of the leaf products, and how many starts they are; a leaf of several launches has one."""
     dtype = DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
     tiles = work.tiles
@@ -120,8 +121,8 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(compute, moved)
-            starts += count / batch * leaf.starts
+            seconds += count * max(compute, moved) + count / batch * rate.start
+            starts += count / batch
     more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
     return seconds + more, starts + calls
 
@@ -167,11 +168,35 @@ def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, la
 
 def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float:
     """How many times as long as flops / rate a product of the vendor's takes, where its rows are aligned."""
+    if rate.sms:
+        return (_in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n) * (
+            rate.batch if together > 1 else 1.0
+        )
     slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
     if rate.tile > 1:
         tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
         slowdown *= tiles * rate.tile**2 / (m * n) * max(rate.slots / (tiles * together), 1)
     return slowdown * (rate.batch if together > 1 else 1.0)
+
+
+# Sides of the tiles in which the vendor's ordinary cores compute C; what a tile of half the size takes longer for each
+# number. (Settled on the products of five H200s.)
+ROUND_TILES, HALVED = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
+
+
+def _in_rounds(rate: Rate, m: float, k: float, n: float, together: float) -> float:
+    """The same where every multiprocessor computes a tile at a time: by tiles of the size with which it is done first.
+    If there are fewer than multiprocessors, each is cut along the inner dimension, as often as there are some to spare.
+    """
+    least = inf
+    for rows, cols in ROUND_TILES:
+        tiles = ceil(m / rows) * ceil(n / cols) * together
+        cuts = max(rate.sms // tiles, 1)
+        rounds = ceil(tiles * cuts / rate.sms) * rate.sms / (tiles * cuts)
+        whole = tiles / together * rows * cols / (m * n)
+        slower = 1 + HALVED * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
+        least = min(least, rounds * whole * slower * (1 + rate.pipe * cuts / k))
+    return least
 
 
 def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:

@@ -14,7 +14,7 @@ from fmm.perfmodel import block_time
 from fmm.perfmodel.block_time import GEMM, Operands, Side, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.tile_choice import best_for
-from fmm.tuner import fit_blocks as judge
+from fmm.tuner.fit import block_terms as judge
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"

@@ -36,11 +36,11 @@ from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expect
 from fmm.perfmodel.calibration import Rate
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
+from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.effort import EFFORTS
-from fmm.tuner.journal import Journal
-from fmm.tuner.search import explored_plans, search_plans
-from fmm.tuner.space import search_space
+from fmm.tuner.search.race import explored_plans, search_plans
+from fmm.tuner.search.space import search_space
+from fmm.tuner.trials.journal import Journal
 
 # ---- a leaf: NumPy's einsum, in half the time of BLAS (so it says)
 

@@ -19,8 +19,9 @@ from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 from fmm.runtime.decide import certified_entry, model_choice
+from fmm.tuner.devices.device import BEST, TRIES, Run
 from fmm.tuner.devices.fake import FakeDevice, FakeSession
-from fmm.tuner.trials import BEST, TRIES, Run, Size
+from fmm.tuner.trials.record import Size
 
 UNKNOWN = 0.015  # what no model knows of a plan on a shape, and of the vendor's product: a standard deviation
 OVERHEAD = 0.002  # seconds between samples

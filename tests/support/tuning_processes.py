@@ -22,14 +22,14 @@ import scipy.stats
 
 from fmm.config import files
 from fmm.tuner import cli
-from fmm.tuner import stages as tune_module
 from fmm.tuner.commands import tune as commands_tune
 from fmm.tuner.commands.config import checked_fully, config_sections
+from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FAKE, FakeDevice
-from fmm.tuner.effort import EFFORTS
-from fmm.tuner.journal import Journal
-from fmm.tuner.stages import tune_type
-from fmm.tuner.trials import Trials
+from fmm.tuner.stages import tuning as tune_module
+from fmm.tuner.stages.tuning import tune_type
+from fmm.tuner.trials.journal import Journal
+from fmm.tuner.trials.record import Trials
 from tests.support.configs import SMALL
 
 CONFIGS = 5  # so many different ones must have been seen, or more tunings are started, up to MOST times the kills

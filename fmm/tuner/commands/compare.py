@@ -21,7 +21,7 @@ from fmm.runtime.decide import certified_entry, model_choice
 from fmm.tuner.commands.config import checked_fully, config_sections
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
-from fmm.tuner.described import share_or_nothing
+from fmm.tuner.findings.described import share_or_nothing
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
 LEAST = 0.95  # of the choices that should be equal

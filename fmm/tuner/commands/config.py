@@ -14,11 +14,11 @@ from fmm.config import files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError, Raw
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.tuner import tables
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path, trials_path
-from fmm.tuner.described import described
-from fmm.tuner.trials import frame
+from fmm.tuner.findings import tables
+from fmm.tuner.findings.described import described
+from fmm.tuner.trials.data_frame import frame
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -25,11 +25,10 @@ from fmm.tuner.commands.config import config_sections, one_line_errors
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.tune import output_path
 from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
-from fmm.tuner.devices.device import Device
-from fmm.tuner.environment import device_folder, environment, typed_command
-from fmm.tuner.journal import Journal, RoundLimits, Samples, paired_speedup
-from fmm.tuner.thresholds import li_plan
-from fmm.tuner.trials import Run
+from fmm.tuner.devices.device import Device, Run
+from fmm.tuner.findings.thresholds import li_plan
+from fmm.tuner.trials.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, paired_speedup
 
 LI_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
 SUITE_NAMES = ("speed", "never_slower", "small_calls", "memory", "errors", "guard")

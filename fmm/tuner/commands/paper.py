@@ -15,7 +15,6 @@ from fmm.perfmodel.papers.sforza_speedups import Measured
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.options import add_json
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
-from fmm.tuner.environment import typed_command
 from fmm.tuner.laboratory.bench import Bench
 from fmm.tuner.laboratory.benches import bench_of
 from fmm.tuner.laboratory.figure import (
@@ -28,6 +27,7 @@ from fmm.tuner.laboratory.figure import (
     write_results,
 )
 from fmm.tuner.laboratory.figures import FIGURES
+from fmm.tuner.trials.environment import typed_command
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
 PAPERS = (li, huang, dalberto, sforza, sforza_speedups)

@@ -22,7 +22,7 @@ from fmm.tuner.report.case import Case
 from fmm.tuner.report.overview import shown_gains, speedup_of_all_types
 from fmm.tuner.report.page import report_page
 from fmm.tuner.report.pictures import PICTURES, STYLE, case_pictures, draw_roofline
-from fmm.tuner.trials import Trials
+from fmm.tuner.trials.record import Trials
 
 __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 

@@ -24,7 +24,7 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.choose import candidates
 from fmm.perfmodel.stability import expected_growth
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.paired import Rounds, paired_rounds
+from fmm.tuner.trials.paired import Rounds, paired_rounds
 
 Row = dict[str, Any]
 Size = tuple[int, int, int]

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from fmm.config import locate, store
-from fmm.tuner import shapes
 from fmm.tuner.commands.one_type import COARSE, INTERRUPTED, Job, trials_path, tune_job
 from fmm.tuner.commands.progress import shown_progress
 from fmm.tuner.devices.choose import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import Device
-from fmm.tuner.effort import EFFORTS
-from fmm.tuner.shapes import ShapesError
-from fmm.tuner.trials import Trials
+from fmm.tuner.devices.effort import EFFORTS
+from fmm.tuner.stages import shapes
+from fmm.tuner.stages.shapes import ShapesError
+from fmm.tuner.trials.record import Trials
 
 __all__ = ["INTERRUPTED", "add_options", "output_path", "run", "trials_path"]
 
@@ -117,12 +117,13 @@ def output_path(given: Path | None) -> Path:
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:
-    """Several types have a coarse pass each before the first is refined: who stops early has something for each."""
+    """Several types have a coarse pass each before the first is refined: who stops early has something for each. (A
+    quick tuning of a CPU is no more than that.)"""
     if options.time_limit is not None and not options.time_limit > 0:
         raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
     found = [job for device in chosen_devices(options.device) for job in _jobs_of(device, options)]
-    if len(found) > 1 and not options.shapes and options.effort != COARSE:
-        yield from (replace(job, effort=COARSE) for job in found)
+    if len(found) > 1 and not options.shapes:
+        yield from (job for job in (replace(job, effort=COARSE) for job in found) if job.planned != found[0].planned)
     yield from found
 
 

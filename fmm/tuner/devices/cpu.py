@@ -33,10 +33,8 @@ from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime.limits import memory_share
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.devices.device import FailedError
-from fmm.tuner.effort import EFFORTS, Effort
-from fmm.tuner.space import search_space
-from fmm.tuner.trials import BEST, TRIES, Run
+from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
+from fmm.tuner.devices.effort import EFFORTS, Effort
 
 LEAST = 2e-3  # seconds of a sample: shorter calls are repeated
 ROWS = 8  # rows of a result that are checked
@@ -86,9 +84,6 @@ class CpuDevice:
     @property
     def efforts(self) -> Mapping[str, Effort]:
         return EFFORTS
-
-    def space(self) -> Mapping[str, Sequence[str]]:
-        return search_space("cpu")
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[CpuSession]:

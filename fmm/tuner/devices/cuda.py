@@ -27,10 +27,8 @@ from fmm.runtime import devices
 from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
 from fmm.tuner.devices.cuda_operands import Operands
-from fmm.tuner.devices.device import FailedError
-from fmm.tuner.effort import GPU_EFFORTS, Effort
-from fmm.tuner.space import search_space
-from fmm.tuner.trials import BEST, TRIES, Run
+from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
+from fmm.tuner.devices.effort import GPU_EFFORTS, Effort
 
 LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
 # A device that was idle runs for a while faster than its power limit allows for long (on an H200 the first products by
@@ -90,9 +88,6 @@ class CudaDevice:
     @property
     def efforts(self) -> Mapping[str, Effort]:
         return GPU_EFFORTS
-
-    def space(self) -> Mapping[str, Sequence[str]]:
-        return search_space("cuda")
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[CudaSession]:

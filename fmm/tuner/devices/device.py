@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
-from fmm.tuner.effort import Effort
-from fmm.tuner.trials import Run
+from fmm.tuner.devices.effort import Effort
+
+BEST = "best"  # a part: not one sample but the shortest of TRIES, what the product takes if nothing disturbs it
+TRIES = 15
+
+
+class Run(NamedTuple):
+    """What is timed: a plan on the problem of a session, whole or only its sums or its leaf products; or BEST.
+
+    A `twin` is the same thing once more under another name: a pair of twins shows the noise.
+    """
+
+    plan: Plan = VENDOR
+    part: str = "whole"
+    twin: int = 0
 
 
 class FailedError(Exception):
@@ -60,9 +73,6 @@ class Device(Protocol):
 
     def peers(self) -> Sequence[Plan]:
         """What else the vendor has for a product: a plan must beat these too."""
-
-    def space(self) -> Mapping[str, Sequence[str]]:
-        """The texts from which a search may build plans: name of a choice -> its values; see fmm.tuner.space."""
 
     def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]: ...
 

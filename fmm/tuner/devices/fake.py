@@ -18,11 +18,9 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, in_lanes
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
-from fmm.tuner.devices.device import FailedError
-from fmm.tuner.effort import EFFORTS, GPU_EFFORTS, Effort
-from fmm.tuner.fit import formula_seconds
-from fmm.tuner.space import search_space
-from fmm.tuner.trials import BEST, TRIES, Run
+from fmm.tuner.devices.device import BEST, TRIES, FailedError, Run
+from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS, Effort
+from fmm.tuner.devices.formula import formula_seconds
 
 TRUTH = Calibration(
     "fake",
@@ -68,9 +66,6 @@ class FakeDevice:
     @property
     def efforts(self) -> Mapping[str, Effort]:
         return GPU_EFFORTS if self.gpu else EFFORTS
-
-    def space(self) -> Mapping[str, Sequence[str]]:
-        return search_space("cuda" if self.gpu else "cpu")
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[FakeSession]:

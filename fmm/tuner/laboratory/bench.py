@@ -21,7 +21,7 @@ from fmm.kernels.cpu.numpy_products import matmul
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
-from fmm.tuner.environment import device_folder, environment
+from fmm.tuner.trials.environment import device_folder, environment
 
 Array = Any
 Call = Callable[[], object]

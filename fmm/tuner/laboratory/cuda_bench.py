@@ -16,8 +16,8 @@ from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, compile_for, recorded_for_device
 from fmm.tuner.devices.cuda import event_milliseconds
 from fmm.tuner.devices.cuda_operands import bfloat16_bits, double_precision
-from fmm.tuner.environment import environment
 from fmm.tuner.laboratory.bench import Array, Call
+from fmm.tuner.trials.environment import environment
 
 # One accumulator an entry, in the order of k, each product rounded before it is added.
 ROW_BY_COLUMN = """

@@ -13,9 +13,10 @@ from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.problem import Problem
-from fmm.tuner.conclude import paired_samples
-from fmm.tuner.fit import Observation, cached_work, formula_seconds, stage_medians
-from fmm.tuner.trials import Tuning
+from fmm.tuner.devices.formula import cached_work, formula_seconds
+from fmm.tuner.findings.conclude import paired_samples
+from fmm.tuner.fit.model import Observation, stage_medians
+from fmm.tuner.trials.record import Tuning
 
 
 @dataclass(frozen=True)

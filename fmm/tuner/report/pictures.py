@@ -15,8 +15,8 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
-from fmm.tuner.conclude import FITTED
-from fmm.tuner.fit import cached_work
+from fmm.tuner.devices.formula import cached_work
+from fmm.tuner.findings.conclude import FITTED
 from fmm.tuner.report.case import Case
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.

@@ -24,7 +24,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime import host_run, probe
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.trials import Run
+from fmm.tuner.devices.device import Run
 from tests.support import ROOT
 
 Array = np.ndarray[Any, Any]

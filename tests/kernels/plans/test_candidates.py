@@ -15,7 +15,7 @@ from fmm.kernels.plans.candidates import (
     probed_plans,
 )
 from fmm.perfmodel.choose import candidates as compared
-from fmm.tuner.space import search_space, space_of_type
+from fmm.tuner.search.space import search_space, space_of_type
 
 RESIDUES = ["oz14", "oz14x7"]  # of float64
 CPU = [

@@ -17,8 +17,8 @@ from fmm.tuner import cli
 from fmm.tuner.cli import main
 from fmm.tuner.commands import suites
 from fmm.tuner.commands.measure import write_result
-from fmm.tuner.environment import device_folder
-from fmm.tuner.paired import Rounds
+from fmm.tuner.trials.environment import device_folder
+from fmm.tuner.trials.paired import Rounds
 from tests.support import ROOT
 
 ROWS: dict[str, list[dict[str, Any]]] = {

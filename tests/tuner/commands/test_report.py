@@ -14,8 +14,8 @@ import pytest
 from fmm.tuner.cli import main
 from fmm.tuner.commands import tune
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
+from fmm.tuner.devices.effort import EFFORTS
 from fmm.tuner.devices.fake import FakeDevice
-from fmm.tuner.effort import EFFORTS
 from fmm.tuner.report.overview import _squares, gains_frame, meaning, shown_gains
 from fmm.tuner.report.page import gains_table
 from tests.support import configs as tuned
@@ -111,6 +111,20 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     assert '<td class="measured" data-side="4096"' in page and "1.05 to 1.20" in page
     assert "leaves all to it" in meaning([replace(measured, kind="vendor")])
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
+
+
+def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path) -> None:
+    """A quick tuning of a CPU measures no product that is large enough for a plan, and the model takes plans all the
+    same: `fmm-tune show` and the report say the same."""
+    (case,) = tuned_cases(folder / "config.json")
+    small = tuple(t for t in case.tuning.trials if max(t.size) <= 2000)
+    gains = shown_gains(
+        [replace(case, tuning=replace(case.tuning, trials=small), tuned=replace(case.tuned, entries={}))]
+    )
+    kinds = {gain.side: gain.kind for gain in gains}
+    assert kinds == {1024: "vendor", 2048: "vendor", 4096: "beyond", 8192: "beyond"}
+    assert "from a side of 4096 (float64: predicted, nothing as large was measured) on" in meaning(gains)
+    assert '<td class="beyond" data-side="8192"' in gains_table(gains)
 
 
 def test_halves_are_rows_of_their_own(folder: Path) -> None:

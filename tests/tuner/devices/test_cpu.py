@@ -20,9 +20,8 @@ from fmm.runtime import decide, devices
 from fmm.tuner.cli import main
 from fmm.tuner.commands.suites import fast_plan
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
-from fmm.tuner.devices.device import FailedError
-from fmm.tuner.journal import Journal, RoundLimits
-from fmm.tuner.trials import Run
+from fmm.tuner.devices.device import FailedError, Run
+from fmm.tuner.trials.journal import Journal, RoundLimits
 
 WINOGRAD = Plan.parse("winograd > vendor")
 

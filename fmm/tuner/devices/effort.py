@@ -1,0 +1,42 @@
+"""What an effort means: how much is measured, per element type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, per element type."""
+
+    seconds: float  # what the stages plan for
+    most: float  # where measuring ends, whatever was planned
+    rounds: int  # of the probe, the held-out shapes and each trial of the search
+    held_out: int  # shapes
+    trials: int  # of a shape's search
+    enqueued: int  # of them the model's best
+    certify: int  # rounds
+    stride: int = 1  # one of so many shapes of the ladder is tuned
+    blocks: bool = False  # are the strategies of our own product kernel timed?
+    heaviest: float = inf  # products of the largest level whose kernels are waited for
+
+
+# On a CPU, plans are nobody's choice on products that take a tenth of a second or less: with these seconds there are
+# some that take longer, in two rounds. (Three rounds of small ones took as long, and told little of large ones.)
+CPU_QUICK = Effort(15, 21, 2, 6, 3, 2, 7)
+# `coarse` is the first pass when several types are tuned, so that there is something for each soon: for all four types
+# of a CPU in a minute and a half.
+EFFORTS = {
+    "coarse": CPU_QUICK,
+    "quick": CPU_QUICK,
+    "default": Effort(150, 290, 5, 60, 10, 4, 11),
+    "full": Effort(900, 1500, 7, 120, 24, 6, 21),
+}
+# A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled.
+GPU_EFFORTS = {
+    "coarse": Effort(3, 5, 3, 6, 2, 2, 6, 6, heaviest=49),
+    "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
+    "default": Effort(70, 280, 5, 60, 10, 4, 11, blocks=True),
+    "full": Effort(450, 1500, 7, 120, 24, 6, 21, blocks=True),
+}

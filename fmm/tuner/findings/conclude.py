@@ -1,0 +1,222 @@
+"""What a tuning's trials show: the fit, its error, the noise, entries, thresholds: the section of the config.
+
+A function of what is recorded, so trials up to any moment are worth as much as they can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+from fmm.config import certify, schema
+from fmm.config.schema import Entry
+from fmm.kernels.plans.leaf import LEAVES
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.problem import OPERATIONS
+from fmm.tuner.findings.doubts import (
+    distant_margin,
+    disturbance,
+    disturbed_margin,
+    largest_pair,
+    losing_margin,
+    machine_doubts,
+    model_doubts,
+    noise_floor,
+    promised_margin,
+    unexplained_share,
+)
+from fmm.tuner.findings.thresholds import chosen_from, thresholds
+from fmm.tuner.fit import model as fitting
+from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
+from fmm.tuner.search.race import needs_no_workspace
+from fmm.tuner.trials.journal import Journal
+from fmm.tuner.trials.record import PRODUCT, Size, Trial
+
+# The stages whose trials the fit sees. Never the held-out ones; nor those of the search, which are on few shapes and of
+# plans that Optuna made up, unlike those between which the model is to choose. The first stage is one of rough
+# products, which show what can be measured at all.
+SCALE = "scale"
+FITTED = (SCALE, "rates", "probe", "tiles")
+
+
+def fit_journal(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
+    start = starting_calibration(journal.device.untuned(), dtype)
+    return _fitted(start, dtype, tuple(fitting.stage_medians(journal.recorded, stages)))
+
+
+@lru_cache(maxsize=8)
+def _fitted(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.Fit:
+    """Kept: a fit takes seconds, and the search that follows it adds nothing to what it sees."""
+    return fitting.fit_calibration(start, dtype, observed)
+
+
+def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
+    """The calibration to begin with, reduced to one type."""
+    rates = calibration.rates
+    rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
+    own = {leaf.rate: rates[leaf.rate] for leaf in LEAVES if leaf.rate in rates and dtype in leaf.types}
+    return replace(calibration, rates={dtype: rate, **own})
+
+
+def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
+    """An entry for every shape that was searched: the first certified plan's, else the vendor's.
+
+    A shape that was left before its best plan was confirmed has none, nor has any where the noise is not known.
+    """
+    found: list[Entry] = []
+    if noise is None:
+        return found
+    for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
+        searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
+        if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
+            found += lean_entry(searched, confirmed, noise)  # other plans were not tried
+            continue
+        shown = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
+        wins = unbeaten_plans(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
+        shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
+        best = next((e for e in shown if e.plan != "vendor"), None)
+        if best is None and not confirmed:
+            seen = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
+            shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promising(searched) else []
+        elif best is None:
+            shown = [e for e in shown if e.rounds >= certify.ROUNDS]
+        found += [best] if best else shown[-1:]
+        if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
+            found += lean_entry(searched, confirmed, noise)
+    return found
+
+
+def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
+    """Those of each operation."""
+    for op in OPERATIONS:
+        own = [t for t in trials if t.op == op]
+        yield from (replace(entry, op=op) for entry in searched_entries(own, noise))
+
+
+def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
+    """What is best without workspace: a certified plan, or the vendor if none is."""
+    for trials in (confirmed, searched):
+        pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
+        shown = [certify.entry_of_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
+        if shown and trials is confirmed:
+            best = max(shown, key=lambda e: e.speedup)
+            return [replace(best, lean=True)] if best.rounds >= certify.ROUNDS else []
+        if shown and all(median(certify.paired_ratios(*x[1:])) <= 1 for x in pairs):
+            return [replace(shown[0], lean=True)]
+    return []
+
+
+def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
+    """Which plans are faster than the best of what else the vendor has, if that is faster than its usual product."""
+    leaves = {
+        p: median(certify.paired_ratios(base, own))
+        for p, base, own in paired_samples(searched)
+        if not Plan.parse(p).levels
+    }
+    peer = max(leaves, key=lambda p: leaves[p], default="vendor")
+    if leaves.get(peer, 0.0) <= 1:
+        return lambda plan: True
+    won = {p for p, base, own in paired_samples(raced, peer) if certify.is_certified(base, own, noise)}
+    return lambda plan: plan in (peer, *won)
+
+
+# Stages in which every plan has rounds of its own with the vendor's product (or its peer), one after the other.
+RACES = ("search", "certify", "peer")
+
+
+def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
+    """Each plan with the vendor's (or a peer's) seconds and its own, round by round, of a shape's trials in a stage."""
+    trials = [t for t in trials if t.part == "whole" and not t.twin]
+    vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
+    for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
+        rounds = [t.seconds for t in trials if t.plan == plan]  # a failure takes a round, the last
+        own = [s for s in rounds if s is not None]
+        base = vendor[: len(own)]
+        if trials[0].stage in RACES:
+            vendor = vendor[len(rounds) :]
+        if base and len(own) == len(rounds):
+            yield plan, base, own[: len(base)]
+
+
+def one_level(trials: Sequence[Trial]) -> list[tuple[Size, float]]:
+    """Shape and best speedup of one-level plans that were not held out: what the epsilon correction is found from."""
+    found: dict[Size, float] = {}
+    for stage in (*FITTED, "search"):
+        own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
+        for size in dict.fromkeys(t.size for t in own):
+            for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
+                if Plan.parse(plan).depth == 1:
+                    found[size] = max(found.get(size, 0.0), median(certify.paired_ratios(base, seconds)))
+    return list(found.items())
+
+
+def _promising(trials: Sequence[Trial]) -> bool:
+    """Did any plan look faster than the vendor?"""
+    return any(median(certify.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
+
+
+def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
+    """The section of the config; None if no more was measured than the first rough products: what they say of the
+    device's rate is off by several times, and the runtime knows better how to do without."""
+    trials, device = journal.recorded, journal.device
+    known = tuple(stage for stage in FITTED if stage != SCALE)
+    if not any(o.kind == "vendor" for o in fitting.stage_medians(trials, known)):
+        return None
+    noise = noise_floor(trials)
+    fitted = fit_journal(journal, dtype)
+    held = fitting.stage_medians(trials, ("held out",))
+    disturbed_by = disturbance(trials, fitted.calibration, dtype)
+    model = checked_model(fitted.calibration, dtype, held, disturbed_by, largest_pair(trials))
+    seen = [*fitting.stage_medians(trials, known), *held]
+    tiles = fitted_blocks(trials, device.chip)
+    strategies = chosen_strategies(dtype, device.chip, tiles)
+    disturbed = [*machine_doubts(noise, disturbed_by, unexplained_share(seen, fitted.calibration))]
+    entries = [replace(e, verified=not disturbed) for e in all_entries(trials, noise)]
+    return {
+        "versions": dict(device.identity.versions),
+        "conditions": {"device": device.identity.name, **device.conditions},
+        "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
+        "calibration": schema.calibration_fields(model.calibration, dtype),
+        "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
+        "error": {name: e.fields for name, e in model.error.items()},
+        "thresholds": thresholds(model.calibration, dtype, one_level(trials), strategies).fields,
+        "blocks": None if tiles is None else tiles.fields,
+        "noise": noise,
+        "doubts": [*disturbed, *model.doubts],
+        "entries": [e.fields for e in entries],
+    }
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A fitted model with the margins that it needs, its errors on held-out shapes, and what speaks against it."""
+
+    calibration: Calibration
+    error: Mapping[str, fitting.Error]
+    doubts: tuple[str, ...]
+
+
+def checked_model(
+    fitted: Calibration,
+    dtype: str,
+    held: Sequence[fitting.Observation],
+    disturbed: float | None,
+    measured: float,
+) -> Checked:
+    """Judge a fitted model by the held-out shapes; `measured` is the side of the largest product with a plan."""
+    tiled = [o for o in held if o.run.plan.timed_by_tiles or o.kind == "vendor"]
+    others = [o for o in held if not o.run.plan.timed_by_tiles]
+    error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
+    losing = [losing_margin(fitted, seen) for seen in (others, tiled)]
+    promised = [promised_margin(e["speedup"]) for e in (error, own)]
+    pays = chosen_from(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
+    least = max(disturbed_margin(disturbed), distant_margin(pays, measured))
+    margins = [min(max(p, x, least), 1.0) for p, x in zip(promised, losing, strict=True)]
+    found = replace(fitted, margin=margins[0], tiled_margin=margins[1])
+    errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
+    return Checked(found, errors, tuple(model_doubts(error["speedup"], losing[0])))

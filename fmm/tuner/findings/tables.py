@@ -1,0 +1,62 @@
+"""Configs and trials as pandas DataFrames: for `fmm-tune export`, the report, notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from fmm.config.schema import Entry, Raw, Tuned
+from fmm.config.thresholds import Spread
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
+from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.formula import cached_work, formula_seconds
+
+Sections = Mapping[tuple[str, str], Tuned]  # by device and type
+ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
+
+
+def entries_table(sections: Sections) -> Any:
+    """A row for each entry of a config."""
+    import pandas
+
+    rows = [
+        _entry_row(key, dtype, entry) for (key, dtype), known in sections.items() for entry in known.entries.values()
+    ]
+    return pandas.DataFrame(rows, columns=ENTRY_COLUMNS)
+
+
+def _entry_row(key: str, dtype: str, entry: Entry) -> dict[str, Raw]:
+    m, k, n = entry.size
+    return {"device": key, "dtype": dtype, "m": m, "k": k, "n": n, **asdict(entry)}
+
+
+def thresholds_table(sections: Sections) -> Any:
+    """A row for each section: the thresholds, those with a spread in three columns."""
+    import pandas
+
+    rows = []
+    for (key, dtype), known in sections.items():
+        row: dict[str, Raw] = {"device": key, "dtype": dtype}
+        for name, value in vars(known.thresholds).items() if known.thresholds else ():
+            if isinstance(value, Spread):
+                row |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+            elif not isinstance(value, Mapping):
+                row[name] = value
+        rows.append(row)
+    return pandas.DataFrame(rows)
+
+
+def with_predictions(trials: Any, sections: Sections) -> Any:
+    """A frame of trials with a column `predicted`: the seconds by the config's calibration, where it has one."""
+    known = {key: found.calibration for key, found in sections.items()}
+
+    def predicted(row: Any) -> float | None:
+        calibration = known.get((row.device, row.dtype))
+        if calibration is None:
+            return None
+        run, problem = Run(Plan.parse(row.plan), row.part, row.twin), Problem(row.m, row.k, row.n, row.dtype, op=row.op)
+        return formula_seconds(run, problem, cached_work(run.plan, problem), calibration)
+
+    return trials.assign(predicted=[predicted(row) for row in trials.itertuples()])

@@ -1,0 +1,1 @@
+"""Fitting the performance model to what was measured: its calibration, and the block model's terms."""

@@ -1,0 +1,85 @@
+"""The block strategies of this device: Huang, Yu and van de Geijn's six measured on a few shapes, and the block model's
+terms fitted to that, unless the built-in ones predict it well enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fmm.hardware.chip import Chip, Fitted
+from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.tile_choice import best_double, best_for
+from fmm.problem import Problem
+from fmm.tuner.devices.device import Run
+from fmm.tuner.fit.block_terms import Measured, compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.model import stage_medians
+from fmm.tuner.trials.record import Size, Trial
+
+STAGE = "blocks"
+DTYPE = "float32"  # of the block model
+SIZES: tuple[Size, ...] = (
+    (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
+    (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
+)  # fmt: skip
+CLOSE = 0.05  # root mean square of the errors with which the built-in terms are kept
+SIDES = (512, 1024, 2048, 4096, 8192)  # of the squares for which the chosen strategy is shown
+PLANS: Mapping[str, Plan] = {s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *TUNED)}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The block model on this device: terms, None where the built-in ones are kept; its error with either."""
+
+    fitted: Fitted | None
+    error: float
+    built_in_error: float
+    shapes: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As they stand in a section."""
+        return {**asdict(self), "fitted": None if self.fitted is None else asdict(self.fitted)}
+
+
+def strategy_runs() -> list[Run]:
+    """What is timed on each shape, beside the vendor's product."""
+    return [Run(plan) for plan in PLANS.values()]
+
+
+def measured_strategies(trials: Sequence[Trial]) -> list[Measured]:
+    """The shapes on which all of Huang's six have a time."""
+    names = {plan: name for name, plan in PLANS.items()}
+    found: dict[Problem, dict[str, float]] = {}
+    for o in stage_medians(trials, (STAGE,)):
+        if o.run.plan in names:
+            found.setdefault(o.problem, {})[names[o.run.plan]] = o.seconds
+    whole = {s.name for s in STRATEGIES}
+    return [Measured(STAGE, problem.size, times) for problem, times in found.items() if whole <= times.keys()]
+
+
+def fitted_blocks(trials: Sequence[Trial], chip: Chip | None) -> Blocks | None:
+    """What the measurements say of the model; None if there are too few."""
+    shapes = measured_strategies(trials)
+    if chip is None or len(shapes) < len(SIZES) / 2:
+        return None
+    built_in = root_mean_square(compared_rows(shapes, chip))
+    if built_in <= CLOSE:
+        return Blocks(None, built_in, built_in, len(shapes))
+    own = fitted_constants(shapes, chip)
+    error = root_mean_square(compared_rows(shapes, replace(chip, fitted=own)))
+    return Blocks(own if error < built_in else None, min(error, built_in), built_in, len(shapes))
+
+
+def chosen_strategies(dtype: str, chip: Chip | None, found: Blocks | None) -> dict[str, str]:
+    """The strategy that the model takes for squares, by their side; empty where there is none."""
+    if chip is None or dtype not in ("float32", "float64"):
+        return {}
+    own = chip if found is None or found.fitted is None else replace(chip, fitted=found.fitted)
+
+    def best(side: int) -> TileSizes:
+        shape = side, side, side
+        return best_for(shape, own) if dtype == "float32" else best_double(shape, own)
+
+    return {str(side): best(side).name for side in SIDES}

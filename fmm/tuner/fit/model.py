@@ -1,0 +1,290 @@
+"""Fitting a calibration to measured seconds: its parameters are those of fmm.tuner.fit.parameters, the model is
+perfmodel's own formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.work import rows_aligned
+from fmm.problem import Problem
+from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.formula import cached_work, formula_seconds
+from fmm.tuner.fit.parameters import LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
+from fmm.tuner.trials.record import Size, Trial
+
+# ---- what was observed
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The median seconds of one run on one problem."""
+
+    problem: Problem
+    run: Run
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, on rows that are not
+        aligned `odd tile`, with sums inside `inside`."""
+        if self.run.plan.leaf_use.leaf.rate:
+            return "own rate"
+        if self.run.plan.timed_by_tiles:
+            if self.run.plan.levels:
+                return "inside"
+            return "tile" if rows_aligned(self.problem, self.run.plan.leaf_use.leaf.alignment) else "odd tile"
+        if self.run.part != "whole":
+            return self.run.part
+        return "vendor" if self.run.plan == VENDOR else "plan"
+
+
+def stage_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
+    """Medians over the samples of the stages, one for every run and problem."""
+    samples: dict[tuple[Size, str, str, str], list[float]] = {}
+    for t in trials:
+        if t.stage in stages and t.seconds is not None:
+            samples.setdefault((t.size, t.dtype, t.plan, t.part), []).append(t.seconds)
+    return [
+        Observation(Problem(*size, dtype), Run(Plan.parse(plan), part), median(found))
+        for (size, dtype, plan, part), found in samples.items()
+    ]
+
+
+# ---- fitting
+
+ROBUST = 0.03  # larger residuals (of logarithms) count less than by their square: outliers pull less
+# Timed alone, sums and products find other caches and clocks than within a plan, which is what is to be predicted.
+WEIGHTS = {"sums": 0.1, "products": 0.1}
+# On a CPU with several lanes, sums are timed within plans and have full weight. A plan that takes more than this many
+# times as long as the vendor's product is nobody's choice there, and counts less.
+WORTH_FITTING = 1.5
+EXACT = 0.01  # no time is taken for better known than to this share of it: two points are no proof of a line
+PRIOR = 0.002  # the weight of staying near the start, which decides only what the measurements leave open
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A calibration, 95 % intervals of the parameters that the measurements determine (the others keep the value that
+    they had, or with which nothing changes), and the residuals: log(predicted / measured)."""
+
+    calibration: Calibration
+    intervals: Mapping[str, tuple[float, float]]
+    residuals: tuple[float, ...]
+
+
+SIDES = (64.0, 128.0, 256.0)  # of the blocks in which vendors' products are computed
+STEPS = 60  # at most: by then all is found that the measurements tell, and the rest is a walk along a flat valley
+SCREENED = 8  # steps after which their fits are compared
+# Parameters that are so many times less certain than they may be are left out together, the others one by one: of two
+# that can stand in for each other one may be certain without the other.
+HOPELESS = 3.0
+
+
+def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """The best of the fits with each size of tile. (Whole tiles make steps, which have no slope for least squares.)"""
+    tiled = [o for o in observed if o.run.plan.timed_by_tiles]
+    others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
+    start = _rescaled(start, dtype, others)
+    if start.batches:
+        starts = [TILE.put(start, dtype, side) for side in SIDES]
+        start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
+    found = _with_tiled(determined_fit(start, dtype, others), dtype, tiled)
+    for name in start.rates.keys() - {dtype}:
+        own = [o for o in observed if o.run.plan.leaf_use.leaf.rate == name]
+        found = _with_rate(found, name, [o for o in own if o.run.part != "sums"])
+    return found
+
+
+def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
+    """The fit with the rate of a leaf that has one of its own; without that rate if nobody measured it."""
+    if not observed:
+        rates = {x: rate for x, rate in found.calibration.rates.items() if x != name}
+        return replace(found, calibration=replace(found.calibration, rates=MappingProxyType(rates)))
+    own = determined_fit(found.calibration, name, observed, LEAF_RATE)
+    intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
+    return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
+
+
+def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """The fit with our own kernel's parameters too, fitted last; without them if no plan had sums inside products."""
+    if not any(o.kind == "inside" for o in observed):
+        return found
+    own = determined_fit(put_all(found.calibration, dtype, TILED_START), dtype, observed)
+    return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
+
+
+def determined_fit(
+    start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
+) -> Fit:
+    """Least squares, again and again without the parameters that the measurements leave open, until none is left."""
+    solver = Solver(start, dtype, observed, free)
+    found = solver.solved(STEPS)
+    while loose := solver.loose(found):
+        hopeless = [p for p, looseness in loose.items() if looseness > HOPELESS]
+        solver = solver.without(hopeless or [max(loose, key=lambda p: loose[p])], found)
+        found = solver.solved(SCREENED)
+    found = solver.solved(STEPS)
+    return Fit(solver.calibrated(found.x), solver.intervals(found), found.residuals)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where least squares ended: coordinates, what is left, half widths of 95 % intervals."""
+
+    x: Any
+    cost: float
+    residuals: tuple[float, ...]
+    half_widths: tuple[float, ...]
+
+
+class Solver:
+    """Least squares of the residuals with a robust loss; parameters that nothing informs stay at their start."""
+
+    def __init__(
+        self, start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
+    ) -> None:
+        self.start, self.dtype, self.observed = start, dtype, observed
+        kinds = {o.kind for o in observed}
+        known = [p for p in PARAMETERS if kinds & p.informed_by and exists_on(p, start)]
+        self.free = known if free is None else list(free)
+        self._works = [cached_work(o.run.plan, o.problem) for o in observed]
+        self._measured, self._weights = np.log([o.seconds for o in observed]), np.array(_weights(start, observed))
+        ends = [(p.low if p.linear else max(p.low, 1e-300), p.high) for p in self.free]
+        coordinates = [[p.coordinate(x) for x in pair] for p, pair in zip(self.free, ends, strict=True)]
+        self._low, self._high = np.array(coordinates).reshape(-1, 2).T
+        known_at = [p.coordinate(max(p.get(start, dtype), p.low)) for p in self.free]
+        self._origin = np.clip(known_at, self._low, self._high)
+        self._begin = self._origin
+
+    def calibrated(self, x: Any) -> Calibration:
+        values = {p.name: p.value(float(coordinate)) for p, coordinate in zip(self.free, x, strict=True)}
+        return put_all(self.start, self.dtype, values)
+
+    def residuals(self, x: Any) -> Any:
+        c = self.calibrated(x)
+        pairs = zip(self.observed, self._works, strict=True)
+        times = [formula_seconds(o.run, o.problem, work, c) for o, work in pairs]
+        return np.concatenate([self._weights * (np.log(times) - self._measured), PRIOR * (x - self._origin)])
+
+    def solved(self, steps: int) -> Solution:
+        """In so many steps at most."""
+        from scipy.optimize import least_squares
+
+        bounds = self._low, self._high
+        solved = least_squares(
+            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST, max_nfev=steps
+        )
+        self._begin = np.clip(solved.x, *bounds)
+        residues = tuple(solved.fun[: len(self.observed)] / self._weights)
+        return Solution(solved.x, float(solved.cost), residues, self._half_widths(solved))
+
+    def loose(self, found: Solution) -> dict[Parameter, float]:
+        """The parameters that are not determined, and how far from it they are."""
+        known = {p: p.looseness(r) for p, r in zip(self.free, found.half_widths, strict=True)}
+        return {p: looseness for p, looseness in known.items() if looseness > 1}
+
+    def without(self, some: Iterable[Parameter], found: Solution) -> Solver:
+        """The same without some parameters, which take their neutral values; from what was found of the others."""
+        left = set(some)
+        neutral = {p.name: p.neutral for p in left if p.neutral is not None}
+        start = put_all(self.start, self.dtype, neutral)
+        solver = Solver(start, self.dtype, self.observed, [p for p in self.free if p not in left])
+        kept = [x for p, x in zip(self.free, found.x, strict=True) if p not in left]
+        solver._begin = np.clip(kept, solver._low, solver._high)
+        return solver
+
+    def _half_widths(self, solved: Any) -> tuple[float, ...]:
+        """Of 95 % intervals, from the curvature at the solution, as if the residuals were normal. An observation counts
+        as much as its weight."""
+        from scipy.stats import t
+
+        more = max(float(np.sum(self._weights**2)) - len(self.free), 1.0)
+        spread = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / more, EXACT**2)
+        covariance = np.linalg.pinv(solved.jac.T @ solved.jac) * spread
+        return tuple(float(x) for x in t.ppf(0.975, more) * np.sqrt(np.diag(covariance)))
+
+    def intervals(self, found: Solution) -> dict[str, tuple[float, float]]:
+        """By the parameters' names."""
+        result = {}
+        for p, x, r in zip(self.free, found.x, found.half_widths, strict=True):
+            low, high = (float(np.clip(p.value(float(end)), p.low, p.high)) for end in (x - r, x + r))
+            result[p.name] = low, high
+        return result
+
+
+def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
+    if start.lanes == 1:
+        return [WEIGHTS.get(o.run.part, 1.0) for o in observed]
+    vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
+    near = [WORTH_FITTING * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
+    return [min(x, 1.0) ** 2 for x in near]
+
+
+def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
+    """The start with the rates that the fastest observations show."""
+    rates = [o.problem.flops / o.seconds for o in observed if o.kind == "vendor"]
+    streams = [
+        cached_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds
+        for o in observed
+        if o.kind == "sums"
+    ]
+    found = put_all(start, dtype, {"rate.flops": max(rates)}) if rates else start
+    found = replace(found, stream=median(streams)) if streams else found
+    if start.batches:  # so that `host` decides some products' time at the start: else least squares sees no slope
+        found = replace(found, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
+    return put_all(found, dtype, {"rate.memory": 4 * found.stream})
+
+
+# ---- how good it is
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far predictions are off, as shares of the measured values. `bias` is the median with its sign. `upper` is the
+    upper end of a 95 % interval of the median: far above it if there are few measurements."""
+
+    count: int
+    median: float
+    p95: float
+    bias: float
+    upper: float
+
+    @property
+    def fields(self) -> dict[str, float]:
+        """As it stands in a section: of what was not measured, nothing but that."""
+        return asdict(self) if self.count else {"count": 0}
+
+    @staticmethod
+    def of(relative: Sequence[float]) -> Error:
+        if not relative:
+            return Error(0, 0.0, 0.0, 0.0, 0.0)
+        count, sizes = len(relative), np.abs(relative)
+        # Two standard deviations of the number of samples that lie below the true median.
+        place = min(0.5 + 0.98 / count**0.5, 1.0)
+        middle, far, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, place)))
+        return Error(count, middle, far, float(np.median(relative)), upper)
+
+
+def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, Error]:
+    """Of predicted times, and of predicted speedups over the vendor (there the machine's drift cancels)."""
+    times: dict[tuple[Problem, Run], tuple[float, float]] = {}
+    for o in observed:
+        times[o.problem, o.run] = (
+            formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), calibration),
+            o.seconds,
+        )
+    relative = [p / m - 1 for p, m in times.values()]
+    speedups = []
+    for (problem, run), (p, m) in times.items():
+        base = times.get((problem, Run()))
+        if base and run != Run() and run.part == "whole":
+            speedups.append((base[0] / p) / (base[1] / m) - 1)
+    return {"time": Error.of(relative), "speedup": Error.of(speedups)}

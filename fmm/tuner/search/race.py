@@ -1,0 +1,171 @@
+"""Searching a shape's fastest plan: the model's best first, then Optuna's proposals; clear losers leave early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fmm.config import certify
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.workspace import workspace
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Limits, ranked_candidates, usual_growth
+from fmm.perfmodel.stability import expected_growth
+from fmm.problem import Problem
+from fmm.tuner.devices.compile_ahead import compile_weight
+from fmm.tuner.devices.device import Device, Run
+from fmm.tuner.devices.effort import Effort
+from fmm.tuner.search.space import built_plan, choices_of_plans, device_space, space_of_type
+from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
+
+STAGE = "search"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The plans that did best on a shape, the fastest first, with the median speedups that the search saw."""
+
+    problem: Problem
+    plans: tuple[tuple[Plan, float], ...]
+
+
+def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
+    """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
+    predicted = [c.plan for c in ranked_candidates(problem, calibration) if c.plan != VENDOR]
+    predicted = [
+        p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
+    ]
+    if problem.halved:
+        return race_plans(journal, problem, predicted[: effort.trials], effort)
+    without = leanest_plan(problem, calibration, journal.device)
+    peers = [p for p in journal.device.peers() if p.takes_type(problem.dtype)][: effort.enqueued]
+    promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
+    with journal.open(STAGE, problem) as timed:
+        race = Race(timed, effort.rounds)
+        for plan in proposed_plans(
+            promising, journal.device, problem, race.results, effort.trials + len(peers + without)
+        ):
+            if race.spent >= seconds:
+                break
+            race.enter(plan)
+    return Found(problem, race.standing())
+
+
+def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
+    """These plans alone against the vendor."""
+    with journal.open(STAGE, problem) as timed:
+        racing = Race(timed, effort.rounds)
+        for plan in plans:
+            racing.enter(plan)
+    return Found(problem, racing.standing())
+
+
+def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
+    """The plan without workspace that the model likes best; none if there is none."""
+    known = ranked_candidates(problem, calibration)
+    return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
+
+
+def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
+    """Is it a plan that needs no workspace: for those who have none to give?"""
+    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
+
+
+def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
+    """Is the plan for this type, its error within the usual limit, and is there memory for operands and workspace?"""
+    if not plan.considered_for(problem.dtype):
+        return False
+    m, k, n = problem.size
+    operands = (m * k + k * n + m * n) * problem.itemsize
+    try:
+        needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
+    except PlanError:
+        return False
+    gpu = device.untuned().batches
+    allowed, growth = Limits(needed, usual_growth(gpu)), expected_growth(plan, problem.dtype, not gpu)
+    return allowed.allow(plan, growth) and operands + needed <= device.memory
+
+
+class Race:
+    """Plans on one problem, each paired with the vendor in shuffled rounds; a clear loser leaves early."""
+
+    def __init__(self, timed: TimedProblem, rounds: int) -> None:
+        self.timed, self.rounds = timed, rounds
+        self.results: dict[Plan, float] = {}  # median speedup; 0 for what failed
+        self.best_low = 1.0
+        self.spent = 0.0
+
+    def enter(self, plan: Plan) -> float:
+        """The plan's speedup, measured the first time it is asked."""
+        if plan in self.results:
+            return self.results[plan]
+        run, base = Run(plan), Run(VENDOR)
+        samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._losers(s, base, run))
+        self.spent += sum(map(sum, samples.values()))
+        found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
+        self.results[plan] = found
+        if found and len(samples[run]) >= self.rounds:
+            self.best_low = max(
+                self.best_low, certify.median_interval(certify.paired_ratios(samples[base], samples[run]))[0]
+            )
+        return found
+
+    def _losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
+        """Both runs, once even the plan's best round is below the leader's 95 % interval; else none."""
+        if not samples[run] or not samples[base]:
+            return (base, run)
+        rounds = len(samples[run])
+        best = max(certify.paired_ratios(samples[base][:rounds], samples[run]))
+        return (base, run) if rounds >= 2 and best < self.best_low else ()
+
+    def standing(self) -> tuple[tuple[Plan, float], ...]:
+        return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
+
+
+def proposed_plans(
+    promising: Sequence[Plan], device: Device, problem: Problem, results: Mapping[Plan, float], trials: int
+) -> Iterator[Plan]:
+    """The promising plans, then what Optuna's sampler proposes having seen how all before it did."""
+    yield from promising[:trials]
+    if trials > len(promising):
+        yield from explored_plans(device, problem, results, trials - len(promising))
+
+
+def explored_plans(
+    device: Device, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
+) -> Iterator[Plan]:
+    """At most `count` new plans from Optuna's sampler (TPE), which is told of every plan in `results`.
+
+    Many proposals are repetitions or cannot run; those cost no measurement, so a few times as many are asked for.
+    """
+    import optuna
+    from optuna.distributions import CategoricalDistribution
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    choices = space_of_type(device_space(device), problem.dtype)
+    space: dict[str, Any] = {name: CategoricalDistribution(tuple(values)) for name, values in choices.items()}
+    study = optuna.create_study(
+        direction="maximize", sampler=sampler or optuna.samplers.TPESampler(seed=0, n_startup_trials=4)
+    )
+    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in choices.items()))
+    for plan, value in results.items():
+        if plan in plans:
+            study.add_trial(optuna.trial.create_trial(params=plans[plan], distributions=space, value=value))
+    for _ in range(20 * count):
+        if count <= 0:
+            return
+        trial = study.ask(space)
+        proposed = _possible(trial.params, device, problem)
+        if proposed is not None and proposed not in results:
+            count -= 1
+            yield proposed
+        study.tell(trial, results.get(proposed, 0.0) if proposed else 0.0)
+
+
+def _possible(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
+    try:
+        plan = built_plan(choices)
+    except PlanError:
+        return None
+    return plan if plan != VENDOR and within_limits(device, plan, problem) else None

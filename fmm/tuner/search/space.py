@@ -1,0 +1,123 @@
+"""The space that a search walks: choices by name, of which a plan is made, of the levels and leaves that there are.
+
+Not all choices go together; `built_plan` refuses those that do not, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import product
+
+from fmm.dtypes import FLOATS
+from fmm.kernels.plans.candidates import candidate_plans, considered_levels, leaves_on, searched_levels
+from fmm.kernels.plans.level import parse_level
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.registry import depends_on_rows
+from fmm.tuner.devices.device import Device
+
+MOST = 7**3  # products of one pass
+Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
+
+
+def search_space(device: str) -> Space:
+    """The choices for such a device: `cpu` or `cuda`."""
+    schemes = tuple(level.text for level in searched_levels(device))
+    floats = [leaf for leaf in leaves_on(device) if any(t in FLOATS for t in leaf.types)]  # integers are not tuned
+    leaves = tuple(name for leaf in floats for name in leaf.tried_names)
+    if device == "cuda":
+        return {
+            "scheme": schemes,
+            "outer": ("", "1", "2"),  # levels of it above the innermost pass
+            "inner": ("1", "2", "3"),  # and in that pass
+            "traversal": ("batched", "", "overlapped", "fused"),
+            "fringe": ("pad16", "pad64", "pad4"),
+            "leaf": leaves,
+            "numbers": ("", *_above(device)),
+        }
+    space = {
+        "scheme": schemes,
+        "depth": ("1", "2", "3"),
+        "composed": ("no", "yes"),  # into one pass
+        "traversal": ("", "stacked", "sequential"),
+        "fringe": ("", "unequal", "pad", "peel"),
+        "balanced": ("", "balanced(2)"),
+        "numbers": ("", *_above(device)),
+    }
+    return {**space, "leaf": leaves} if len(leaves) > 1 else space
+
+
+def device_space(device: Device) -> Space:
+    """The choices for a device."""
+    return search_space("cuda" if device.untuned().batches else "cpu")
+
+
+def space_of_type(space: Space, dtype: str) -> Space:
+    """Without the levels that cannot be asked for numbers of this type."""
+    fitting = [x for x in space.get("numbers", ()) if not x or dtype in (parse_level(x).types or (dtype,))]
+    left = {name: values for name, values in space.items() if name != "numbers"}
+    return left | ({"numbers": tuple(fitting)} if len(fitting) > 1 else {})
+
+
+def _above(device: str) -> list[str]:
+    """The levels that change the numbers, as they are compared on such a device."""
+    first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
+    return [level.text for level in considered_levels() if level.above and level.text in first]
+
+
+def built_plan(choices: Mapping[str, str]) -> Plan:
+    """The plan of some choices; PlanError if they do not go together."""
+    scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
+    leaf = choices.get("leaf", "vendor")
+    above = [choices["numbers"]] if choices.get("numbers") else []
+    if "inner" in choices:
+        _check_passes(choices, _forms(scheme))
+        outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
+        return Plan.parse(" > ".join([*above, *outer, _level(_power(scheme, choices["inner"]), options), leaf]))
+    depth = int(choices["depth"])
+    levels = [_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
+    first = [choices["balanced"]] if choices.get("balanced") else []
+    return Plan.parse(" > ".join([*above, *first, *(_level(x, options) for x in levels), leaf]))
+
+
+def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
+    """PlanError for a GPU's choices that are not worth their compilation."""
+    outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
+    if inner == "3" and (traversal != "batched" or "one pass" not in forms):
+        raise PlanError("three levels in one pass take long to compile, and gain by batches alone, of some schemes")
+    if "copied" in forms and (outer, inner, traversal) != ("", "1", "batched"):
+        raise PlanError("one copy of the operands is aligned, and its product has nothing to run beside")
+    if traversal == "fused" and inner != "1":
+        raise PlanError("each product of a fused level is a kernel of its own: two levels are 49 to compile")
+    if (traversal == "fused") != (choices["fringe"] == "pad4"):
+        raise PlanError("a fused level reads no more than 4 numbers at a time, others read and write more")
+
+
+def _forms(text: str) -> tuple[str, ...]:
+    """In which forms a level is worth considering."""
+    return next((level.forms for level in considered_levels() if level.text == text), ())
+
+
+def _power(scheme: str, exponent: str) -> str:
+    """So many levels in one pass; PlanError for more products than any pass was ever good for."""
+    known = next((level for level in considered_levels() if level.text == scheme), None)
+    if known and known.products ** int(exponent) > MOST:
+        raise PlanError(f"{scheme}^{exponent} has more than {MOST} products: they take long to compose, and to compile")
+    return scheme if exponent == "1" else f"{scheme}^{exponent}"
+
+
+def _level(name: str, options: Sequence[str]) -> str:
+    return ".".join([name, *filter(None, options)])
+
+
+@depends_on_rows
+@lru_cache(maxsize=4)
+def choices_of_plans(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
+    """Every plan that choices can make, with the first choices that do."""
+    found: dict[Plan, dict[str, str]] = {}
+    for values in product(*(values for _, values in space)):
+        choices = dict(zip((name for name, _ in space), values, strict=True))
+        with suppress(PlanError):
+            found.setdefault(built_plan(choices), choices)
+    return found

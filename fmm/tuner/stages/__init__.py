@@ -1,0 +1,1 @@
+"""What a tuning measures, stage by stage, and on which shapes."""

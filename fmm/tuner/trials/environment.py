@@ -1,0 +1,73 @@
+"""Where and with what something was measured: it travels with every result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fmm.config.identity import cpu_key, processor_name
+from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
+
+
+def environment(command: list[str]) -> dict[str, Any]:
+    """Processor, Python, NumPy, BLAS and its threads, the commit, the date and the command."""
+    return {
+        "processor": processor_name(),
+        "processors": usable_processors(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "blas": _blas(),
+        "blas_threads": blas_threads(),
+        "commit": source_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(command),
+    }
+
+
+def typed_command() -> list[str]:
+    """What the user typed, as far as it can be known."""
+    name = Path(sys.argv[0]).name
+    return ["fmm-tune" if name == "cli.py" else name, *sys.argv[1:]]
+
+
+def device_folder() -> str:
+    """A folder name for this processor and number of threads, as used under results/."""
+    return cpu_key(blas_threads())
+
+
+def source_commit() -> str:
+    """The commit of the source tree, with a mark if files have changed since; FMM_COMMIT says it of a copy of one.
+
+    Empty for an installed wheel.
+    """
+    if given := os.environ.get("FMM_COMMIT"):
+        return given
+    root = Path(__file__).parents[3]
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
+
+
+def _blas() -> str:
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return "unknown (threadpoolctl is not installed)"
+    found = [i for i in threadpool_info() if i["user_api"] == "blas"]
+    return ", ".join(f"{i['internal_api']} {i['version']} {i.get('architecture', '')}".strip() for i in found)

@@ -1,0 +1,247 @@
+"""The journal: answers a tuning from what is recorded, then from the device, and records what that says.
+
+Since a tuning is determined by its samples, a journal of an interrupted one resumes it, and a journal without a device
+replays it: the tuner's logic is tested that way.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from fmm.config import certify
+from fmm.kernels.plans.plan import VENDOR
+from fmm.problem import Problem
+from fmm.tuner.devices.device import Device, FailedError, Run, Session
+from fmm.tuner.trials.record import Trial
+
+
+class TimeUpError(Exception):
+    """The tuning's time is over."""
+
+
+class NotReadyError(TimeUpError):
+    """What is wanted next is still being compiled, and there is something else to do meanwhile."""
+
+
+class ReplayedError(Exception):
+    """A replay is asked for what was not recorded."""
+
+
+Key = tuple[str, Problem, int, Run]
+Samples = dict[Run, list[float]]
+Drop = Callable[[Samples], Iterable[Run]]
+
+
+class Journal:
+    """All measurements of one tuning go through here."""
+
+    def __init__(
+        self,
+        run: str,
+        device: Device,
+        past: Iterable[Trial] = (),
+        keep: Callable[[Trial], None] = lambda trial: None,
+        limit: float = float("inf"),
+        live: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+        waits: float = 0.0,
+        patience: float = float("inf"),
+    ) -> None:
+        self.run, self.device, self.keep, self.limit, self.live = run, device, keep, limit, live
+        self.waits = waits  # seconds for which others (a compiler) may be waited for without the limit's coming nearer
+        self.patience = patience  # seconds after which it is not waited for others any more, limit or not
+        self.clock = clock
+        self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
+        self.recorded: list[Trial] = list(past)
+        self._past: dict[Key, deque[Trial]] = {}
+        for trial in self.recorded:
+            self._past.setdefault(_key(trial), deque()).append(trial)
+        self._before = max((t.elapsed for t in self.recorded), default=0.0)
+        self._replayed = 0.0
+        self.spent = 0.0  # seconds of all samples so far: unlike the clock, the same in a replay
+        self._began: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of tuning, those before an interruption among them; a replay's clock is the recorded one."""
+        if self._began is None:
+            return self._replayed
+        return self._before + self.clock() - self._began
+
+    @contextmanager
+    def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
+        with ExitStack() as stack:
+            timed = TimedProblem(self, stage, problem, seed, stack)
+            yield timed
+            timed.leave()
+
+    def knows(self, key: Key) -> bool:
+        """Is there a record of this to be recalled?"""
+        return bool(self._past.get(key))
+
+    def recall(self, key: Key) -> Trial | None:
+        """The next trial that is recorded under this key and was not asked for yet; None if there is none."""
+        queue = self._past.get(key)
+        if not queue:
+            return None
+        self._replayed = max(self._replayed, queue[0].elapsed)
+        self.spent += queue[0].seconds or 0.0
+        self.on_sample(key[0], self.elapsed)
+        return queue.popleft()
+
+    def begin(self) -> None:
+        """Says that the records end and the device is measured from here on; a replay has none, and raises."""
+        if not self.live:
+            raise ReplayedError("the recorded tuning ends here")
+        if self._began is None:
+            self._began = self.clock()
+
+    def note(self, key: Key, seconds: float | None, failed: str | None = None) -> Trial:
+        stage, problem, seed, run = key
+        trial = Trial(
+            self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
+            round(self.elapsed, 4), seconds, failed, problem.op,
+        )  # fmt: skip
+        self.keep(trial)
+        self.recorded.append(trial)
+        self.spent += seconds or 0.0
+        self.on_sample(stage, trial.elapsed)
+        return trial
+
+
+def _key(trial: Trial) -> Key:
+    return trial.stage, trial.problem, trial.seed, trial.what
+
+
+@dataclass(frozen=True)
+class RoundLimits:
+    """How many rounds: `least` at least; up to `most` while they have taken less than `seconds`; and up to `patient`
+    while some median is uncertain by more than the share `steady` (others use the machine too) and the rounds have
+    taken less than `dear` seconds. A third one if of the first two samples one is more than `unlike` times the other:
+    it tells which of them was disturbed."""
+
+    least: int
+    most: int = 0
+    seconds: float = 0.0
+    patient: int = 0
+    steady: float = 0.02
+    dear: float = float("inf")
+    unlike: float = float("inf")
+
+    def go_on(self, done: int, samples: Samples) -> bool:
+        if done < max(self.least, self.most):
+            spent = sum(map(sum, samples.values()))
+            return done < self.least or spent < self.seconds or self._patient(done, samples)
+        return self._patient(done, samples)
+
+    def _patient(self, done: int, samples: Samples) -> bool:
+        if done == 2 and any(max(s) > self.unlike * min(s) for s in samples.values() if s):
+            return True
+        if done >= self.patient or sum(map(sum, samples.values())) >= self.dear:
+            return False
+        return any(median_uncertainty(s) > self.steady for s in samples.values() if s)
+
+
+def median_uncertainty(samples: Sequence[float]) -> float:
+    """The standard error of a median, as a share of it, from the middle half of the samples."""
+    low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
+    return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
+
+
+class TimedProblem:
+    """One problem being measured; the device's session is opened when something is not on record."""
+
+    def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
+        self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
+        self._stack = stack
+        self._session: Session | None = None
+        self._ready: set[Run] = set()
+
+    def sample(self, run: Run) -> float:
+        """One sample; FailedError if the run cannot be, TimeUpError if it would end too late."""
+        trial = self.journal.recall(self._key(run)) or self._measured(run)
+        assert trial is not None
+        if trial.seconds is None:
+            raise FailedError(trial.failed or "no reason is recorded")
+        return trial.seconds
+
+    def _key(self, run: Run) -> Key:
+        return self.stage, self.problem, self.seed, run
+
+    def _measured(self, run: Run, timed: bool = True) -> Trial | None:
+        """The trial of a new sample, or of why there can be none; None if the run was only to be made ready."""
+        self.journal.begin()
+        if self.journal.elapsed >= self.journal.limit:
+            raise TimeUpError
+        key = self._key(run)
+        try:
+            session = self._opened()
+            if run not in self._ready:
+                self._wait(run)
+                session.prepare(run)
+                self._ready.add(run)
+            return self.journal.note(key, session.sample(run)) if timed else None
+        except FailedError as error:
+            return self.journal.note(key, None, str(error)[:300])
+        except MemoryError:
+            return self.journal.note(key, None, "out of memory")
+
+    def _able(self, runs: Iterable[Run]) -> list[Run]:
+        """The runs that work. All are made ready before any is timed, for a device that waits in between cools down."""
+        return [
+            run
+            for run in runs
+            if run in self._ready or self.journal.knows(self._key(run)) or self._measured(run, False) is None
+        ]
+
+    def _wait(self, run: Run) -> None:
+        """Until the plan's kernels are compiled, which happens beside the measurements; the vendor's has none."""
+        journal = self.journal
+        if run.plan == VENDOR:
+            return
+        before = journal.elapsed
+        seconds = journal.limit + journal.waits - before
+        ready = journal.device.wait(self.problem.dtype, run.plan, min(seconds, journal.patience))
+        free = min(journal.elapsed - before, journal.waits)
+        journal.limit, journal.waits = journal.limit + free, journal.waits - free
+        if not ready:
+            raise NotReadyError if seconds > journal.patience else TimeUpError
+
+    def leave(self) -> None:
+        """Let go of the operands: the next problem needs the room."""
+        self._session = None
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
+        return self._session
+
+    def rounds(self, runs: Sequence[Run], limits: RoundLimits, drop: Drop = lambda samples: ()) -> Samples:
+        """Samples of all runs in shuffled rounds; runs that fail, or that `drop` names, leave the race."""
+        samples: Samples = {run: [] for run in runs}
+        racing, done = self._able(samples), 0
+        shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
+        while racing and limits.go_on(done, samples):
+            for run in shuffled.sample(racing, len(racing)):
+                try:
+                    samples[run].append(self.sample(run))
+                except FailedError:
+                    racing.remove(run)
+                    samples[run].clear()
+            out = set(drop(samples))
+            racing, done = [run for run in racing if run not in out], done + 1
+        return samples
+
+
+def paired_speedup(samples: Samples, vendor: Run, run: Run) -> float:
+    """The median paired ratio of a run, over the rounds that it was in."""
+    rounds = len(samples[run])
+    return median(certify.paired_ratios(samples[vendor][:rounds], samples[run]))

@@ -1,0 +1,159 @@
+"""Trials: every sample that a tuning took, a line each, appended as it is taken; a torn last line is ignored.
+
+What was packed since (`gzip trials.jsonl`) is read beside it: trials.jsonl.gz first, then what trials.jsonl added.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Operation, Problem
+from fmm.tuner.devices.device import Run
+
+Size = tuple[int, int, int]
+PRODUCT: Operation = "product"  # the operation of most trials, which is not written down
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One sample, or the reason why there is none."""
+
+    run: str  # the tuning that it belongs to
+    stage: str
+    size: Size
+    dtype: str
+    plan: str
+    part: str
+    twin: int
+    seed: int  # of the operands
+    elapsed: float  # seconds since the tuning began
+    seconds: float | None = None
+    failed: str | None = None
+    op: Operation = PRODUCT
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(*self.size, self.dtype, op=self.op)
+
+    @property
+    def what(self) -> Run:
+        return Run(Plan.parse(self.plan), self.part, self.twin)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line of a tuning: on what, with what, and what was asked for."""
+
+    run: str
+    device: str
+    versions: Mapping[str, str]
+    conditions: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    command: str
+    started: str
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All that is recorded of one tuning."""
+
+    header: Header
+    trials: tuple[Trial, ...]
+    finished: bool
+
+
+class Trials:
+    """The file; lines of several tunings may be mixed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle = -1
+
+    def append(self, kind: str, record: Mapping[str, Any]) -> None:
+        """One write of one line: lines of tunings that run at once do not mix, and a kill tears at most the last."""
+        line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
+        if self._handle < 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            torn = self._torn()
+            self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            line = b"\n" * torn + line
+        if os.write(self._handle, line) != len(line):
+            raise OSError(28, f"no room for {self.path}")
+
+    def header(self, header: Header) -> None:
+        self.append("tuning", asdict(header))
+
+    def add(self, trial: Trial) -> None:
+        found = asdict(trial)
+        self.append("trial", {k: v for k, v in found.items() if v is not None and (k, v) != ("op", PRODUCT)})
+
+    def finish(self, run: str, elapsed: float) -> None:
+        self.append("finished", {"run": run, "elapsed": elapsed})
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _torn(self) -> bool:
+        """Does the last line lack its end?"""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(-1, os.SEEK_END)
+                return file.read(1) != b"\n"
+        except OSError:
+            return False
+
+    def tunings(self) -> tuple[Tuning, ...]:
+        """All tunings of the file, the oldest first."""
+        headers: dict[str, Header] = {}
+        trials: dict[str, list[Trial]] = {}
+        finished = set()
+        for kind, record in self._records():
+            if kind == "tuning":
+                headers[record["run"]] = Header(**record)
+            elif kind == "trial":
+                trials.setdefault(record["run"], []).append(_trial(record))
+            elif kind == "finished":
+                finished.add(record["run"])
+        return tuple(Tuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
+
+    def _records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for line in (*_packed(self.path.with_name(f"{self.path.name}.gz")), *_plain(self.path)):
+            try:
+                ((kind, record),) = json.loads(line).items()
+            except (ValueError, AttributeError):
+                continue  # torn by a kill
+            if isinstance(record, dict):
+                yield kind, record
+
+
+def _plain(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _packed(path: Path) -> list[bytes]:
+    try:
+        return gzip.decompress(path.read_bytes()).splitlines()
+    except FileNotFoundError:
+        return []
+    except (EOFError, zlib.error) as error:
+        raise OSError(f"{path} is damaged: {error}") from None
+
+
+KNOWN = frozenset(f.name for f in fields(Trial))
+
+
+def _trial(record: dict[str, Any]) -> Trial:
+    return Trial(**{**{k: v for k, v in record.items() if k in KNOWN}, "size": tuple(record["size"])})

@@ -1,0 +1,677 @@
+"""What goes wrong around a tuning: kills, Ctrl-C, full and read-only disks, several at once, bad arguments."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fmm.config import files, locate, store
+from fmm.config.identity import Identity
+from fmm.tuner.cli import main
+from fmm.tuner.commands import measure
+from fmm.tuner.commands import tune as commands_tune
+from fmm.tuner.commands.one_type import End, Job
+from fmm.tuner.devices import choose
+from fmm.tuner.devices.effort import EFFORTS
+from fmm.tuner.devices.fake import FAKE, FakeDevice
+from fmm.tuner.trials.data_frame import frame
+from fmm.tuner.trials.record import Trials
+from tests.support import ROOT
+from tests.support import configs as tuned
+from tests.support.chips import H200
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """The command tunes this device, with little effort."""
+    device = FakeDevice()
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
+    for name in EFFORTS:
+        first = name == "coarse"  # which is another effort than those that refine it
+        monkeypatch.setitem(EFFORTS, name, replace(tuned.SMALL, most=tuned.SMALL.most + first))
+    return device
+
+
+def nursery(kind: str, folder: Path, *more: str) -> dict[str, Any]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.support.tuning_processes", kind, str(folder), *more]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
+    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--effort", "quick", "--dtype", "float32,float32", "--output", str(tmp_path), "--quiet"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == ""
+    assert main([*arguments, "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["dtype"] == "float32"
+
+
+# ---- kills
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_kills_leave_a_whole_config_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
+    """However many are tried: more until enough different configs were seen."""
+    found = nursery("kill", tmp_path, str(kills))
+    least = 5 if kills == 100 else 2
+    assert found["killed"] >= kills / 2 and found["states"] >= least and found["replayed"] >= least
+    assert not found["left"]
+
+
+def test_eight_tunings_at_once_lose_nothing(tmp_path: Path) -> None:
+    found = nursery("together", tmp_path)
+    expected = sorted([("float32", "float64")[i % 2], 4000 + i, 4000, 4000 + j] for i in range(8) for j in range(3))
+    assert found["entries"] == expected
+    assert found["tunings"] == 8
+
+
+def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> None:
+    """A real signal in a real process, in the midst of a trial that takes until then."""
+    code = (
+        "import signal, sys, time; from pathlib import Path; from types import SimpleNamespace\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background are born deaf to it
+        "from fmm.tuner import cli\n"
+        "from fmm.tuner.commands import tune\n"
+        "from fmm.tuner.devices import fake\n"
+        "trials, late = (Path(sys.argv[-1]) / name for name in ('trials.jsonl', 'late'))\n"
+        "def sleep(seconds):\n"
+        "    if not late.exists() and trials.read_text().count('\\n') > 270:\n"
+        "        late.touch()\n"
+        "        time.sleep(60)\n"
+        "    time.sleep(seconds)\n"
+        "fake.time = SimpleNamespace(sleep=sleep)\n"
+        "tune.chosen_devices = lambda name: [fake.FakeDevice(real_time=0.001)]\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, "--effort", "quick", "--dtype", "float64", "--output", str(tmp_path)]
+    running = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until((tmp_path / "late").exists)
+    time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == 130, said
+    assert "interrupted; the best so far is in" in said and "Traceback" not in said
+    assert main(["validate", str(tmp_path)]) == 0
+
+
+def wait_until(ready: Any) -> None:
+    end = time.monotonic() + 30
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_ctrl_c_then_resume(fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, original = 0, FakeDevice.open
+
+    def interrupted(self: FakeDevice, problem: Any, seed: int) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 12:
+            raise KeyboardInterrupt
+        return original(self, problem, seed)
+
+    monkeypatch.setattr(FakeDevice, "open", interrupted)
+    arguments = ["--dtype", "float64", "--quiet", "--output", str(tmp_path)]
+    assert main(arguments) == 130
+    (first,) = Trials(tmp_path / "trials.jsonl").tunings()
+    assert not first.finished
+    before = fake.asked
+    assert main([*arguments, "--resume"]) == 0
+    (whole,) = Trials(tmp_path / "trials.jsonl").tunings()
+    assert whole.finished and whole.trials[: len(first.trials)] == first.trials
+    assert fake.asked - before == len(whole.trials) - len(first.trials)
+    assert main([*arguments, "--resume"]) == 0  # nothing to resume: a new one
+    assert len(Trials(tmp_path / "trials.jsonl").tunings()) == 2
+
+
+def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
+    fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    arguments = ["--dtype", "float64", "--output", str(path)]
+    assert main(arguments) == 0
+    old, original, asked, last = path.read_text(), FakeDevice.open, 0, 8
+
+    def interrupted(self: FakeDevice, problem: Any, seed: int) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == last:
+            raise KeyboardInterrupt
+        return original(self, problem, seed)
+
+    monkeypatch.setattr(FakeDevice, "open", interrupted)
+    capsys.readouterr()
+    assert main(arguments) == 130
+    assert "nothing was written; --resume goes on" in capsys.readouterr().err and path.read_text() == old
+    path.unlink()
+    asked, last = 0, 2
+    assert main([*arguments, "--fresh"]) == 130 and not path.exists()  # a few rough products are no model
+    asked, last = 0, 20
+    assert main([*arguments, "--fresh"]) == 130  # where there is nothing better, it is the best so far
+    assert files.read_config(path)[FAKE.key]["float64"]["error"]["speedup"]["count"] == 0
+
+
+@pytest.mark.parametrize("more", [["--effort", "full"], ["--dtype", "float32"], ["--fresh"], []])
+def test_only_the_same_tuning_is_resumed(more: list[str], fake: FakeDevice, tmp_path: Path) -> None:
+    assert main(["--dtype", "float64", "--quiet", "--time-limit", "1e-9", "--output", str(tmp_path)]) == 1
+    resume = [] if "--fresh" in more else ["--resume"] if more else []
+    assert main(["--dtype", "float64", "--quiet", *resume, *more, "--output", str(tmp_path)]) == 0
+    assert len(Trials(tmp_path / "trials.jsonl").tunings()) == 2
+
+
+# ---- disks
+
+
+def unwritable() -> str:
+    """A folder in which nobody can make a file, root included."""
+    return "/proc/self"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
+    fake: FakeDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--output", unwritable()]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("fmm-tune: cannot write /proc/self/config.json: ")
+    assert "--output PATH names another file" in printed.err and printed.err.count("\n") == 1
+    assert fake.asked == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_home_that_cannot_be_written(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FMM_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", unwritable())
+    assert main([]) == 1
+    assert "cannot write /proc/self/fmm/config.json" in capsys.readouterr().err
+
+
+def test_no_home_at_all(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(locate, "user_folder", homeless)
+    monkeypatch.delenv("FMM_CONFIG", raising=False)
+    assert main([]) == 1
+    assert "Could not determine home directory" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_up_under_the_config(
+    fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tuned.write(tmp_path / "config.json", FAKE.key).read_text()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fmm.config.store.os.fsync", full)
+        assert main(["--dtype", "float64", "--quiet", "--output", str(tmp_path)]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert (tmp_path / "config.json").read_text() == old
+    assert not list(tmp_path.glob(".*.partial"))
+    # The trials are there: with room again, the config is written without measuring anything.
+    asked = fake.asked
+    trials = tmp_path / "trials.jsonl"
+    trials.write_text("".join(line + "\n" for line in trials.read_text().splitlines() if '"finished"' not in line))
+    assert main(["--dtype", "float64", "--quiet", "--resume", "--output", str(tmp_path)]) == 0
+    assert fake.asked == asked and (tmp_path / "config.json").read_text() != old
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_fills_up_under_the_trials(
+    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trials.jsonl").symlink_to("/dev/full")
+    assert main(["--dtype", "float64", "--quiet", "--output", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "trials.jsonl: No space left on device" in said and "Traceback" not in said
+
+
+# ---- the store
+
+
+def test_a_damaged_config_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("{ damaged")
+    store.merge_section(path, "cpu-a", "float64", tuned.section())
+    assert (tmp_path / "config.json.damaged").read_text() == "{ damaged"
+    assert "was damaged" in capsys.readouterr().err
+    assert set(files.read_config(path)) == {"cpu-a"}
+
+
+def test_a_config_of_a_later_fmm_is_not_touched(
+    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"schema": 9, "devices": {}}')
+    assert main(["--dtype", "float64", "--quiet", "--output", str(path)]) == 1
+    assert "of a later fmm" in capsys.readouterr().err
+    assert path.read_text() == '{"schema": 9, "devices": {}}'
+
+
+def test_sections_and_entries_are_merged(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    one, two = tuned.entry((1, 2, 3)), tuned.entry((4, 5, 6))
+    store.merge_section(path, "cpu-a", "float64", tuned.section(one, noise=0.5))
+    store.merge_section(path, "cpu-a", "float32", tuned.section(one))
+    store.merge_section(path, "cpu-b", "float64", tuned.section(one))
+    store.merge_section(path, "cpu-a", "float64", tuned.section(two, tuned.entry((1, 2, 3), "hasa > vendor")))
+    found = files.read_config(path)
+    assert {(key, dtype) for key, types in found.items() for dtype in types} == {
+        ("cpu-a", "float64"),
+        ("cpu-a", "float32"),
+        ("cpu-b", "float64"),
+    }
+    merged = found["cpu-a"]["float64"]
+    assert merged["noise"] is None
+    assert [(tuple(e["size"]), e["plan"]) for e in merged["entries"]] == [
+        ((1, 2, 3), "hasa > vendor"),
+        ((4, 5, 6), "winograd > vendor"),
+    ]
+
+
+def test_old_entries_are_marked_when_versions_have_changed(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    store.merge_section(path, "cpu-a", "float64", tuned.section(tuned.entry((1, 2, 3))))
+    new = tuned.section(tuned.entry((4, 5, 6)), versions={"blas": "another"})
+    store.merge_section(path, "cpu-a", "float64", new)
+    entries = files.read_config(path)["cpu-a"]["float64"]["entries"]
+    assert [e["verified"] for e in entries] == [False, True]
+
+
+def test_threads_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    path, device = tmp_path / "config.json", Identity("cpu-a", "a", tuned.VERSIONS)
+
+    def write(i: int) -> None:
+        for j in range(5):
+            store.add_entry(path, device, "float64", tuned.entry((i + 1, j + 1, 1)))
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(files.read_config(path)["cpu-a"]["float64"]["entries"]) == 40
+
+
+def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
+    left = tmp_path / ".config.json.abc.partial"
+    left.write_text("{")
+    store.merge_section(tmp_path / "config.json", "cpu-a", "float64", tuned.section())
+    assert not left.exists()
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    old = os.umask(0o022)
+    yield
+    os.umask(old)
+
+
+@pytest.mark.usefixtures("umask")
+def test_everyone_may_read_a_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    store.merge_section(path, "cpu-a", "float64", tuned.section())
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.chmod(0o600)
+    store.merge_section(path, "cpu-a", "float32", tuned.section())
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+# ---- bad arguments
+
+BAD = [
+    (["--device", "7"], "unknown device '7'; valid: cpu, all"),
+    (["--device", "cpu", "--dtype", "int8"], "unknown dtype 'int8'; valid: float32, float64, complex64, complex128"),
+    (["--device", "cpu", "--dtype", "float32,", "--dry-run"], "unknown dtype ''"),
+    (["--device", "cpu", "--time-limit", "-1"], "--time-limit must be a positive number of seconds, not -1"),
+    (["--device", "cpu", "--time-limit", "nan"], "not nan"),
+    (["--device", "cpu", "--shapes", "SHAPES"], "line 1: '1 2'; a line is M K N"),
+    (["--device", "cpu", "--shapes", "none"], "cannot read none"),
+    (["bench", "5", "5", "5", "--device", "9"], "unknown device '9'; valid: cpu, all"),
+    (["bench", "5", "5", "0"], "sizes must be positive"),
+    (["bench", "5", "5", "5", "--dtype", "int8"], "unknown dtype 'int8'; valid: float32"),
+    (["bench", "5", "5", "5", "--plan", "nonsense"], "a plan ends in its leaf"),
+    (["bench", "5", "5", "5", "--rounds", "0"], "--rounds must be 1 or more"),
+    (["canary", "--device", "9"], "unknown device '9'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_bad_arguments_exit_with_2_and_say_what_is_valid(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(choose, "gpu_count", lambda: 0)
+    (tmp_path / "SHAPES").write_text("1 2\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_without_a_device_the_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(name: str) -> FakeDevice:
+        made.append(name)
+        return FakeDevice()
+
+    monkeypatch.setattr(choose, "_device", make)
+    for count, name, expected in ((0, None, ["cpu"]), (2, None, ["0"]), (2, "all", ["0", "1", "cpu"]), (2, "1", ["1"])):
+        made.clear()
+        monkeypatch.setattr(choose, "gpu_count", lambda count=count: count)
+        choose.chosen_devices(name)
+        assert made == expected
+
+
+# ---- what is printed
+
+
+def test_a_dry_run_measures_and_writes_nothing(
+    fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--dry-run", "--output", str(tmp_path / "c.json")]) == 0
+    assert "a fake CPU (cpu-fake-2t), float32, effort default: about 4 s" in capsys.readouterr().out
+    assert main(["--dry-run", "--json", "--output", str(tmp_path / "c.json")]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["dtype"] for row in rows] == ["float32", "float64"] * 2
+    assert [row["effort"] for row in rows] == ["coarse"] * 2 + ["default"] * 2
+    assert "winograd > vendor" in rows[0]["candidates"]
+    assert fake.asked == 0 and not list(tmp_path.iterdir())
+
+
+def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = tmp_path / "shapes"
+    shapes.write_text("6000 6000 6000\n")
+    arguments = ["--shapes", str(shapes), "--output", str(tmp_path)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    for expected in (
+        "a fake CPU (cpu-fake-2t), float64",
+        "Gflop/s",
+        "one level from ",
+        "(tau1, tau2, tau3)",
+        "held-out pairs",
+    ):
+        assert expected in printed
+    assert "6000 x 6000 x 6000: winograd > " in printed and f"written to {tmp_path / 'config.json'}" in printed
+    assert main([*arguments, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["dtype"] for line in lines] == ["float32", "float64"]
+    assert lines[0]["section"]["calibration"]["stream"] > 0
+    assert main([*arguments, "--quiet"]) == 0
+    printed_at_last = capsys.readouterr()
+    assert printed_at_last.out == printed_at_last.err == ""
+
+
+@pytest.mark.timed
+def test_the_time_limit_is_of_all_types_together(fake: FakeDevice, tmp_path: Path) -> None:
+    fake.real_time = 0.2
+    start = time.monotonic()
+    assert main(["--time-limit", "0.5", "--quiet", "--output", str(tmp_path)]) == 1
+    assert time.monotonic() - start < 2.5
+
+
+@pytest.mark.timed
+def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, tmp_path: Path) -> None:
+    fake.real_time = 1.0
+    arguments = ["--dtype", "float64", "--quiet", "--time-limit", "0.3", "--output", str(tmp_path)]
+    counts = []
+    for more in ([], ["--resume"], ["--resume"]):
+        assert main([*arguments, *more]) == 1  # too little was measured to be used
+        (commands_tune,) = Trials(tmp_path / "trials.jsonl").tunings()
+        counts.append(len(commands_tune.trials))
+    assert 0 < counts[0] < counts[1] < counts[2]
+
+
+# From which size, how much, at which error and workspace; then alpha, pi, n1 by the model and measured, epsilon, tau.
+WHAT_A_NEWCOMER_ASKS = (
+    r"gain +fmm.matmul is faster than NumPy's product on squares from a side of about \d+ on;",
+    r"predicted times as fast: 1.\d\d at \d+, ",
+    r"cost +an error of up to \d+.\d times the usual one is expected \(max_error_growth= limits it\);",
+    r"memory beside the operands, where there is so much \(workspace= limits it\): \d.* GiB at \d+",
+    r"noise +the same product, timed twice, differs by up to \d",
+)
+WHAT_THE_PAPERS_ASK = (
+    r"alpha \d.\d*e-\d+ s to add an element, pi \d.\d*e-\d+ s a flop",
+    r"from a side of n1 = \d+ on \(Equation 3\); (measured: from \d+ on|no measured square shows such a side), and",
+    r"and Equation 2 .*epsilon",
+    r"one level from \d+, two from \d+, three (from \d+|never) \(tau1, tau2, tau3\);",
+)
+
+
+def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = tmp_path / "shapes"
+    shapes.write_text("6000 6000 6000\n")
+    assert main(["--shapes", str(shapes), "--quiet", "--output", str(tmp_path)]) == 0
+    where = str(tmp_path)
+    assert main(["show", where]) == 0
+    shown = capsys.readouterr().out
+    assert "cpu-fake-2t, float32 (a fake CPU; default, 20" in shown
+    for said in WHAT_A_NEWCOMER_ASKS:
+        assert re.search(said, shown), "what it means to those who know none of the papers"
+    for said in WHAT_THE_PAPERS_ASK:
+        assert re.search(said, shown), "D'Alberto and Nicolau's Table 3, Li's thresholds"
+    assert main(["show", where, "--json"]) == 0
+    assert {row["dtype"] for row in json.loads(capsys.readouterr().out)} == {"float32", "float64"}
+    assert main(["validate", where]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "cpu-fake-2t, float32: valid, 1 entries"
+    assert main(["export", "--csv", where]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("device,dtype,m,k,n,plan,speedup,low,high,") and len(rows) == 2
+    assert main(["export", "--csv", "--trials", where]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.endswith(",predicted") and len(rows) == fake.asked
+    assert main(["export", "--thresholds", "--json", where]) == 0
+    assert {(row["dtype"], row["tau1"] > 0) for row in json.loads(capsys.readouterr().out)} == {
+        ("float32", True),
+        ("float64", True),
+    }
+    trials = frame(where)
+    assert len(trials) == fake.asked and set(trials.dtype) == {"float32", "float64"}
+    assert (
+        trials[(trials.plan == "vendor") & (trials.stage == "rates")].groupby(["m", "k", "n"]).seconds.median() > 0
+    ).all()
+    assert main(["merge", str(tmp_path / "config.json"), "--into", str(tmp_path / "other.json")]) == 0
+    assert main(["merge", where, "--into", str(tmp_path / "third.json")]) == 0  # a folder stands for its config
+    for copy in ("other.json", "third.json"):
+        assert files.read_config(tmp_path / copy) == files.read_config(tmp_path / "config.json")
+
+
+def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one leaves is the next one's."""
+    limits = []
+
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+        limits.append((job.dtype, job.effort, left))
+        return End(0, "", 2.0)
+
+    monkeypatch.setattr(commands_tune, "tune_job", tuned)
+    assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
+    coarse = [("float32", "coarse", 8.0), ("float64", "coarse", 14.0)]  # these are certain to have their turn
+    assert limits == [*coarse, ("float32", "default", 6.0), ("float64", "default", 10.0)]
+
+
+@pytest.mark.parametrize(("gpu", "efforts"), [(False, ["quick"]), (True, ["coarse", "quick"])], ids=["cpu", "gpu"])
+def test_a_quick_tuning_of_a_cpu_is_one_pass(
+    gpu: bool, efforts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
+    seen: list[tuple[str, str]] = []
+
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+        seen.append((job.effort, job.dtype))
+        return End(0, "", 2.0)
+
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [FakeDevice(gpu=gpu)])
+    monkeypatch.setattr(commands_tune, "tune_job", tuned)
+    assert main(["--effort", "quick", "--output", str(tmp_path)]) == 0
+    assert seen == [(effort, dtype) for effort in efforts for dtype in ("float32", "float64")]
+
+
+def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
+    fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the other types' first passes, before anything is refined, and going on where it was."""
+    seen: list[tuple[str, str, bool]] = []
+    fake.chip = H200
+
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+        seen.append((job.dtype, job.effort, job.again))
+        return End(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
+
+    monkeypatch.setattr(commands_tune, "tune_job", tuned)
+    assert main(["--output", str(tmp_path)]) == 0
+    first = [("float32", "coarse", False), ("float64", "coarse", False), ("float32", "coarse", True)]
+    assert seen == [*first, ("float32", "default", False), ("float64", "default", False)]
+    fake.chip = None
+    seen.clear()
+    assert main(["--output", str(tmp_path)]) == 1 and len(seen) == 4  # on a CPU nothing is compiled
+
+
+@pytest.mark.parametrize("missing", commands_tune.NEEDED)
+def test_a_package_that_is_missing_is_named_before_anything_is_measured(
+    missing: str, fake: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands_tune, "find_spec", lambda name: None if name == missing else name)
+    assert main(["--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"fmm-tune: {missing} is not installed; pip install 'fmm-tune[tune]'\n"
+    assert not fake.asked and not list(tmp_path.iterdir())
+
+
+def test_a_canary_that_has_nothing_to_measure_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])
+    path = tmp_path / "config.json"
+    assert main(["canary", "--output", str(path)]) == 1
+    assert "there is no config" in capsys.readouterr().err
+    tuned.write(path, "cpu-other")
+    assert main(["canary", "--output", str(path)]) == 1
+    assert f"says nothing of {FAKE.key}" in capsys.readouterr().err
+    path.write_text("{")
+    assert main(["canary", "--output", str(path)]) == 1
+    assert "it is not JSON" in capsys.readouterr().err
+
+
+def test_validate_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tuned.write(tmp_path / "config.json", "cpu-a", found=tuned.section(tuned.entry(plan="nonsense > vendor")))
+    assert main(["validate", str(path)]) == 1
+    assert "unknown algorithm 'nonsense'" in capsys.readouterr().err
+    (tmp_path / "empty.json").write_text('{"schema": 1, "devices": {}}')
+    for command in ("show", "validate", "export", "merge"):
+        assert main([command, str(tmp_path / "empty.json")]) == 1
+        printed = capsys.readouterr()
+        assert "says nothing of any device" in printed.err and not printed.out
+    for command in ("show", "validate", "export"):
+        assert main([command, str(tmp_path / "none.json")]) == 1
+        printed = capsys.readouterr()
+        assert "there is no config" in printed.err and not printed.out
+    assert main(["merge", str(path), "--into", str(tmp_path / "new.json")]) == 1
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_merge_replaces_nothing_silently_and_writes_all_or_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into, one, two = (tmp_path / name for name in ("into.json", "one.json", "two.json"))
+    tuned.write(into, "cpu-a", found=tuned.section(tuned.entry((1, 2, 3))))
+    slower = {"stream": 1e9, "rate": {"flops": 1e6, "fill": 0.0, "pipe": 0.0}}
+    tuned.write(one, "cpu-b")
+    tuned.write(two, "cpu-a", found=tuned.section(tuned.entry((4, 5, 6)), calibration=slower))
+    before = into.read_text()
+    assert main(["merge", str(one), str(two), "--into", str(into)]) == 1
+    said = capsys.readouterr()
+    assert "has cpu-a, float64 tuned already" in said.err and "--replace" in said.err and not said.out
+    assert into.read_text() == before
+    assert main(["merge", str(one), str(two), "--into", str(into), "--replace"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("cpu-b, float64: added") and lines[1].startswith("cpu-a, float64: replaced what was")
+    found = files.read_config(into)
+    assert found["cpu-a"]["float64"]["calibration"] == slower and len(found["cpu-a"]["float64"]["entries"]) == 2
+    assert main(["merge", str(two), "--into", str(into)]) == 0  # the same once more
+
+
+def test_merged_entries_leave_the_model_where_it_is(tmp_path: Path) -> None:
+    into, online = tmp_path / "into.json", tmp_path / "online.json"
+    tuned.write(into, "cpu-a", found=tuned.section(tuned.entry((1, 2, 3))))
+    old = files.read_config(into)["cpu-a"]["float64"]
+    tuned.write(online, "cpu-a", found=tuned.section(tuned.entry((4, 5, 6)), calibration=None))
+    assert main(["merge", str(online), "--into", str(into)]) == 0
+    new = files.read_config(into)["cpu-a"]["float64"]
+    assert new["calibration"] == old["calibration"] and len(new["entries"]) == 2
+
+
+@pytest.mark.parametrize(("slower", "holds"), [(1.0, True), (1.5, False)])
+def test_a_canary_restores_trust_or_takes_it(
+    slower: float, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After an update of the library, by measuring one entry again."""
+    device = FakeDevice()
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(measure, "chosen_devices", lambda name: [device])
+    monkeypatch.setitem(EFFORTS, "quick", tuned.SMALL)
+    (tmp_path / "shapes").write_text("6000 6000 6000\n")
+    path = tmp_path / "config.json"
+    tune = ["--effort", "quick", "--dtype", "float64", "--shapes", str(tmp_path / "shapes"), "--quiet"]
+    assert main([*tune, "--output", str(path)]) == 0
+    device.identity = Identity(FAKE.key, FAKE.name, {"numpy": "1", "blas": "fake 1"})
+    device.truth = replace(device.truth, stream=device.truth.stream / slower**4)
+    assert main(["canary", "--output", str(path)]) == int(not holds)
+    assert ("all entries are trusted" if holds else "entries stay set aside") in capsys.readouterr().out
+    raw = files.read_config(path)[FAKE.key]["float64"]
+    assert raw["versions"] == {"numpy": "1", "blas": "fake 1"}
+    assert [e["verified"] for e in raw["entries"]] == [holds]
+
+
+def test_li_s_codes_are_timed_with_the_tuned_thresholds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shape between tau1 and tau2 has one level; without a tuning there are no thresholds."""
+    spread = {"value": 1000.0, "low": 900.0, "high": 1100.0}
+    found: dict[str, Any] = {
+        "alpha": 1e-9,
+        "pi": 1e-11,
+        "n1": 2200.0,
+        "n1_measured": None,
+        "epsilon": None,
+        "block_strategy": {},
+    }
+    found |= {"tau1": spread, "tau2": {**spread, "value": 4000.0}, "tau3": dict.fromkeys(spread)}
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
+    monkeypatch.setattr(measure, "chosen_devices", lambda name: [FakeDevice()])
+    tuned.write(tmp_path / "config.json", FAKE.key, found=tuned.section(thresholds=found))
+    files.forget_configs()
+    arguments = ["bench", "1500", "1500", "1500", "--json", "--plan"]
+    assert main([*arguments, "winograd(tau1, tau2)"]) == 0
+    assert "li-fig13 > vendor" in {row["plan"] for row in json.loads(capsys.readouterr().out)}
+    assert main([*arguments, "winograd(tau1, tau2)", "--dtype", "float32"]) == 2
+    assert "has no tau1 and tau2 for float32; tune it first" in capsys.readouterr().err

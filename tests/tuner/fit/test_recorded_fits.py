@@ -1,0 +1,42 @@
+"""Fits of the recorded tunings: with fewer parameters, all of which the measurements determine, no worse on the shapes
+that were held out than the fits of all parameters, which the recorded configs hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fmm.perfmodel.calibration import cpu, datasheet, in_lanes
+from fmm.tuner.commands.report import tuned_cases
+from fmm.tuner.findings.conclude import FITTED, starting_calibration
+from fmm.tuner.fit.model import fit_calibration, prediction_errors
+from fmm.tuner.fit.parameters import BY_NAME
+from fmm.tuner.report.case import Case
+from tests.support import ROOT
+
+FOLDERS = ("nvidia-h200", "nvidia-h200/again", "cpu-intel-r-xeon-r-processor-2t")
+ALL_PARAMETERS = 20  # that the recorded configs have an interval of
+CLOSE = 1.1  # times the recorded error
+
+
+def cases(folder: str) -> list[Case]:
+    return list(tuned_cases(Path(ROOT) / "results" / folder / "config.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_fewer_parameters_predict_as_well(folder: str) -> None:
+    found = cases(folder)
+    assert len(found) >= 2
+    for case in found:
+        untuned = in_lanes(cpu(2), 2) if case.device.startswith("cpu") else datasheet("H200")
+        fit = fit_calibration(starting_calibration(untuned, case.dtype), case.dtype, case.seen(*FITTED))
+        assert len(fit.intervals) <= 0.75 * ALL_PARAMETERS and {"rate.flops", "stream"} <= set(fit.intervals)
+        assert all(name in BY_NAME for name in fit.intervals)
+        held = [o for o in case.seen("held out") if not o.run.plan.timed_by_tiles]
+        errors, recorded = prediction_errors(fit.calibration, held), case.section["error"]
+        for what in ("time", "speedup"):
+            assert errors[what].count == recorded[what]["count"] > 100
+            assert errors[what].median <= CLOSE * recorded[what]["median"], (case.title, what)
+            assert errors[what].p95 <= CLOSE * recorded[what]["p95"], (case.title, what)

@@ -1,0 +1,50 @@
+"""What a user types first: a quick tuning of an idle processor with two cores, which ends with something to use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from fmm.config import files, schema
+from fmm.kernels.plans.plan import VENDOR
+from fmm.perfmodel.calibration import Rate
+from fmm.problem import Problem
+from fmm.tuner.cli import main
+from fmm.tuner.commands import one_type, tune
+from fmm.tuner.devices.fake import TRUTH
+from fmm.tuner.trials.journal import Journal
+from tests.support.busy_device import BusyDevice, decided_plan
+
+RATES = {"complex128": 1.4e11, "complex64": 2.8e11, "float64": 1.5e11, "float32": 3.0e11}
+TWO_CORES = replace(
+    TRUTH,
+    rates=MappingProxyType({dtype: Rate(rate, 2e4, 20.0, 30.0, 80.0, batch=1.03) for dtype, rate in RATES.items()}),
+    stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "dtypes"), [(1, list(RATES)), (2, ["float32"]), (3, ["float64"])])
+def test_a_quick_tuning_of_an_idle_processor_is_used(
+    seed: int, dtypes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each type; of all four within a minute and a half by the device's own clock."""
+    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
+    monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
+    path = tmp_path / "config.json"
+    chosen = ["--dtype", ",".join(dtypes)] if dtypes != list(RATES) else []  # all, of which nobody need speak
+    assert main(["--device", "cpu", "--effort", "quick", "--quiet", "--output", str(path), *chosen]) == 0
+    assert not capsys.readouterr().err and device.now < 90
+    sections = files.read_config(path)[device.identity.key]
+    assert set(sections) == set(dtypes)
+    for dtype, section in sections.items():
+        assert section["doubts"] == []
+        assert schema.checked_section(section, "test", device.identity, dtype).trusted is not None
+        problem = Problem(7000, 7000, 7000, dtype)
+        plan = decided_plan(device, problem, section)
+        assert plan != VENDOR and device.true_speedup(plan, problem) > 1

@@ -1,0 +1,319 @@
+"""Paired measurements on a clock of our own, the suites on tiny problems, and what is recorded of the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.config import identity
+from fmm.tuner.commands import suites
+from fmm.tuner.trials import environment
+from fmm.tuner.trials import paired as tuner_paired
+from fmm.tuner.trials.paired import Paired, Rounds, paired_rounds
+from tests.support import ROOT
+
+
+class Machine:
+    """A clock that only moves when something is called; remembers the order of the calls."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.calls: list[str] = []
+
+    def call(self, name: str, *seconds: float, drift: float = 0.0) -> Callable[[], None]:
+        """Takes the given seconds at its first, second, ... call, from then on the last; more as time goes by."""
+        taken = 0
+
+        def run() -> None:
+            nonlocal taken
+            self.calls.append(name)
+            self.now += seconds[min(taken, len(seconds) - 1)] * (1 + drift * (self.now - 1000.0))
+            taken += 1
+
+        return run
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine()
+    monkeypatch.setattr(tuner_paired, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    return found
+
+
+# ---- rounds
+
+
+def test_a_ratio_is_the_vendors_time_over_the_candidates(machine: Machine) -> None:
+    result = paired_rounds(machine.call("vendor", 3.0), machine.call("candidate", 2.0), Rounds(5, 5, 0.0))
+    assert result.vendor == pytest.approx((3.0,) * 5) and result.candidate == pytest.approx((2.0,) * 5)
+    assert result.ratios == pytest.approx((1.5,) * 5)
+    assert result.speedup == pytest.approx(1.5)
+    assert result.interval == pytest.approx((1.5, 1.5))
+    assert result.repeat == 1
+
+
+def test_a_against_a_is_one(machine: Machine) -> None:
+    for seconds in (0.25, 2.0**-13):  # exact in binary
+        result = paired_rounds(machine.call("a", seconds), machine.call("a", seconds), Rounds(7, 7, 0.0))
+        assert set(result.ratios) == {1.0} and result.interval == (1.0, 1.0)
+
+
+def test_the_same_function_twice_is_measured_twice(machine: Machine) -> None:
+    """For the noise floor: two series of their own, not one that is compared with itself."""
+    times = [1.0 + 0.01 * i for i in range(100)]
+    call = machine.call("a", *times)
+    result = paired_rounds(call, call, Rounds(4, 4, 0.0))
+    assert len(result.vendor) == len(result.candidate) == 4
+    assert len({*result.vendor, *result.candidate}) == 8
+    assert all(ratio != 1 for ratio in result.ratios)
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 1.0), (1e-6, 1e-6), (1e-6, 0.5), (0.004, 0.001)])
+def test_every_round_measures_both_in_shuffled_order(machine: Machine, seconds: tuple[float, float]) -> None:
+    result = paired_rounds(machine.call("v", seconds[0]), machine.call("c", seconds[1]), Rounds(40, 40, 0.0), seed=3)
+    warm, timed = machine.calls[:2], machine.calls[2:]
+    assert sorted(warm) == ["c", "v"]
+    samples = timed[:: result.repeat]
+    assert len(timed) == 80 * result.repeat and len(samples) == 80
+    rounds = list(zip(samples[0::2], samples[1::2], strict=True))
+    assert all(sorted(pair) == ["c", "v"] for pair in rounds)
+    assert 8 < rounds.count(("v", "c")) < 32, "the order within a round is not shuffled"
+
+
+def test_the_shuffling_follows_the_seed(machine: Machine) -> None:
+    orders = []
+    for seed in (0, 0, 1):
+        machine.calls.clear()
+        paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), Rounds(30, 30, 0.0), seed)
+        orders.append(list(machine.calls))
+    assert orders[0] == orders[1] != orders[2]
+
+
+REPEATS = [
+    # seconds of the vendor, of the candidate, calls in one sample: about 10 ms of the slower one
+    (1.0, 2.0, 1),
+    (0.011, 0.001, 1),
+    (0.00099, 0.00001, 10),
+    (1e-6, 1e-6, 10_000),
+]
+
+
+@pytest.mark.parametrize(("vendor", "candidate", "repeat"), REPEATS)
+def test_short_calls_are_repeated(machine: Machine, vendor: float, candidate: float, repeat: int) -> None:
+    result = paired_rounds(machine.call("v", vendor), machine.call("c", candidate), Rounds(2, 2, 0.0))
+    assert result.repeat == pytest.approx(repeat, rel=0.01)
+    assert result.vendor == pytest.approx((vendor,) * 2, rel=1e-6)  # seconds a call, not a sample
+    assert result.candidate == pytest.approx((candidate,) * 2, rel=1e-6)
+
+
+def test_a_call_too_short_for_the_clock_is_not_repeated_for_ever(machine: Machine) -> None:
+    result = paired_rounds(machine.call("v", 0.0), machine.call("c", 0.0), Rounds(2, 2, 0.0))
+    assert 1000 <= result.repeat <= 1_000_000
+
+
+def test_the_first_calls_are_not_samples(machine: Machine) -> None:
+    result = paired_rounds(machine.call("v", 50.0, 1.0), machine.call("c", 90.0, 1.0), Rounds(3, 3, 0.0))
+    assert result.vendor == result.candidate == pytest.approx((1.0,) * 3)
+
+
+LENGTHS = [
+    # at least, at most, seconds; how many rounds of 1 s + 1 s
+    (5, 31, 0.0, 5),
+    (5, 31, 20.5, 11),
+    (5, 8, 20.5, 8),
+    (5, 31, 1e9, 31),
+    (1, 1, 0.0, 1),
+    (1, 31, 0.0, 1),
+]
+
+
+@pytest.mark.parametrize(("least", "most", "seconds", "count"), LENGTHS)
+def test_how_long_it_goes_on(machine: Machine, least: int, most: int, seconds: float, count: int) -> None:
+    result = paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), Rounds(least, most, seconds))
+    assert len(result.ratios) == count
+
+
+def test_a_machine_that_slows_down_hits_both_alike(machine: Machine) -> None:
+    vendor = machine.call("v", 1.0, drift=0.01)
+    result = paired_rounds(vendor, machine.call("c", 1.0, drift=0.01), Rounds(31, 31, 0.0))
+    assert result.vendor[-1] > 1.5 * result.vendor[0]
+    assert result.speedup == pytest.approx(1, abs=0.02)
+
+
+def test_what_a_call_raises_leaves(machine: Machine) -> None:
+    def failing() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        paired_rounds(machine.call("v", 1.0), failing, Rounds())
+
+
+# ---- the interval
+
+# Rounds, and which of the sorted ratios bound the median with 95 % (tables of the sign test).
+RANKS = [(1, 1), (2, 1), (5, 1), (6, 1), (8, 1), (9, 2), (12, 3), (15, 4), (20, 6), (25, 8), (30, 10), (50, 18)]
+
+
+@pytest.mark.parametrize(("count", "rank"), RANKS)
+def test_the_interval_runs_from_rank_to_rank(count: int, rank: int) -> None:
+    ratios = np.random.default_rng(count).permutation(np.arange(1.0, count + 1))
+    found = Paired(tuple(ratios), (1.0,) * count).interval
+    assert found == (float(rank), float(count + 1 - rank))
+
+
+DRAWS: dict[str, tuple[Callable[[Any, int], Any], float]] = {
+    # samples, and the true median
+    "normal": (lambda rng, n: 1 + 0.05 * rng.standard_normal(n), 1.0),
+    "skewed": (lambda rng, n: rng.exponential(1.0, n), float(np.log(2))),
+    "heavy tails": (lambda rng, n: rng.standard_cauchy(n), 0.0),
+    "uniform": (lambda rng, n: rng.random(n), 0.5),
+}
+
+
+@pytest.mark.parametrize("count", [6, 9, 15, 31])
+@pytest.mark.parametrize("distribution", DRAWS)
+def test_the_interval_covers_the_median(distribution: str, count: int) -> None:
+    """In at least 95 of 100 cases: 1500 draws, less three of their standard deviations."""
+    draw, true = DRAWS[distribution]
+    rng = np.random.default_rng(count)
+    inside = 0
+    for _ in range(1500):
+        low, high = Paired(tuple(draw(rng, count)), (1.0,) * count).interval
+        inside += low <= true <= high
+    assert inside / 1500 > 0.95 - 3 * (0.05 * 0.95 / 1500) ** 0.5
+
+
+@pytest.mark.parametrize("count", range(1, 60))
+def test_the_interval_holds_the_median_and_narrows(count: int) -> None:
+    ratios = np.random.default_rng(count).permutation(np.linspace(0.5, 1.5, count))
+    result = Paired(tuple(ratios), (1.0,) * count)
+    low, high = result.interval
+    assert min(ratios) <= low <= result.speedup <= high <= max(ratios)
+
+
+def test_no_rounds_of_unequal_length() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        _ = Paired((1.0, 2.0), (1.0,)).ratios
+
+
+def test_the_record_holds_the_raw_samples() -> None:
+    result = Paired((3.0, 2.0, 4.0), (2.0, 2.0, 2.0), 7)
+    record = json.loads(json.dumps(result.as_dict(), allow_nan=False))
+    assert record == {
+        "speedup": 1.5,
+        "low": 1.0,
+        "high": 2.0,
+        "rounds": 3,
+        "vendor": [3.0, 2.0, 4.0],
+        "candidate": [2.0, 2.0, 2.0],
+        "repeat": 7,
+    }
+
+
+# ---- the suites
+
+TINY = suites.Effort(((40, 30, 50),), 2, Rounds(1, 2, 0.0), 32)
+
+
+@pytest.mark.parametrize("name", suites.SUITES)
+def test_every_suite_gives_rows_of_plain_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "random_shapes", lambda count: [(9, 8, 7), (20, 30, 10)][:count])
+    rows = list(suites.SUITES[name](TINY))
+    assert rows
+    assert json.loads(json.dumps(rows, allow_nan=False))
+    for row in rows:
+        assert {"size", "side"} & row.keys()
+        if "speedup" in row:
+            assert row["low"] <= row["speedup"] <= row["high"]
+            assert len(row["vendor"]) == len(row["candidate"]) == row["rounds"]
+
+
+def test_random_shapes() -> None:
+    shapes = suites.random_shapes(60)
+    assert len(shapes) == 60 and shapes == suites.random_shapes(60) and shapes[:12] == suites.random_shapes(12)
+    assert shapes != suites.random_shapes(60, seed=8)
+    sides = [side for size in shapes for side in size]
+    assert min(sides) >= 1 and max(sides) <= 6000 and max(sides) > 5000 and min(sides) < 500
+    assert all(max(size) <= 50 * min(size) for size in shapes)
+    assert max(max(size) / min(size) for size in shapes) > 10
+
+
+def test_the_operands_are_the_same_in_every_process() -> None:
+    """Results can only be repeated on the same numbers, whatever Python's hash seed."""
+    code = "from fmm.tuner.commands.suites import _operands as f; print([x.sum() for x in f((4, 5, 6), 'float64')[:2]])"
+    printed = []
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        printed.append(subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True).stdout)
+    assert printed[0] == printed[1]
+
+
+def test_full_measures_more_than_quick() -> None:
+    quick, full = suites.EFFORTS["quick"], suites.EFFORTS["full"]
+    assert full.shapes >= 60 > quick.shapes > 0
+    assert {(4096,) * 3, (8192,) * 3, (5000, 7000, 6000)} <= set(full.large)
+    assert all(x < y for x, y in pairwise((quick.error_side, full.error_side)))
+    assert full.rounds.least > quick.rounds.least and full.rounds.seconds > quick.rounds.seconds
+
+
+# ---- where it was measured
+
+
+def test_the_environment_is_complete_and_plain() -> None:
+    found = environment.environment(["fmm-tune", "--effort", "full"])
+    assert json.loads(json.dumps(found)) == found
+    assert found["command"] == "fmm-tune --effort full"
+    assert found["numpy"] == np.__version__ and found["blas"] and found["processor"]
+    assert found["blas_threads"] >= 1 and found["processors"] >= 1
+    assert found["date"].endswith("+00:00")
+
+
+NAMES = {
+    "Intel(R) Xeon(R) CPU @ 2.20GHz": "cpu-intel-r-xeon-r-cpu-2-20ghz-4t",
+    "AMD EPYC 7B13/../..": "cpu-amd-epyc-7b13-4t",
+    "": "cpu-4t",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_device_folder_is_a_safe_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "processor_name", lambda: name)
+    monkeypatch.setattr(environment, "blas_threads", lambda: 4)
+    assert environment.device_folder() == NAMES[name]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])
+def test_without_git_nothing_is_known_of_the_commit(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("fmm.tuner.trials.environment.subprocess.run", run)
+    monkeypatch.delenv("FMM_COMMIT", raising=False)
+    assert environment.source_commit() == ""
+
+
+def test_of_a_copy_the_environment_says_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FMM_COMMIT", "0123abc")
+    assert environment.source_commit() == "0123abc"
+
+
+def test_without_threadpoolctl_the_blas_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    assert "threadpoolctl is not installed" in environment.environment([])["blas"]
+
+
+def test_without_proc_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(path: object, *arguments: Any, **options: Any) -> Any:
+        raise OSError(f"no {path}")
+
+    monkeypatch.setattr("builtins.open", unreadable)
+    assert identity.processor_name.__wrapped__()
