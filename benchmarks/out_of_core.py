@@ -21,7 +21,7 @@ import numpy as np
 
 import fmm
 from fmm.runtime.out_of_core.product import CudaMachine
-from fmm.tuner.environment import environment
+from fmm.tuner.trials.environment import environment
 
 LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"
 FUNCTIONS = {"float32": "cublasXtSgemm", "float64": "cublasXtDgemm"}

@@ -275,7 +275,7 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
 def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
     """How long the model expects the product to take by the best of these plans within the workspace, or by the vendor;
     0 where it knows nothing of the device. (Choosing among all plans would take a thousand times as long.)"""
-    known = _calibration_of(problem, limits, device)
+    known = calibration_of(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return 0.0
     found = [quick_prediction(VENDOR, problem, known).seconds]
