@@ -25,7 +25,7 @@ from fmm.problem import Operation, Problem
 from fmm.runtime import call, devices
 from fmm.runtime.decide import Decision
 from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
-from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product
+from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product, known_gram
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.out_of_core import product as out_of_core
@@ -64,6 +64,7 @@ def matmul(
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
     max_error_growth
         Choose only plans that are expected to err at most so many times as much as the vendor (10; on a GPU 16).
+        Below 1: only plans that err less than it, if one of them is faster (float32 on Hopper, down to 0.02).
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     componentwise
@@ -157,7 +158,8 @@ def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
     """A matrix made ready for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
 
     It holds a copy of x, which nobody can change, and on a device that has use for it what plans make of the matrix
-    before they multiply (of float32 on Hopper, its two float16 planes), so that products need not make it again.
+    before they multiply (on Hopper: float32's two float16 planes, float64's residues), so that products need not make
+    it again.
     `p.nbytes` is what all that takes. Prepare a matrix anew when it has changed; weights, for example, seldom do.
     Arrays of NumPy and CuPy, and torch's tensors, which get no gradients then (those of the other operand do).
     """
@@ -196,8 +198,27 @@ def gram(
     plan, max_error_growth, workspace
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
+    usual = b is None and plan is None and max_error_growth is None and workspace is None
+    if usual and _asks_half_alone(fill, alpha, beta):
+        known = PLAIN_TYPES.get(type(a))
+        if known is not None and (out is None or type(out) is type(a)):
+            found = _known_gram(known, a, out, bool(rows), fill)
+            if found is not None:
+                return found
     asked = _checked_gram(a, b, out, (rows, fill, alpha, beta), (plan, max_error_growth, workspace))
     return _torch_gradients().gram(*asked[1:]) if asked.library.differentiable else gram_product(*asked)
+
+
+def _asks_half_alone(fill: Any, alpha: Any, beta: Any) -> bool:
+    """Are these what they are unless given? Told without a question that an array would answer otherwise."""
+    return type(fill) is str and fill in HALVES and type(alpha) is int is type(beta) and alpha == 1 and beta == 0
+
+
+def _known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
+    """Of CuPy's arrays or torch's tensors, where little is asked; None where the usual way must see it."""
+    if library.differentiable:
+        return _torch_gradients().known_gram(a, out, rows, fill)
+    return known_gram(library, a, out, rows, fill)
 
 
 def explain_gram(

@@ -11,8 +11,8 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.residue_planes import PRODUCTS, whole_moduli
+from fmm.kernels.cuda.products.f16_planes import PIECE
+from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, PRODUCTS, SINGLE_LEAVES, whole_moduli
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
 
 
@@ -206,6 +206,9 @@ SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
 FILLED = 8  # so many tiles an SM has where the device is busy for all but half of one's time
 PIPE = 32.0
+# From which compute capability on numbers can be split in two of float16; and how many times as much of C fills a
+# device where the vendor multiplies planes.
+PAIRS, FILLS_ANEW = 8.0, 12
 LONG = 8192  # the inner dimension for which moduli are counted
 # Of the vendor's rate in float32, by bytes of a number: that of cupy.matmul's kernels for integers. (An H200.)
 OWN_LOOPS = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
@@ -213,8 +216,10 @@ OWN_LOOPS = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
 # Beside the residues themselves, for every number of A and B, and of C, by levels below: the time in which so many
-# bytes are moved. (An H200 at 8192; of two levels there are few registers for many sums.)
+# bytes are moved. (An H200 at 8192, of float64; of two levels there are few registers for many sums.) So many less for
+# every byte that a number has less: A's and B's are read twice or thrice, C's are written.
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
+SPLIT_LESS, JOIN_LESS = 2.5, 1.0
 # Seconds that such a product takes beside what grows with its sides. (Of 14 products on an H200; with two levels a
 # guess.) A level halves what its products have of the inner dimension, so that THREE_PIPE counts once more.
 RESIDUE_STARTS = (25e-6, 135e-6, 250e-6)
@@ -242,9 +247,14 @@ def datasheet(name: str) -> Calibration:
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
-        for name, (moduli, levels) in RESIDUE_LEAVES.items():
-            rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
+        for dtype, leaves in (("float64", DOUBLE_LEAVES), ("float32", SINGLE_LEAVES)):
+            for name, counts in leaves.items():
+                rates[name] = _residue_products(rates["float16"], stream, *counts, DTYPES[dtype].itemsize)
         rates |= dict(_integers(rates, stream))
+    elif "float16" in rates and float(gpu.capability) >= PAIRS:
+        planes = _planes_by_vendor(rates["float16"], stream)
+        if planes.flops > rates["float32"].flops:
+            rates[F16X3_RATE] = planes
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
     return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
@@ -264,14 +274,24 @@ def _three_products(half: Rate, stream: float) -> Rate:
     return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
-def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Rate:
-    """float64 by products of bytes, which are twice as fast as those of float16, one for each modulus (and fewer with
-    levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues; those of C are
-    read as such, and written: time that grows as the operands, and as C."""
+def _planes_by_vendor(half: Rate, stream: float) -> Rate:
+    """The same where the vendor multiplies: all of C is read and written for every piece of the inner dimension, and
+    each of its calls fills the device anew. (This way takes an H200 0.61, 1.79 and 2.21 times less than SGEMM at 1024,
+    4096 and 8192; the formula says 0.6, 1.7 and 2.0.)"""
+    own, flop = _three_products(half, stream), 3 / half.flops + DTYPES["float32"].itemsize / (PIECE * stream)
+    lost = own.rows / (flop * own.flops)
+    return replace(own, flops=1 / flop, fill=FILLS_ANEW * half.fill, pipe=PIPE, rows=lost, cols=lost, slots=0.0)
+
+
+def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item: int = 8) -> Rate:
+    """Numbers of so many bytes by products of bytes, which are twice as fast as those of float16, one for each modulus
+    (and fewer with levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues;
+    those of C are read as such, and written: time that grows as the operands, and as C."""
     flops = 2 * half.flops / moduli * (8 / PRODUCTS) ** levels
     planes = moduli * (PRODUCTS / 4) ** levels
     lost = flops / DTYPES["float64"].flops / stream
-    split, join = ((x[levels] + planes) * lost for x in (SPLIT_BYTES, JOIN_BYTES))
+    split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
+    join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost
     pipe, slots = join + levels * THREE_PIPE, half.fill / TILE * FILLED / 2
     return Rate(flops, half.fill, pipe, split, split, tile=SIDE, slots=slots, start=RESIDUE_STARTS[levels])
 
@@ -281,8 +301,9 @@ def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, R
     need."""
     half = rates["float16"]
     for name in INTEGERS:
-        yield name, Rate(rates["float32"].flops * OWN_LOOPS[DTYPES[name].itemsize], half.fill, PIPE, tile=SIDE)
-        yield WHOLE_RATE.format(name), _residue_products(half, stream, whole_moduli(name, LONG), 0)
+        itemsize = DTYPES[name].itemsize
+        yield name, Rate(rates["float32"].flops * OWN_LOOPS[itemsize], half.fill, PIPE, tile=SIDE)
+        yield WHOLE_RATE.format(name), _residue_products(half, stream, whole_moduli(name, LONG), 0, itemsize)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

@@ -31,8 +31,9 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
+from fmm.runtime.answer import cublas_scratch
 from fmm.runtime.devices import chip_as_tuned, cuda_device
-from fmm.runtime.prepare import Call, cublas_scratch
+from fmm.runtime.question import Call
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured
@@ -92,7 +93,9 @@ def run_to_the_end(library: DeviceLibrary, launches: LaunchList, pointer: int, d
     with context or nullcontext():
         if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
             raise PlanError("nothing can be prepared while its stream is captured")
-        player_of(launches, device).play(Addresses(pointer, pointer, 0, 0), stream)
+        with cupy.cuda.Device(device):
+            workspace = cupy.cuda.alloc(launches.workspace)
+        player_of(launches, device).play(Addresses(pointer, pointer, 0, workspace.ptr), stream)
         runtime.streamSynchronize(stream)
 
 

@@ -6,10 +6,10 @@ selected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
@@ -17,11 +17,14 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
 from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.f16_split import split_launch
+from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sum_launches, plane_sums
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches
 from fmm.kernels.cuda.products.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
 from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAF, whole_moduli
-from fmm.kernels.cuda.products.residues import residue_launches, residue_op
+from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op
+from fmm.kernels.cuda.products.residues import kept_launches as kept_residues
+from fmm.kernels.cuda.products.small import small_launch
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
 from fmm.kernels.cuda.products.tiled_gemm import tile_op
@@ -75,11 +78,13 @@ class Target:
 
 
 def select_launches(
-    op: SumOp | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup, target: Target
+    op: SumOp | PlaneSums | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup, target: Target
 ) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
         return (sum_launch(op, target.divides, target.flagged),)
+    if isinstance(op, PlaneSums):
+        return plane_sum_launches(op, target.divides)
     if isinstance(op, MirrorOp):
         return (mirror_launch(op, target.flagged),)
     if isinstance(op, RankOp):
@@ -123,6 +128,10 @@ def _by_candidate(op: GemmOp, dtype: str, target: Target) -> tuple[VendorCall]:
     return (VendorCall(op, _batch_label(f"cuBLASLt, candidate {op.use.number}", op)),)
 
 
+def _by_small_tiles(op: GemmOp, dtype: str, target: Target) -> tuple[Launch]:
+    return (small_launch(op, dtype),)
+
+
 def _by_own_kernel(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """By tiles, or, for types whose sums are not inside, by the tensor cores; else by the vendor, who says why."""
     if dtype in SUMMING:
@@ -142,24 +151,54 @@ def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | V
         planes = plane_launches(made, target.chip.multiprocessors, target.divides)
         return *planes, f16x3_launch(made, target.flagged)
     found: tuple[Launch | VendorCall, ...] | str = "alpha or beta is complex"
-    if not target.chip.has_warpgroups:
+    if not target.chip.rounds_pairs:
+        found = "only from compute capability 8.0 on are there the instructions by which numbers are split"
+    elif not target.chip.has_warpgroups:
         found = vendor_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
     if not isinstance(found, str):
         return found
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
 
 
+Noted = TypeVar("Noted")
+
+
+def with_plane_sums(ops: Sequence[Noted], target: Target) -> list[Noted | PlaneSums]:
+    """The same operations; where a split is followed by a batch of products of planes, it writes these itself.
+
+    (Both splits of a level stand right before the one batch that multiplies what they write, and nobody else reads it.)
+    """
+    found: list[Any] = list(ops)
+    apart = not target.chip.has_warpgroups
+    if not target.chip.rounds_pairs:
+        return found
+    for i, op in enumerate(ops):
+        if isinstance(op, GemmOp) and op.use.leaf.name == "f16x3":
+            for j in range(max(i - 2, 0), i):
+                split = ops[j]
+                made = plane_sums(split, op, target.divides, apart) if isinstance(split, SumOp) else None
+                if made is not None:
+                    found[j], found[i] = made, replace(found[i], by_sums=found[i].by_sums + made.side)
+    return found
+
+
 def _by_residues(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """Exponents, planes of residues, their products, C; by the vendor where there are no such tensor cores."""
-    exact, chip = DTYPES[dtype].exact, target.chip
-    moduli, levels = (whole_moduli(dtype, op.k), 0) if exact else RESIDUE_LEAVES[op.use.leaf.name]
-    made = residue_op(op, dtype, moduli, levels, chip.multiprocessors) if chip.has_warpgroups else None
+    made, chip = _residues(op, dtype, target), target.chip
     if made is not None:
-        return residue_launches(made, dict(target.divides), target.flagged)
+        return residue_launches(made, target.divides, target.flagged)
     why = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
-    if exact:
+    if DTYPES[dtype].exact:
         raise PlanError(f"{op.leaf} cannot multiply {dtype}, because {why}")
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
+
+
+def _residues(op: GemmOp, dtype: str, target: Target) -> ResidueOp | None:
+    """None where it is the vendor's."""
+    if not target.chip.has_warpgroups:
+        return None
+    counts = (whole_moduli(dtype, op.k), 0) if DTYPES[dtype].exact else RESIDUE_LEAVES[op.use.leaf.name]
+    return residue_op(op, dtype, *counts, target.chip.multiprocessors, target.divides)
 
 
 BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
@@ -171,25 +210,35 @@ SELECTORS: dict[str, Selector] = {
     "vendor3m": _by_three_products,
     "lt": _by_candidate,
     "tile": _by_own_kernel,
+    "small": _by_small_tiles,
     "f16x3": _by_three_planes,
     **dict.fromkeys((WHOLE_LEAF, *RESIDUE_LEAVES), _by_residues),
 }
 
 
-def kept_launches(op: GemmOp, target: Target) -> tuple[Launch, ...]:
+# Launches, and bytes of workspace that they need.
+Keeping = tuple[tuple[Launch, ...], int]
+
+
+def kept_launches(op: GemmOp, target: Target) -> Keeping:
     """What makes that which the op's leaf keeps of the operand that the op names; none where it can keep nothing."""
     keeper = KEEPERS.get(op.use.leaf.name)
-    return keeper(op, target) if keeper else ()
+    return keeper(op, target) if keeper else ((), 0)
 
 
-def _kept_planes(op: GemmOp, target: Target) -> tuple[Launch, ...]:
+def _kept_planes(op: GemmOp, target: Target) -> Keeping:
     made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     kept = [x for x in (made.left, made.right) if x.is_kept] if made else []
-    return (split_launch(kept, target.divides),) if kept else ()
+    return ((split_launch(kept, target.divides),) if kept else ()), 0
+
+
+def _kept_residues(op: GemmOp, target: Target) -> Keeping:
+    made = _residues(op, op.dtype, target)
+    return kept_residues(made, target.divides) if made else ((), 0)
 
 
 # By the name of the leaf's row, for those whose row says what they keep of an operand.
-KEEPERS: dict[str, Callable[[GemmOp, Target], tuple[Launch, ...]]] = {"f16x3": _kept_planes}
+KEEPERS: dict[str, Callable[[GemmOp, Target], Keeping]] = {"f16x3": _kept_planes, "oz14": _kept_residues}
 
 
 def _batch_label(name: str, op: GemmOp) -> str:
