@@ -109,8 +109,9 @@ def measured(side: int, dtype: str, rounds: int, peer: bool, until: float) -> di
         xt.close()
     cupy.get_default_memory_pool().free_all_blocks()
     rng = cupy.random.default_rng(1)
-    x, y, z = (rng.standard_normal((side, side), dtype=dtype) for _ in range(3))
-    seconds["on the device"] = [timed(lambda: fmm.matmul(x, y, out=z)) for _ in range(3)][1:]
+    x, y = (rng.standard_normal((side, side), dtype=dtype) for _ in range(2))
+    z = cupy.empty_like(x)
+    seconds["on the device"] = [timed(lambda: fmm.matmul(x, y, out=z)) for _ in range(rounds + 1)][1:]
     return {"side": side, "dtype": dtype, "first": first, "seconds": seconds, "error": error, "explained": explained}
 
 
@@ -131,9 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     until, runs = time.monotonic() + given.time_limit, []
-    print("rates", CudaMachine(0).rates)
+    print("rates", CudaMachine(0).rates, flush=True)
     for dtype in given.dtypes.split(","):
         for side in map(int, given.sides.split(",")):
+            if time.monotonic() > until:
+                break
             runs.append(measured(side, dtype, given.rounds, not given.no_peer, until))
             told = {"runs": runs, "environment": environment(["python -m benchmarks.out_of_core", *(arguments or [])])}
             given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
@@ -144,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(
                 f"{dtype} {side}: {shown}; {share:.2f} of the time on the device{peer}; error {runs[-1]['error']:.1e}"
             )
-            print(*[x for x in runs[-1]["explained"].splitlines() if ":" in x][:12], sep="\n")
+            print(*[x for x in runs[-1]["explained"].splitlines() if ":" in x][:12], sep="\n", flush=True)
     return 0
 
 
