@@ -17,6 +17,8 @@ import numpy as np
 from fmm.api import gemm, matmul
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.plans.level_steps import Mirror, Place, Sum
+from fmm.kernels.plans.plan import PlanError
+from fmm.kernels.plans.rescaling import LineExponents, Rescaled
 from fmm.kernels.plans.walk import PlainMachine, Triple
 
 Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nobody wrote yet
@@ -54,6 +56,8 @@ class ChunkTasks(PlainMachine):
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
 
     def sum(self, step: Sum, reads: Sequence[Grid], writes: Sequence[Grid]) -> None:
+        if isinstance(step, LineExponents | Rescaled):
+            raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
         made: list[tuple[Grid, tuple[int, ...], Cell | None]] = []
         known: dict[tuple[int, ...], list[Cell | None]] = {}
         for output, write in zip(step.program.outputs, writes, strict=True):
