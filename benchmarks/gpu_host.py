@@ -1,8 +1,9 @@
 """What a call costs the host, on a GPU: `python -m benchmarks.gpu_host` times the way from Python to the last launch.
 
-Four tables: microseconds of a one-level plan's call while the device is kept busy (launched one by one, replayed as a
+Five tables: microseconds of a one-level plan's call while the device is kept busy (launched one by one, replayed as a
 graph, and as a graph that is moved to other operands at each call), whole small products against the library's own,
-replays against launches where plans pay, and torch's small products with fmm installed and without. Calls are
+replays against launches where plans pay, torch's small products with fmm installed and without, and products with a
+transpose: the library's, fmm.matmul's and fmm.gram's. Calls are
 interleaved in shuffled rounds; raw samples are kept. `--tables` measures some of them, into files of their own.
 """
 
@@ -25,6 +26,7 @@ from unittest.mock import patch
 import cupy
 import numpy as np
 import torch
+from cupy import cublas
 
 import fmm
 from benchmarks.clock import elapsed, spin
@@ -244,7 +246,37 @@ def launched(call: Callable[[], Any]) -> float:
     return taken / CALLS / 1000
 
 
-TABLES = {"host": host, "small": small, "replayed": replayed, "declined": declined}
+# ---- a matrix times its transpose
+
+TRANSPOSED = {"cupy": ("float32", "float64"), "torch": ("float32", "bfloat16")}
+
+
+def transposed_calls(library: str, n: int, dtype: str) -> dict[str, Callable[[], Any]]:
+    """As a user writes them: the transpose is part of the call."""
+    x, out = operands(library, n, dtype)
+    own = product(library)
+    calls: dict[str, Callable[[], Any]] = {
+        "library": lambda: own(x, x.T),
+        "fmm.matmul": lambda: fmm.matmul(x, x.T),
+        "fmm.gram": lambda: fmm.gram(x, rows=True),
+        "fmm.gram, lower": partial(fmm.gram, x, rows=True, fill="lower", out=out),
+    }
+    if library == "cupy":
+        calls["syrk"] = partial(cublas.syrk, "N", x, out=out, lower=True)
+    return calls
+
+
+def transposed(rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for library, dtypes in TRANSPOSED.items():
+        for dtype in dtypes:
+            for n in (64, 256, 512, 1024):
+                samples = paired(transposed_calls(library, n, dtype), rounds, 60)
+                rows.append({"table": "transposed", "library": library, "dtype": dtype, "n": n, **samples})
+    return rows
+
+
+TABLES = {"host": host, "small": small, "replayed": replayed, "declined": declined, "transposed": transposed}
 
 
 # ---- what is printed
@@ -267,6 +299,10 @@ def shown(row: dict[str, Any]) -> str:
         return (
             f"{name} {ratio(row['vendor'], row['fmm']):6.3f}  vendor {spread(row['vendor'])}, fmm {spread(row['fmm'])}"
         )
+    if row["table"] == "transposed":
+        named = {name: median(x) for name, x in row.items() if isinstance(x, list)}
+        name = f"{row['library']:6}{row['dtype']:9}{row['n']:6}"
+        return f"{name}  {', '.join(f'{way} {took:.1f}' for way, took in named.items())} us"
     if row["table"] == "declined":
         more = [x - y for x, y in zip(row["with"], row["without"], strict=True)]
         return f"torch.{row['operator']:6} without fmm {spread(row['without'])}, with it {median(more):+.2f} us"

@@ -1,9 +1,9 @@
 """Never slower, of structured products on a GPU: `python -m benchmarks.structured_random [--quick]`.
 
-Random shapes of each kind, half of them with odd sides: one half of x times x transposed against cuBLAS's syrk (of
-bfloat16, which has none, all of it against the library's own product), x @ x.T as a user writes it against that
-product, and complex products against CuPy's. Whole calls, on whatever stands in the configs; raw samples go to
-results/<device>/structured.json.
+Random shapes of each kind, half of them with odd sides: one half of x times x transposed against CuPy's syrk (of
+bfloat16, which has none, all of it against the library's own x @ x.T), x @ x.T as a user writes it against that
+product, and complex products against CuPy's. Whole calls, on whatever stands in the configs, each shape as in a program
+that has no others; raw samples go to results/<device>/structured.json.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import cupy
+from cupy import cublas
 
 import fmm
 from benchmarks.gpu import environment, results_folder
@@ -48,16 +49,20 @@ def half_calls(dtype: str, rows: int, cols: int) -> Calls:
     """The lower half into one place; of types without syrk, all of it."""
     x, _, vendor = operands((rows, cols, 1), dtype)
     if dtype == "bfloat16":
-        return partial(vendor, x, x.T), partial(fmm.gram, x, rows=True), fmm.explain_gram(x, rows=True)
-    out = cupy.zeros((rows, rows), x.dtype)
-    given: dict[str, Any] = {"rows": True, "fill": "lower", "out": out}
-    own = partial(fmm.gram, x, **given)
-    return partial(fmm.gram, x, plan="vendor", **given), own, fmm.explain_gram(x, **given)
+        return (lambda: vendor(x, x.T)), partial(fmm.gram, x, rows=True), fmm.explain_gram(x, rows=True)
+    theirs, ours = (cupy.zeros((rows, rows), x.dtype) for _ in range(2))
+    given: dict[str, Any] = {"rows": True, "fill": "lower", "out": ours}
+    calls = partial(cublas.syrk, "N", x, out=theirs, lower=True), partial(fmm.gram, x, **given)
+    for call in calls:
+        call()
+    if not bool(cupy.allclose(cupy.tril(theirs), ours, rtol=1e-3, atol=1e-3 * cols**0.5)):
+        raise RuntimeError("CuPy's syrk and fmm.gram differ")
+    return *calls, fmm.explain_gram(x, **given)
 
 
 def recognised_calls(dtype: str, rows: int, cols: int) -> Calls:
     x, _, vendor = operands((rows, cols, 1), dtype)
-    return partial(vendor, x, x.T), partial(fmm.matmul, x, x.T), fmm.explain(x, x.T)
+    return (lambda: vendor(x, x.T)), (lambda: fmm.matmul(x, x.T)), fmm.explain(x, x.T)
 
 
 def complex_calls(dtype: str, m: int, k: int, n: int) -> Calls:
@@ -85,6 +90,7 @@ def measured(kind: str, size: tuple[int, ...]) -> dict[str, Any]:
     except Exception as error:  # whatever may go wrong: the next shape is measured
         return {"kind": kind, "size": size, "failure": f"{type(error).__name__}: {error}"}
     finally:
+        fmm.release_workspace()  # and graphs
         cupy.get_default_memory_pool().free_all_blocks()
 
 

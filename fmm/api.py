@@ -25,7 +25,7 @@ from fmm.problem import Operation, Problem
 from fmm.runtime import call, devices
 from fmm.runtime.decide import Decision
 from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
-from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product
+from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product, known_gram
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand, unwrapped
@@ -163,8 +163,27 @@ def gram(
     plan, max_error_growth, workspace
         As fmm.matmul has them; plans begin with the level gram or sforza, or are a leaf alone.
     """
+    usual = b is None and plan is None and max_error_growth is None and workspace is None
+    if usual and _asks_half_alone(fill, alpha, beta):
+        known = PLAIN_TYPES.get(type(a))
+        if known is not None and (out is None or type(out) is type(a)):
+            found = _known_gram(known, a, out, bool(rows), fill)
+            if found is not None:
+                return found
     asked = _checked_gram(a, b, out, (rows, fill, alpha, beta), (plan, max_error_growth, workspace))
     return _torch_gradients().gram(*asked[1:]) if asked.library.differentiable else gram_product(*asked)
+
+
+def _asks_half_alone(fill: Any, alpha: Any, beta: Any) -> bool:
+    """Are these what they are unless given? Told without a question that an array would answer otherwise."""
+    return type(fill) is str and fill in HALVES and type(alpha) is int is type(beta) and alpha == 1 and beta == 0
+
+
+def _known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
+    """Of CuPy's arrays or torch's tensors, where little is asked; None where the usual way must see it."""
+    if library.differentiable:
+        return _torch_gradients().known_gram(a, out, rows, fill)
+    return known_gram(library, a, out, rows, fill)
 
 
 def explain_gram(

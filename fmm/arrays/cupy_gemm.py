@@ -71,12 +71,15 @@ def cublas_product(a: Any, b: Any) -> Any:
     if compute is None or k != inner or not 0 < m <= LARGEST or not 0 < n <= LARGEST or not 0 < k <= LARGEST:
         return None
     left, right = a.data, b.data
-    if not (a._c_contiguous and b._c_contiguous and left.device_id == right.device_id == current_device()):
+    if not (a._c_contiguous or a._f_contiguous) or not (b._c_contiguous or b._f_contiguous):
+        return None
+    if not left.device_id == right.device_id == current_device():
         return None
     c, number = ndarray((m, n), dtype), kind.number
-    # cuBLAS counts in columns: C^T = B^T A^T, in the same memory. A single row or column of B is as CuPy sees it.
-    turned, step = (1, k) if n == 1 or k == 1 else (0, n)
+    # cuBLAS counts in columns: C^T = B^T A^T, in the same memory. A single row or column is as CuPy sees it.
+    of_a, rows = (0, k) if a._c_contiguous else (1, m)
+    of_b, cols = (1, k) if b._f_contiguous else (0, n)
     x, y, z = right.ptr, left.ptr, c.data.ptr
-    head = handle(), turned, 0, n, m, k, kind.one
-    gemm(*head, x, number, step, y, number, k, kind.zero, z, number, n, compute, ALGORITHM)
+    head = handle(), of_b, of_a, n, m, k, kind.one
+    gemm(*head, x, number, cols, y, number, rows, kind.zero, z, number, n, compute, ALGORITHM)
     return c

@@ -13,7 +13,15 @@ from cupy_backends.cuda.api import runtime
 from fmm.arrays import cupy_gemm, halves, updates
 from fmm.arrays.cupy_gemm import BF16, FP16, PEDANTIC, TF32, get_compute_type
 from fmm.arrays.kinds import kind_of, two_devices
-from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.library import (
+    CopiedOperands,
+    Operand,
+    Processor,
+    Setting,
+    contiguous,
+    occupied_bytes,
+    product_shape,
+)
 from fmm.dtypes import INTEGERS, STORED
 
 try:  # cupy.matmul, also where somebody has put another in its place: `cupy.matmul = fmm.matmul`
@@ -122,7 +130,9 @@ class CupyLibrary:
     def operand(self, x: Any) -> Operand:
         item = x.itemsize
         whole = not any(step % item for step in x.strides) and x.data.ptr % item == 0
-        return Operand(x.shape, tuple(step // item for step in x.strides) if whole else None, x.dtype.name)
+        if not whole:
+            return Operand(x.shape, None, x.dtype.name, occupied_bytes(x.shape, x.strides, item))
+        return Operand(x.shape, tuple(step // item for step in x.strides), x.dtype.name)
 
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous(shape, dtype)
@@ -168,9 +178,10 @@ class CupyLibrary:
         dtype = _TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        memory = alloc(call.workspace)  # before C, which would break up the block that held the last workspace
+        # Before C, which would break up the block that held the last workspace.
+        memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
-        return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr, c, (a, b, memory)
+        return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
 
     def with_room_behind(self, x: Any, order: str, room: int) -> Any:
         found = ndarray(x.shape, x.dtype, alloc(room), order=order)

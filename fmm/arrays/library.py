@@ -14,16 +14,20 @@ import numpy as np
 Processor = Literal["cpu", "cuda"]
 
 
+Span = tuple[int, int]  # bytes from an array's first element to its lowest byte and beyond its highest one
+
+
 class Operand(NamedTuple):
     """An array, as far as a product depends on it.
 
     Strides are in elements; None where they are no whole number of them, or where BLAS cannot read the array for
-    another reason than its strides.
+    another reason than its strides. Then `span` says which bytes it occupies.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     dtype: str
+    span: Span | None = None
 
     @property
     def ndim(self) -> int:
@@ -257,6 +261,12 @@ class DeviceLibrary(Library, Protocol):
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         """The library's current stream on the device; what makes the device the current one, None if it is."""
         ...
+
+
+def occupied_bytes(shape: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> Span:
+    """Which bytes an array occupies whose axes go on by so many bytes."""
+    reach = [(length - 1) * step for length, step in zip(shape, steps, strict=True)]
+    return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + itemsize
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from fmm.arrays import halves, host_memory, updates
-from fmm.arrays.library import Operand, Processor, Setting, contiguous
+from fmm.arrays.library import Operand, Processor, Setting, contiguous, occupied_bytes
 from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.arena import Array
 from fmm.kernels.cpu.numpy_products import matmul
@@ -146,8 +146,10 @@ class NumpyLibrary:
         """Another byte order is another type."""
         item, dtype = x.itemsize, x.dtype
         whole = x.flags.aligned and not any(step % item for step in x.strides)
-        strides = tuple(step // item for step in x.strides) if whole else None
-        return Operand(x.shape, strides, NAMES.get(dtype) or dtype.str)
+        name = NAMES.get(dtype) or dtype.str
+        if not whole:
+            return Operand(x.shape, None, name, occupied_bytes(x.shape, x.strides, item))
+        return Operand(x.shape, tuple(step // item for step in x.strides), name)
 
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         """As numpy.matmul lays it out in memory."""

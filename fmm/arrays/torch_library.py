@@ -182,9 +182,10 @@ class TorchLibrary(_TorchTensors):
             form = torch.contiguous_format
             a, b = (x.clone(memory_format=form) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
         # Before C, which would break up the block that held the last workspace.
-        memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device)
+        memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device) if call.workspace else None
         c = a.new_empty(call.shape) if out is None else out
-        return a.data_ptr(), b.data_ptr(), c.data_ptr(), memory.data_ptr(), c, (a, b, memory)
+        at = 0 if memory is None else memory.data_ptr()
+        return a.data_ptr(), b.data_ptr(), c.data_ptr(), at, c, (a, b, memory)
 
     def with_room_behind(self, x: Any, order: str, room: int) -> Any:
         block = torch.empty(room, dtype=torch.uint8, device=x.device)

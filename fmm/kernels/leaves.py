@@ -30,7 +30,7 @@ from fmm.kernels.cuda.products.residue_planes import (
     whole_scratch,
 )
 from fmm.kernels.cuda.products.residue_planes import kept_room as kept_residues
-from fmm.kernels.cuda.products.tile_sizes import PRESETS, SUMMING
+from fmm.kernels.cuda.products.tile_sizes import PRESETS, SMALL_TYPES, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
 F16X3_RATE, DIGITS_RATE, WHOLE_RATE = "f16x3", "digits-{}", "residues-{}"  # in a calibration
@@ -96,6 +96,18 @@ TILE = Leaf(
     time_formula="tiles",
 )
 
+# No candidate: which halves it computes is a rule (fmm.runtime.decide).
+SMALL = Leaf(
+    "small",
+    "small halves in one launch, whatever their type and layout",
+    ("cuda",),
+    SMALL_TYPES,
+    halves=SMALL_TYPES,
+    mirrors=True,
+    orders=(),
+    forms=(),
+)
+
 F16X3 = Leaf(
     "f16x3",
     "float32 by three float16 products of the tensor cores, added up in float32",
@@ -106,9 +118,10 @@ F16X3 = Leaf(
     scratch=f16x3_scratch,
     forms=("alone", "one pass", "outer", "in place"),
     emulates=True,
-    norm_bound="2^-18",
+    norm_bound="2^-18 (2^-16 where there are none of Hopper's instructions and the vendor multiplies)",
     checks_entries=True,
     keeps=kept_room,
+    sums_prepare=True,
     rate=F16X3_RATE,
 )
 
@@ -186,5 +199,5 @@ WHOLE = Leaf(
     rate=WHOLE_RATE,
 )
 
-for _row in (VENDOR, LT, TILE, F16X3, WHOLE, *RESIDUES, VENDOR3M, DIGITS):
+for _row in (VENDOR, LT, TILE, SMALL, F16X3, WHOLE, *RESIDUES, VENDOR3M, DIGITS):
     register_leaf(_row)

@@ -28,11 +28,21 @@ CPU_GROWTH, GPU_GROWTH = 10.0, 16.0
 # fewer than 800 tiles, and by 4 % from 1600 on; the side of the leaf products, of which a batch has many, makes no
 # difference.
 DOUBT = 45.0
+# What is added for cuts of a product that is its own adjoint on a GPU: the vendor's own half is faster beside its whole
+# product, and the many products below the diagonal are slower, than the model thinks. (Float64 on an H200, as it is:
+# 0.93 and 0.92 of the vendor's time were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192
+# 0.87 and 0.96.)
+HALF_DOUBT = 0.08
 # The same for plans that only copy operands to aligned rows: THIN divided by the number of tiles along the shortest
 # side is added. The formula does not know how slow the vendor is on thin products whose rows are not aligned. (TF32 on
 # an H200: of 37 such plans, two, with sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 %
 # less time was predicted.)
 THIN = 0.1
+
+# Of plans that multiply other numbers and cut no sides, this share of the doubt that few tiles leave. (Complex128 on an
+# H200: 0.82 and 0.86 of the vendor's time were predicted where 272 and 318 rows meet a long inner side, and 1.12 and
+# 1.02 measured.)
+OTHER_NUMBERS = 0.5
 
 # Flops from which on compositions are compared even where the others have room: of six levels there are no others, and
 # what a comparison takes (some milliseconds) is nothing beside the product.
@@ -175,7 +185,8 @@ def needed_margin(plan: Plan, problem: Problem, calibration: Calibration) -> flo
     own = plan.timed_by_tiles or bool(plan.leaf_use.leaf.rate)
     least = calibration.tiled_margin if own else calibration.margin
     alone = plan.timed_by_tiles and not plan.levels
-    return (0.0 if alone else least) + _doubt(plan, problem, calibration)
+    cut = problem.halved and bool(plan.levels) and calibration.batches
+    return (0.0 if alone else least) + HALF_DOUBT * cut + _doubt(plan, problem, calibration)
 
 
 def call_seconds(plan: Plan, calibration: Calibration) -> float:
@@ -237,7 +248,8 @@ def _doubt(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     if tile <= 1 or not least or plan == VENDOR:
         return 0.0
     few = splits(plan) or problem.halved
-    return few_tiles_doubt(problem, calibration) if few else THIN * tile / least
+    share = 1.0 if few else OTHER_NUMBERS if plan.leaf_type(problem.dtype) != problem.dtype else 0.0
+    return share * few_tiles_doubt(problem, calibration) if share else THIN * tile / least
 
 
 def few_tiles_doubt(problem: Problem, calibration: Calibration) -> float:

@@ -8,6 +8,7 @@ from math import ceil, inf, log2
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
 from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import Work, counted_work, estimated_work
@@ -81,18 +82,19 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
               scalar, parts, deep) are divided by that share
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes); or, if the processor cannot start products as fast as the device does them,
-              the time by which `host` * starts is longer than all the device's work
+              the time by which `host` * products is longer than all the device's work (those of a batch start together,
+              and one of several launches costs the host little more than one of one)
     ends      with several lanes: idle + spin, the latter no more than if half of every processor but one were lost
 
     With several lanes, a leaf product counts as one of a batch of as many as run at a time, sums and products are the
     time in which all lanes work, and the check for overflow, which reads A and B, counts as a sum.
     """
     lanes = _lanes(plan, problem, calibration)
-    products, starts = _products(plan, problem, work, calibration, lanes)
+    products, begun, starts = _products(plan, problem, work, calibration, lanes)
     sums = _sums(plan, problem, work, calibration, lanes)
     hidden = calibration.overlap * min(products, sums * work.overlapped)
-    calls = starts * plan.leaf_use.leaf.starts + work.passes
-    launches = max(calibration.launch * calls, calibration.host * starts - (products + sums - hidden))
+    calls = starts + work.passes
+    launches = max(calibration.launch * calls, calibration.host * begun - (products + sums - hidden))
     ends = 0.0
     if lanes > 1:
         ends = calibration.idle
@@ -100,8 +102,10 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
 
 
-def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> tuple[float, float]:
-    """Seconds of the leaf products, and how many starts they are; a leaf of several launches has one."""
+def _products(
+    plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int
+) -> tuple[float, float, float]:
+    """Seconds of the leaf products, how many begin by themselves or as a batch, and in how many launches."""
     dtype = DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
     tiles = work.tiles
@@ -110,9 +114,11 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
     leaf = plan.leaf_use.leaf
     if leaf.keeps and problem.kept and not plan.levels:  # so that operand is not read before the product
         rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
+    if leaf.sums_prepare and plan.levels and not (work.scalar and len(plan.levels) == 1):
+        rate = _prepared_by_sums(rate, plan.levels[-1])
     own = aside * leaf.relative_time
     astray = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    seconds = starts = 0.0
+    seconds = begun = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
@@ -122,9 +128,22 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(compute, moved) + count / batch * rate.start
-            starts += count / batch
+            begun += count / batch
     more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
-    return seconds + more, starts + calls
+    return seconds + more, begun + calls, begun * leaf.starts + calls
+
+
+PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
+
+
+def _prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
+    """Where splits write the leaf's operands as it wants them: of what it does to prepare them one pass over the blocks
+    is left. (Left out: which layouts and coefficients splits cannot do that for.)"""
+    scheme = last.bilinear
+    if not last.batched or scheme is None or last.itemsize_below(1) != 1:  # (parts of complex numbers are not read so)
+        return rate
+    left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
+    return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
 
 
 def _halves(
@@ -135,13 +154,14 @@ def _halves(
     for m, k, count, batch, name, loose in work.halves:
         if m and k:
             leaf = leaf_use(name).leaf
-            by_tiles = dtype.name in (*leaf.halves, *(leaf.loose_halves if loose else ()))
+            aligned = not work.halves_unaligned and not work.halves_odd  # else those types are the vendor's
+            by_tiles = dtype.name in (*leaf.halves, *(leaf.loose_halves if loose and aligned else ()))
             if by_tiles:  # those on the diagonal are whole
                 share = min(rate.half_by_tiles * (1 + rate.half_edge / m), 1.0)
             elif dtype.name in leaf.rank_updates:
                 share = 1.0 if calibration.batches and batch > 1 and m <= leaf.whole_halves else rate.half
             else:
-                share = 1.0
+                share = 1 + work.halves_unaligned * (rate.unaligned - 1) + work.halves_odd * (rate.odd - 1)
             compute = dtype.flops * m * k * m / rate.flops * _vendors(rate, m, k, m, max(batch, lanes))
             moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
             seconds += count * max(share * leaf.relative_time * compute, moved)

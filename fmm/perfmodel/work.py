@@ -90,6 +90,9 @@ class Work:
     alone: bool = False  # are A's rows the only ones of these kinds?
     tiles: Tiles | None = None  # of leaf products by the tiled kernel
     halves: tuple[Half, ...] = ()  # leaf products that are their own adjoints, of which half is computed
+    # These read A, B and C themselves: shares whose rows do not begin as wide accesses want, and not even at words.
+    halves_unaligned: float = 0.0
+    halves_odd: float = 0.0
 
     @property
     def smallest(self) -> float:
@@ -272,6 +275,7 @@ def half_work(plan: Plan, problem: Problem) -> Work:
     ]
     traffic = found.traffic + sum(c * w.traffic for c, _, w in parts)
     passes = found.passes + sum(c * w.passes for c, _, w in parts)
+    rows = _rows_of_products(VENDOR, problem, 1.0)
     return Work(
         tuple(leaves),
         traffic,
@@ -279,6 +283,8 @@ def half_work(plan: Plan, problem: Problem) -> Work:
         alone=any(w.alone for *_, w in parts),
         tiles=next((w.tiles for *_, w in parts if w.tiles), None),
         halves=tuple(halves),
+        halves_unaligned=rows["unaligned"],
+        halves_odd=rows["odd"],
         **_weighted(OF_TRAFFIC, [(c * w.traffic, w) for c, _, w in parts], traffic),
         **_weighted(OF_PRODUCTS, [(c * _multiply_adds(w), w) for c, _, w in parts], 0.0),
     )

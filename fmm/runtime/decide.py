@@ -16,6 +16,7 @@ from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.products.tile_sizes import LARGEST_SMALL
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -92,6 +93,8 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.type.exact:
         return _exact_choice(problem, limits, device)
+    if device.chip is not None and small_half(problem):
+        return Decision(SMALL_HALF, problem, f"one launch of fmm's own: no side is longer than {LARGEST_SMALL}")
     mode = environment.tuning_mode()
     if mode == "hasa":
         return _by_equation_2(problem, limits, device)
@@ -111,6 +114,14 @@ def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
         problem, limits, known or untuned_calibration(problem, limits, device), known is not None, device.identity
     )
     return chosen if mode != "online" or problem.halved else _online(chosen, problem, device.identity)
+
+
+def small_half(problem: Problem) -> bool:
+    """On a CUDA device: does the launch take longer than the product, so that there should be one launch alone?"""
+    return problem.halved and max(problem.size) <= LARGEST_SMALL and SMALL_HALF.takes_type(problem.dtype)
+
+
+SMALL_HALF = Plan(leaf="small")
 
 
 def _exact_choice(problem: Problem, limits: Limits, device: Device) -> Decision:

@@ -18,7 +18,8 @@ from fmm.runtime.decide import Decision
 from fmm.runtime.left_to_vendor import small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes
 from fmm.runtime.operands import byte_span, spans_meet
-from fmm.runtime.prepare import Call, prepare, prepared, writes_there
+from fmm.runtime.prepare import prepare, prepared, writes_there
+from fmm.runtime.question import Call
 
 # What SciPy's gemm, BLAS and people call it: as it is, transposed, transposed and conjugated.
 OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1
@@ -131,9 +132,8 @@ def _same_array(library: Library, x: Any, y: Any) -> bool:
 # ---- computing it
 
 
-def _computed(library: Library, found: Operands, wishes: Wishes, apart: bool = False) -> Any:
-    """C, in the target if that can be and it has one. `apart`: it is known to share no memory with A and B, which of
-    arrays that lie in no usual way nobody can tell."""
+def _computed(library: Library, found: Operands, wishes: Wishes) -> Any:
+    """C, in the target if that can be and it has one; else in new memory, where it can."""
     if wishes.asked.alpha == 0 or 0 in found.a.shape:  # nothing of A and B counts, be it inf or NaN
         return _by_library(library, found, wishes)
     call = prepared(library, found.a, found.b, found.target, wishes)
@@ -142,11 +142,11 @@ def _computed(library: Library, found: Operands, wishes: Wishes, apart: bool = F
         raise PlanError(call.refused_plan)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
         return _by_library(library, found, wishes)
-    there = found.target is None or apart or writes_there(library, call, found.a, found.b, found.target)
+    there = found.target is None or writes_there(library, call, found.a, found.b, found.target)
     if not there:
         old = found.target if found.added is None else found.added
         old = library.copied(old, tuple(found.target.shape), found.a) if wishes.asked.beta else None
-        return _computed(library, found._replace(target=old, added=None), wishes, apart=True)
+        return _computed(library, found._replace(target=old, added=None), wishes)
     if any(found.conjugated):
         return _of_conjugates(library, call, found, wishes)
     found = _holding(library, found)
@@ -162,7 +162,7 @@ def _of_conjugates(library: Library, call: Call, found: Operands, wishes: Wishes
     assert call.plan is not None
     plan = call.plan.conjugating(*found.conjugated)
     if plan is None:
-        return _computed(library, _conjugated_copies(library, found), wishes, apart=True)
+        return _computed(library, _conjugated_copies(library, found), wishes)
     found, own = _holding(library, found), wishes._replace(plan=plan, replaceable=False)
     try:
         ready = prepared(library, found.a, found.b, found.target, own)

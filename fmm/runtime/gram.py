@@ -5,21 +5,24 @@ The lower half is what plans compute; an upper one is the lower one of the trans
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.library import Library
+from fmm.arrays.library import Library, Setting
+from fmm.config.files import circumstances
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, may_differ
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
 from fmm.runtime.decide import Decision
-from fmm.runtime.limits import Wishes
-from fmm.runtime.prepare import Call, prepare, prepared, writes_there
+from fmm.runtime.limits import LIFETIME, NO_WISHES, Wishes, good_until, memory_share
+from fmm.runtime.prepare import CALLS, KeptCall, prepare, prepared, writes_there
+from fmm.runtime.question import Call
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")
@@ -49,6 +52,40 @@ def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramReques
     found = _operands(library, a, b, out, request)
     c = _computed(library, found, wishes)
     return out if out is not None else library.transposed(c) if found.turned else c
+
+
+def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
+    """The same of an array on a device, where nothing else is asked and a call like it was made a moment ago: no
+    question is asked but whether memory is shared. None: the usual way."""
+    found = library.call_key(a, a, out)
+    if found is None:
+        return None
+    key = rows, fill, found, circumstances()
+    kept: KeptCall | None = library.calls.get(key)
+    if kept is None or kept.until < time.monotonic():
+        if len(library.calls) >= CALLS:
+            library.calls.clear()
+        kept = library.calls[key] = _kept_gram(library, a, out, GramRequest(rows, fill))
+    if kept.call.plan is None:
+        return None
+    left, right = (a, library.transposed(a)) if rows else (library.transposed(a), a)
+    target = library.transposed(out) if fill == "upper" else out
+    if out is not None and not writes_there(library, kept.call, left, right, target):
+        return None
+    c = by_plan(library, kept.call, left, right, target, NO_WISHES)
+    return c if out is None else None if c is None else out
+
+
+def _kept_gram(library: Library, a: Any, out: Any, request: GramRequest) -> KeptCall:
+    """The call that does all that is asked, and until when it is good; one without a plan where there is none."""
+    if not library.is_complex(a) and (out is not None or request.fill == "full"):
+        found = _operands(library, a, None, out, request)
+        call, chosen = _chosen(library, found, NO_WISHES, prepared)
+        if chosen is found and call.plan is not None and call.decision.trial is None:
+            number = library.device_number(a)
+            memory_share(library, number)
+            return KeptCall(call, good_until(library, number))
+    return KeptCall(Call(Decision(VENDOR, None, "the usual way"), Setting(0)), time.monotonic() + LIFETIME)
 
 
 def gram_explained(library: Library, a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Decision:

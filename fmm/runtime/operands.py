@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from fmm.arrays.library import Operand, contiguous
+from fmm.arrays.library import Operand, Span, contiguous, occupied_bytes
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.level_steps import PLAIN, Asked
@@ -30,7 +30,6 @@ class LibraryAnswersError(NotOursError):
     that only the library does."""
 
 
-Span = tuple[int, int]  # bytes from an array's first element to its lowest byte and beyond its highest one
 Offsets = tuple[int, int, int]  # bytes from the first elements of A, B and C
 
 
@@ -163,10 +162,9 @@ def _writable(x: Operand) -> bool:
 def byte_span(x: Operand) -> Span | None:
     """Which bytes it occupies; None if that cannot be told."""
     if x.strides is None:
-        return None
-    reach = [(length - 1) * step for length, step in zip(x.shape, x.strides, strict=True)]
+        return x.span
     item = DTYPES[x.dtype].itemsize if x.dtype in DTYPES else np.dtype(x.dtype).itemsize
-    return sum(min(r, 0) for r in reach) * item, (sum(max(r, 0) for r in reach) + 1) * item
+    return occupied_bytes(x.shape, tuple(step * item for step in x.strides), item)
 
 
 def spans_meet(x: int, of_x: Span | None, y: int, of_y: Span | None) -> bool:

@@ -26,10 +26,11 @@ class Matrix:
     """As much of a CuPy array as the call reads."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: Any, ptr: int = 3 << 20, device: int = 0, plain: bool = True
+        self, shape: tuple[int, ...], dtype: Any, ptr: int = 3 << 20, device: int = 0, order: str = "C"
     ) -> None:
         self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
-        self.data, self._c_contiguous = Block(ptr, device), plain
+        self.data, either = Block(ptr, device), min(shape, default=1) <= 1
+        self._c_contiguous, self._f_contiguous = order == "C" or either, order == "F" or either
 
 
 @pytest.fixture
@@ -86,6 +87,18 @@ def test_one_row_or_column_is_read_as_cupy_reads_it(gemm: Any, k: int, n: int, t
     assert (call[1], call[9], call[12]) == (turned, step, k)
 
 
+@pytest.mark.parametrize(("of_a", "of_b"), [("C", "F"), ("F", "C"), ("F", "F")])
+def test_transposed_operands_are_read_where_they_are(gemm: Any, of_a: str, of_b: str) -> None:
+    """A product with a transpose, x @ x.T say, is one call too: what cuBLAS is told is what these memories hold."""
+    module, calls, _ = gemm
+    module.cublas_product(Matrix((5, 7), "float32", order=of_a), Matrix((7, 3), "float32", order=of_b))
+    (call,) = calls
+    (turned, flipped, *size), cols, rows = call[1:6], call[9], call[12]
+    assert size == [3, 5, 7]
+    assert (turned, cols) == ((0, 3) if of_b == "C" else (1, 7))
+    assert (flipped, rows) == ((0, 7) if of_a == "C" else (1, 5))
+
+
 def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
     module, calls, modes = gemm
     x = Matrix((6, 6), "float32")
@@ -95,7 +108,8 @@ def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
         (x, Matrix((5, 6), "float32")),
         (x, Matrix((6,), "float32")),
         (x, Matrix((6, 0), "float32")),
-        (x, Matrix((6, 6), "float32", plain=False)),
+        (x, Matrix((6, 6), "float32", order="")),
+        (Matrix((6, 6), "float32", order=""), x),
         (x, Matrix((6, 6), "float32", device=1)),
         (Matrix((6, 6), "int32"), Matrix((6, 6), "int32")),
         (row, column),  # an inner product, which CuPy sums up in 16 bits

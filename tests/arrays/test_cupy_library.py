@@ -177,3 +177,42 @@ def test_a_cupy_that_does_not_load_is_an_error_that_says_so(monkeypatch: pytest.
     monkeypatch.setattr(devices, "cuda_device", lambda index: broken())
     with pytest.raises(ImportError, match=r"device=0 needs CuPy, which does not load: libcudart"):
         fmm.plan(64, 64, 64, device=0)
+
+
+def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look-up from the second call on, small or not; with anything else asked, by the usual way."""
+    ran: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+
+    class Runner:
+        @staticmethod
+        def run_call(library: Any, call: Any, a: Any, b: Any, out: Any, given: bool) -> Any:
+            ran.append((str(call.plan), a.shape, b.shape))
+            return cupy.ndarray(np.zeros(call.shape, a.dtype)) if out is None else out
+
+    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
+    cupy.swapaxes = lambda x, i, j: cupy.ndarray(x.host.swapaxes(i, j))
+    flat = cupy.ndarray(np.ones((70, 30), np.float32))
+    x, larger, out = drawn(cupy, 70), drawn(cupy, 6144), drawn(cupy, 70)
+    fmm.gram(x)  # CuPy is known from now on
+    monkeypatch.setattr(type(pick.library_of(x, x)), "finish_half", lambda *given: None)
+    for _ in range(2):
+        fmm.gram(flat)
+        fmm.gram(flat, rows=True)
+        fmm.gram(flat, None, out, rows=True, fill="upper")
+        fmm.gram(larger)
+    ran.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("fmm.api.gram_product", None)
+        patch.setattr("fmm.runtime.gram.prepared", None)
+        assert fmm.gram(flat).shape == (30, 30) and fmm.gram(flat, rows=True).shape == (70, 70)
+        assert fmm.gram(flat, None, out, rows=True, fill="upper") is out
+        fmm.gram(larger)
+        others: list[dict[str, Any]] = [{"alpha": 2}, {"alpha": True}, {"beta": False}, {"fill": "none"}]
+        for given in others:
+            with pytest.raises((TypeError, ValueError)):
+                fmm.gram(flat, **given)
+    plans, lefts, rights = zip(*ran, strict=True)
+    assert plans[:3] == ("small",) * 3 and plans[3] not in ("small", "vendor")
+    assert lefts[:3] == ((30, 70), (70, 30), (70, 30)) and rights[:3] == ((70, 30), (30, 70), (30, 70))
+    fmm.gram(x, None, x, fill="lower")  # shares memory with what it is made of: the product is made elsewhere
+    assert len(ran) == 5

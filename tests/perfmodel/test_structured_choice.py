@@ -59,3 +59,25 @@ def test_what_few_tiles_leave_in_doubt() -> None:
     assert of["float64"] == pytest.approx(2 * of["complex128"])
     half = few_tiles_doubt(Problem(2048, 2048, 2048, "float64", op="gram"), H200)
     assert half == pytest.approx(2 * of["float64"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_that_are_not_aligned_are_slow_in_halves_too(dtype: str) -> None:
+    """The vendor has no function for a half of these: it is a whole product, and a mirror besides."""
+    for n, k in ((4002, 246), (16933, 355), (2346, 3380)):
+        half, whole = Problem(n, k, n, dtype, op="gram"), Problem(n, k, n, dtype)
+        vendor = Plan.parse("vendor")
+        assert quick_prediction(vendor, half, H200).seconds >= quick_prediction(vendor, whole, H200).seconds
+
+
+@pytest.mark.parametrize("size", [(5048, 2716), (6244, 4360)])
+def test_halves_of_middle_size_are_left_to_syrk(size: tuple[int, int]) -> None:
+    """Cuts were 8 and 9 % slower there, where the model saw 7 and 8 % less time."""
+    n, k = size
+    assert str(choose(Problem(n, k, n, "float64", op="gram", fill="lower"), H200, LIMITS).best.plan) == "vendor"
+
+
+@pytest.mark.parametrize("size", [(272, 4558, 3224), (318, 9050, 4772)])
+def test_three_products_of_few_rows_and_a_long_inner_side(size: tuple[int, int, int]) -> None:
+    """The vendor cuts such products along their inner side: 12 and 2 % were lost."""
+    assert str(choose(Problem(*size, "complex128"), H200, LIMITS).best.plan) == "vendor"

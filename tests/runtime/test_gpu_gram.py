@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import prepare
+from fmm.runtime import answer
 from fmm.runtime.gram import HALVES
 from tests.support.device_arrays import CupyLibrary, TorchLibrary, close, draw
 
@@ -161,7 +161,7 @@ def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch:
     """Recognised at the second call of it too, and never taken for another product of that shape."""
     monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
     monkeypatch.setattr("fmm.runtime.left_to_vendor.small_enough_for_vendor", lambda *sizes: False)
-    monkeypatch.setattr(prepare, "faster_as_half", lambda *asked: True)
+    monkeypatch.setattr(answer, "faster_as_half", lambda *asked: True)
     x = library.array(draw((640, 640)), dtype)
     y = library.array(draw((640, 640), seed=1), dtype)
     for _ in range(3):
@@ -190,3 +190,49 @@ def test_recurring_calls_are_graphs_and_stay_right(library: Any) -> None:
         c = fmm.gram(a, plan="gram^2 > vendor")
         close(library, c, a.T, a, "float32")
         is_adjoint(library, c)
+
+
+@pytest.mark.parametrize("dtype", OWN_EPS)
+def test_small_ones_in_one_launch(library: Any, dtype: str) -> None:
+    """Odd sides, all fills, views that are not contiguous; the other half stays as it is. Again, when it is known."""
+    for n, k in ((1, 1), (31, 5), (64, 64), (130, 257), (512, 512)):
+        whole = library.array(draw((n, k + 3)), dtype)
+        for a, rows in ((whole, True), (whole[:, :k], True), (whole[:, :k], False), (whole.T, False)):
+            wide = library.host(a)
+            expected = wide @ wide.T if rows else wide.T @ wide
+            assert str(fmm.explain_gram(a, rows=rows).plan) == "small"
+            for _ in range(3):
+                library.spoil(1 << 20)
+                c = fmm.gram(a, rows=rows)
+                is_adjoint(library, c)
+                assert np.abs(library.host(c) - expected).max() <= 4 * OWN_EPS[dtype] * np.abs(expected).max()
+            for fill in ("lower", "upper"):
+                out = library.array(np.full(expected.shape, 7.0), dtype)
+                for _ in range(2):
+                    assert fmm.gram(a, None, out, rows=rows, fill=fill) is out
+                below = np.tri(len(expected), dtype=bool) if fill == "lower" else np.tri(len(expected), dtype=bool).T
+                found = library.host(out)
+                assert (found[~below] == 7).all()
+                np.testing.assert_array_equal(found[below], library.host(c)[below])
+
+
+def test_small_ones_keep_inf_and_nan_where_they_are(library: Any) -> None:
+    x = draw((70, 40))
+    x[3, 5], x[10, 39] = np.inf, np.nan
+    a = library.array(x, "float32")
+    with np.errstate(invalid="ignore"):
+        expected = x @ x.T
+    c = library.host(fmm.gram(a, rows=True))
+    np.testing.assert_array_equal(np.isnan(c), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(c), np.isinf(expected))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+def test_small_products_with_a_transpose_have_the_librarys_bits(dtype: str) -> None:
+    """By one call of cuBLAS, told what CuPy tells it."""
+    library = CupyLibrary()
+    for m, k, n in ((5, 7, 3), (64, 64, 64), (33, 129, 65), (1, 9, 4), (4, 1, 9), (9, 4, 1)):
+        a, b = library.array(draw((m, k)), dtype), library.array(draw((k, n)), dtype)
+        pairs = [(a, a.T), (a.T, a), (a, b), (b.T, a.T), (library.xp.asfortranarray(a), b)]
+        for x, y in pairs:
+            np.testing.assert_array_equal(library.host(fmm.matmul(x, y)), library.host(library.xp.matmul(x, y)))

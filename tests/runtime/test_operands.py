@@ -15,8 +15,9 @@ from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.host_run import _products
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.operands import matrix_layout, tall_matrix
-from fmm.runtime.prepare import Call, prepare
+from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
+from fmm.runtime.prepare import prepare
+from fmm.runtime.question import Call
 
 Array = np.ndarray[Any, Any]
 X = np.zeros((6, 7))
@@ -286,3 +287,17 @@ def test_the_common_type_is_numpys(left: str, right: str, dtype: Any, common: st
     found = np.dtype(prepared(a, b, **({"dtype": dtype} if dtype else {})).dtype)
     assert found == np.dtype(common) == np.matmul(a, b, dtype=dtype).dtype
     assert found.isnative
+
+
+def test_the_bytes_of_arrays_that_lie_in_no_usual_way_are_known_too() -> None:
+    """Strides that are no whole numbers of elements, backwards, not aligned: as NumPy's own bounds have them."""
+    memory = np.zeros(4000, np.uint8)
+    strided = np.ndarray((5, 6), np.float64, memory, 501, (100, -9))
+    shifted = np.ndarray((5, 6), np.float64, memory, 3, (48, 8))
+    for x in (strided, strided[::-2, 1:], shifted, shifted.T, np.zeros((4, 5))[::-1, ::2]):
+        low, high = np.lib.array_utils.byte_bounds(x)
+        assert byte_span(NUMPY.operand(x)) == (low - x.ctypes.data, high - x.ctypes.data)
+    assert NUMPY.operand(strided).strides is NUMPY.operand(shifted).strides is None
+    a, c = (np.ndarray((16, 16), np.float64, np.zeros(4000, np.uint8), 3, (128, 8)) for _ in range(2))
+    call = prepared(a, np.zeros((16, 16)), np.zeros((16, 16)), LEVEL)
+    assert not call.overlap(a.ctypes.data, 0, c.ctypes.data) and call.overlap(a.ctypes.data, 0, a.ctypes.data + 2047)

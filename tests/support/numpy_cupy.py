@@ -77,6 +77,13 @@ def fake_modules() -> dict[str, ModuleType]:
         def _c_contiguous(self) -> bool:
             return self.host.flags.c_contiguous
 
+        @property
+        def _f_contiguous(self) -> bool:
+            return self.host.flags.f_contiguous
+
+        def get(self) -> Any:
+            return self.host
+
     def matmul(a: Any, b: Any, out: Any = None, **options: Any) -> Any:
         calls.append(options)
         found = np.matmul(a.host, b.host, out=None if out is None else out.host, **options)

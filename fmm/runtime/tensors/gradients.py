@@ -18,7 +18,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import call
 from fmm.runtime import gram as gram_module
 from fmm.runtime.decide import Decision
-from fmm.runtime.gram import GramRequest, gram_product
+from fmm.runtime.gram import GramRequest, Half, gram_product
 from fmm.runtime.limits import Wishes
 from fmm.runtime.prepare import prepared
 
@@ -62,6 +62,13 @@ def gram(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:
             return TORCH.vendor(a, other, out)  # torch's own exception
         return Gram.apply(a, b, request, wishes)
     return gram_product(_library(a), a, b, out, request, wishes)
+
+
+def known_gram(a: Any, out: Any, rows: bool, fill: Half) -> Any:
+    """The same of a tensor on a device of which nothing else is asked, if it is known; None where that is not all."""
+    if not a.is_cuda or not plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
+        return None
+    return gram_module.known_gram(TORCH, a, out, rows, fill)
 
 
 def _gram_by_torch(a: Any, b: Any, out: Any, request: GramRequest, wishes: Wishes) -> Any:

@@ -112,6 +112,8 @@ class Player:
         leading = takewhile(lambda step: isinstance(step, _Started) and step.ahead, steps)
         self._first = [step.start for step in leading if isinstance(step, _Started)]
         self._rest = steps[len(self._first) :]
+        # Where one launch is all, no lanes are to be prepared.
+        self._alone = steps[0].start if len(steps) == 1 and isinstance(steps[0], _Started) else None
 
     def _set_slots(self) -> None:
         """Which word of all parameters is told which address, and how much more."""
@@ -150,6 +152,11 @@ class Player:
         The first sums are on their way before the other calls are prepared: an idle device starts some microseconds
         earlier.
         """
+        if self._alone is not None and not self._counting:
+            parameters = self._filled(addresses, ())
+            self._alone(stream, parameters.addresses[0], 0)()
+            self._spare.kept.append(parameters)
+            return
         lanes, parameters = self._made_ready(addresses, stream, counters)
         blocks = iter(parameters.addresses)
         for start in self._first:

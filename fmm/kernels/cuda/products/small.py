@@ -1,0 +1,55 @@
+"""Launches of the kernel for small products (gemm_small.cuh): any type that is added up as real numbers, any layout."""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import Launch, Slot
+from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
+from fmm.kernels.cuda.views import Factor
+
+TILE, THREADS = 32, 256  # SMALL_TILE, SMALL_THREADS
+RESIDENT = 2  # thread blocks on a multiprocessor, for which registers are left
+ENTRY = "fmm_small"
+PARTS = {"": "ALL", "loose": "LOWER", "lower": "LOWER", "full": "MIRRORED"}
+DONE = {"ALL": "", "LOWER": ", the lower half", "MIRRORED": ", the lower half and its mirror"}
+
+
+def small_launch(op: GemmOp, dtype: str) -> Launch:
+    """The product in one launch, whatever its size."""
+    left, right, along = kernel_operands(op)
+    part, (m, n) = PARTS[op.half], (op.n, op.m)
+    alpha, beta = complex(op.alpha).real, complex(op.beta).real
+    steps = *_steps(left, along[0] == "inner"), *_steps(right, along[1] == "inner")
+    numbers = 0, *steps[:3], 0, *steps[3:], 0, op.dest.leading, 1, op.dest.stride, m, n, op.k
+    parameters = struct.pack("<15q2d", *numbers, alpha, beta)
+    slots = tuple(Slot(4 * i, x.base, x.offset) for i, x in enumerate((left, right, op.dest)))
+    kernel = Kernel(small_source, (dtype, part), ENTRY, THREADS)
+    high, wide = -(-m // TILE), -(-n // TILE)
+    tiles = high * wide if part == "ALL" else high * (high + 1) // 2
+    label = f"gemm_small, tiles of {TILE} x {TILE}{DONE[part]}"
+    return Launch("product", label, kernel, (tiles, 1, op.count), parameters, slots)
+
+
+def _steps(x: Factor, inner: bool) -> tuple[int, int, int]:
+    """Elements from one line to the next, along the inner dimension, and to the next of a batch."""
+    return (x.leading, 1, x.stride) if inner else (1, x.leading, x.stride)
+
+
+@lru_cache(maxsize=32)
+def small_source(dtype: str, part: str) -> str:
+    """The whole CUDA source, entry point `ENTRY`."""
+    lines = [
+        '#include "gemm_small.cuh"',
+        "",
+        f'extern "C" __global__ void __launch_bounds__({THREADS}, {RESIDENT})',
+        f"{ENTRY}(const __grid_constant__ fmm::SmallProduct p) {{",
+        f"    fmm::small_product<{DTYPES[dtype].cpp}, fmm::Part::{part}>(p);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")

@@ -1,0 +1,126 @@
+"""The kernel for small products: run on the host, whose threads take turns, and compiled for every architecture."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cuda.gemm import GemmOp, gemm_op
+from fmm.kernels.cuda.products.small import ENTRY, THREADS, small_launch, small_source
+from fmm.kernels.cuda.views import View
+from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.nvrtc import EACH_ARCHITECTURE, report
+from tests.support.tiled_on_host import scheduler
+
+TURNS = """
+extern Dim blockIdx, gridDim, threadIdx;
+extern "C" void meet();
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
+extern "C" double sqrt(double);
+extern "C" double fma(double, double, double);
+static void __syncthreads() { meet(); }
+#define __align__(x)
+"""
+DRIVER = f"""
+extern "C" int launch(const void* parameters, int blocks, int products) {{
+    auto entry = [](const void* p) {{ {ENTRY}(*static_cast<const fmm::SmallProduct*>(p)); }};
+    run(entry, parameters, blocks, products, {THREADS});
+    return sizeof(fmm::SmallProduct);
+}}
+"""
+FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
+Matrix = np.ndarray[Any, Any]
+
+
+@cache
+def on_host(*given: Any) -> Any:
+    """The kernel of such a launch, compiled for the host."""
+    required_compiler()
+    scheduler()
+    text = small_source(*given).replace("#pragma once", "")
+    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
+    assert changed
+    before = header("sum_host.h").replace("static Dim blockIdx, threadIdx, gridDim;", TURNS)
+    return shared_library(before + text + DRIVER, FLAGS)
+
+
+def launched(op: GemmOp, dtype: str, bases: dict[str, Matrix]) -> None:
+    launch = small_launch(op, dtype)
+    words = np.frombuffer(launch.parameters, np.int64).copy()
+    for slot in launch.slots:
+        words[slot.word] = bases[slot.base].ctypes.data + slot.offset
+    pointer = words.ctypes.data_as(ctypes.c_void_p)
+    assert on_host(*launch.kernel.given).launch(pointer, launch.grid[0], launch.grid[2]) == words.nbytes
+
+
+def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
+    """Small whole numbers in memory full of NaN, its lines not contiguous."""
+    memory = np.full((rows, cols + 3) if order == "C" else (cols, rows + 3), np.nan, dtype)
+    inside = memory[:, :cols] if order == "C" else memory[:, :rows].T
+    inside[...] = rng.integers(-9, 9, (rows, cols))
+    return inside
+
+
+def view(base: str, x: Matrix) -> View:
+    rows, cols = x.shape
+    down, right = (step // x.itemsize for step in x.strides)
+    return View(base, 0, rows, cols, down, right, x.dtype.name)
+
+
+@pytest.mark.parametrize("half", ["", "lower", "full"])
+@pytest.mark.parametrize(("dtype", "orders"), [("float32", "CF"), ("float64", "FC"), ("float32", "FF")])
+def test_exactly_what_is_asked(dtype: str, orders: str, half: Any) -> None:
+    """Sides around those of a tile, and sums of whole numbers, which are exact; what is not asked stays as it is."""
+    rng = np.random.default_rng(3)
+    for n, k in ((1, 1), (31, 33), (32, 32), (33, 7), (70, 65)):
+        a, b = matrix(n, k, dtype, orders[0], rng), matrix(k, n, dtype, orders[1], rng)
+        if half:  # the caller knows that it is its own adjoint: nothing above the diagonal is looked at
+            b[...] = a.T
+        for alpha, beta in ((1, 0), (2, -0.5)):
+            c = matrix(n, n, dtype, "C", rng)
+            old, memory = c.copy(), c.base
+            wanted = alpha * (a @ b) + (beta * old if beta else 0)
+            op = gemm_op("small", [(view("A", a), view("B", b), view("C", c))], dtype, alpha, beta)
+            launched(GemmOp(**{**vars(op), "half": half}), dtype, {"A": a, "B": b, "C": c})
+            below = np.tri(n, dtype=bool)
+            np.testing.assert_array_equal(c[below], wanted[below])
+            above = {"": wanted, "lower": old, "full": c.T}[half]
+            np.testing.assert_array_equal(c[~below], above[~below])
+            assert memory is not None and np.isnan(memory[:, n:]).all()
+
+
+def test_nothing_is_multiplied_by_what_lies_beyond_the_operands() -> None:
+    """An inf in the last column of a piece that is not full stays an inf."""
+    a = np.ones((40, 37), np.float32)
+    a[3, 36] = np.inf
+    c = np.zeros((40, 40), np.float32)
+    op = gemm_op("small", [(view("A", a), view("B", a.T), view("C", c))], "float32")
+    launched(GemmOp(**{**vars(op), "half": "full"}), "float32", {"A": a, "B": a, "C": c})
+    np.testing.assert_array_equal(c, a @ a.T)
+
+
+def test_a_batch() -> None:
+    rng = np.random.default_rng(4)
+    a, b = rng.integers(-9, 9, (3, 40, 20)).astype(np.float32), rng.integers(-9, 9, (3, 20, 40)).astype(np.float32)
+    c = np.zeros((3, 40, 40), np.float32)
+    bases = {"A": a, "B": b, "C": c}
+    views = [[view(x, y[i])._replace(offset=i * y[i].nbytes) for x, y in bases.items()] for i in range(3)]
+    launched(gemm_op("small", [(x, y, z) for x, y, z in views], "float32"), "float32", bases)
+    np.testing.assert_array_equal(c, a @ b)
+
+
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
+    """Nothing is spilled."""
+    x = View("C", 0, 100, 100, 100, 1, dtype)
+    op = gemm_op("small", [(x._replace(base="A"), x._replace(base="B"), x)], dtype)
+    for half in ("", "full"):
+        launch = small_launch(GemmOp(**{**vars(op), "half": half}), dtype)
+        found = report(dtype, launch.kernel.source, architecture)
+        assert found.local == 0 and found.shared <= 48 << 10
