@@ -114,6 +114,7 @@ class Wanted:
     rounds: int
     kinds: tuple[str, ...]
     modes: tuple[str, ...]  # of GEMMul8
+    alone: bool = False  # only by these plans, not by what fmm chooses
 
 
 def measured(side: int, wanted: Wanted) -> dict[str, Any]:
@@ -124,7 +125,8 @@ def measured(side: int, wanted: Wanted) -> dict[str, Any]:
         calls.clear()  # and what they keep
         a, b = (numbers(kind, wanted.dtype, side, seed) for seed in (3, 4))
         c = cupy.empty_like(a)
-        calls |= {"vendor": partial(cupy.matmul, a, b, out=c), "fmm": partial(fmm.matmul, a, b, out=c)}
+        calls["vendor"] = partial(cupy.matmul, a, b, out=c)
+        calls |= {} if wanted.alone else {"fmm": partial(fmm.matmul, a, b, out=c)}
         calls |= {plan: partial(fmm.matmul, a, b, out=c, plan=plan) for plan in wanted.plans}
         calls |= peers(a, b, c, wanted.modes)
         errors[kind] = {name: relative_error(call(), a, b) for name, call in calls.items()}
@@ -169,12 +171,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--modes", default="fast,accurate", help="of GEMMul8")
+    parser.add_argument("--alone", action="store_true", help="only by the plans that are named")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     sides = tuple(map(int, given.sides.split(","))) if given.sides else QUICK_SIDES if given.quick else SIDES
     plans = USUAL.get(given.dtype, ()) if given.plans is None else tuple(filter(None, given.plans.split(";")))
     rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
-    wanted = Wanted(given.dtype, plans, rounds, tuple(given.kinds.split(",")), tuple(given.modes.split(",")))
+    kinds, modes = (tuple(filter(None, x.split(","))) for x in (given.kinds, given.modes))
+    wanted = Wanted(given.dtype, plans, rounds, kinds, modes, given.alone)
     rows, out = [], given.out or results_folder() / "residues.json"
     for side in sides:
         rows.append(measured(side, wanted))

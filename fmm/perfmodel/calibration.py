@@ -221,8 +221,8 @@ THREE_PIPE = 512.0
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 SPLIT_LESS, JOIN_LESS = 2.5, 1.0
 # Seconds that such a product takes beside what grows with its sides. (Of 14 products on an H200; with two levels a
-# guess.) A level halves what its products have of the inner dimension. (There its products of bytes lose 13, 5 and 0 % of
-# their rate at 2048, 4096 and 8192.)
+# guess.) A level halves what its products have of the inner dimension: those of bytes lose 13, 5 and 0 % of their rate
+# at 2048, 4096 and 8192.
 RESIDUE_STARTS, LEVEL_PIPE = (25e-6, 135e-6, 250e-6), 200.0
 
 
