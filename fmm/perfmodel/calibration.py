@@ -12,8 +12,15 @@ from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 from fmm.kernels.cuda.products.f16_planes import PIECE
-from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, PRODUCTS, SINGLE_LEAVES, whole_moduli
-from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
+from fmm.kernels.cuda.products.residue_planes import (
+    DOUBLE_LEAVES,
+    PRODUCTS,
+    SINGLE_LEAVES,
+    SUMMED,
+    WHOLE_LEAVES,
+    whole_moduli,
+)
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
 
 @dataclass(frozen=True)
@@ -304,7 +311,10 @@ def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, R
     for name in INTEGERS:
         itemsize = DTYPES[name].itemsize
         yield name, Rate(rates["float32"].flops * OWN_LOOPS[itemsize], half.fill, PIPE, tile=SIDE)
-        yield WHOLE_RATE.format(name), _residue_products(half, stream, whole_moduli(name, LONG), 0, itemsize)
+        for leaf, levels in WHOLE_LEAVES.items():
+            if name in SUMMED or not levels:
+                found = _residue_products(half, stream, whole_moduli(name, LONG), levels, itemsize)
+                yield f"{leaf}-{name}", found
 
 
 def _peak(gpu: Device, dtype: str) -> float:

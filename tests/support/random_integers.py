@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fmm
-from fmm.dtypes import INTEGERS
+from fmm.dtypes import INTEGERS, RINGS
+from fmm.kernels.cuda.products.residue_planes import SUMMED
 from tests.support.integers import Array, by_python, drawn, laid_out
 
 SIDES = 1, 2, 3, 15, 16, 17, 48, 64, 129, 160
-PLANS = {"cpu": ("digits", "winograd > digits"), "cuda": ("residues",)}
+PLANS = {"cpu": ("digits", "winograd > digits"), "cuda": ("residues", "residuesx7")}
+TYPES = {"winograd > digits": RINGS, "residuesx7": SUMMED}  # of those that do not multiply all integers
 SMALL, ENTRIES = 20_000, 40  # multiplications up to which all entries are computed by Python; else so many are
 LONG = 131072  # an inner dimension that is longer than any sum in 32 bits may be
 
@@ -97,7 +99,7 @@ def multiply_on_device(x: Drawn, plan: str) -> Array:
 def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device: str) -> str:
     """What is wrong with a product; empty: nothing."""
     x = draw_product(seed)
-    plan = PLANS[device][0 if x.dtype == "bool" else seed % len(PLANS[device])]
+    plan = next(plan for plan in (PLANS[device][seed % 2], PLANS[device][0]) if x.dtype in TYPES.get(plan, INTEGERS))
     found, expected = multiply(x, plan), expected_product(x)
     if found.dtype != x.dtype or not np.array_equal(found, expected):
         return f"seed {seed}: {x} by {plan} differs from NumPy's product"

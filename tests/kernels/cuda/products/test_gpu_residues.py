@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SINGLE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SINGLE_LEAVES, SUMMED
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -256,7 +256,7 @@ def wrapped_product(a: Any, b: Any) -> Any:
     return cupy.asarray(found.astype(wide).view(x.dtype))
 
 
-def integer_product(a: Any, b: Any, order: str = "C") -> Any:
+def integer_product(a: Any, b: Any, order: str = "C", plan: str = "residues") -> Any:
     (m, k), n = a.shape, b.shape[1]
     x, y = ("C" if v.flags.c_contiguous else "F" for v in (a, b))
     layouts = (
@@ -264,7 +264,7 @@ def integer_product(a: Any, b: Any, order: str = "C") -> Any:
         Layout("C", n) if y == "C" else Layout("F", k),
         Layout("C", n) if order == "C" else Layout("F", m),
     )
-    found = recorded_for_device(Plan.parse("residues"), Problem(m, k, n, a.dtype.name, layouts))
+    found = recorded_for_device(Plan.parse(plan), Problem(m, k, n, a.dtype.name, layouts))
     work, c = cupy.full(found.workspace, 0x7F, cupy.uint8), cupy.full((m, n), 77, a.dtype, order=order)
     DeviceBackend().run(found, a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
     return c
@@ -292,6 +292,17 @@ def test_integers_equal_numpys(dtype: str) -> None:
         orders = rng.choice(["C", "F"], 3)
         a, b = (cupy.asarray(integers(dtype, s, rng), order=o) for s, o in zip(((m, k), (k, n)), orders, strict=False))
         c = integer_product(a, b, orders[2])
+        assert bool((c == wrapped_product(a, b)).all()), (trial, m, k, n, orders)
+
+
+@pytest.mark.parametrize("dtype", SUMMED)
+def test_levels_below_integers(dtype: str) -> None:
+    rng = np.random.default_rng(24)
+    for trial in range(20):
+        m, k, n = (int(x) for x in rng.integers(1, (300, 700, 300)))
+        orders = rng.choice(["C", "F"], 3)
+        a, b = (cupy.asarray(integers(dtype, s, rng), order=o) for s, o in zip(((m, k), (k, n)), orders, strict=False))
+        c = integer_product(a, b, orders[2], "residuesx7")
         assert bool((c == wrapped_product(a, b)).all()), (trial, m, k, n, orders)
 
 
