@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SINGLE_LEAVES, SUMMED
+from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SUMMED
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -81,7 +81,7 @@ def test_every_leaf(leaf: str) -> None:
     assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)
 
 
-@pytest.mark.parametrize("leaf", SINGLE_LEAVES)
+@pytest.mark.parametrize("leaf", ["oz7", "oz8", "oz8x7", "oz9x7"])
 def test_float32(leaf: str) -> None:
     """Every order; graded rows and columns; inf and nan stand where the vendor's do."""
     bits = {7: 26, 8: 30, 9: 34}[LEAVES[leaf][0]]
