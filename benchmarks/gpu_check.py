@@ -1,8 +1,9 @@
 """The checks that need a device: `python -m benchmarks.gpu_check [--steps NAME,...] [arguments of benchmarks.gpu]`.
 
 The kernels of the tests are compiled ahead, each once, into a cache that can be taken along (benchmarks.compile_ahead).
-Then every test marked gpu, a minute of interrupts, threads and faults, a few launches under compute-sanitizer where it
-is on PATH, and the benchmark. What was run, and how it ended, is written to results/<device>/checks.json beside the
+Then every test marked gpu, a minute of interrupts, threads and faults, 2,000 random products of integers or as many as
+a minute has, a few launches under compute-sanitizer where it is on PATH, and the benchmark. What was run, and how it
+ended, is written to results/<device>/checks.json beside the
 environment and the commit (the environment variable FMM_COMMIT names it in a copy of the tree). With `--steps` only
 those are run, and what is known of the others stays: each says of which commit it is.
 """
@@ -51,6 +52,7 @@ def steps(arguments: list[str], sanitizer: str | None, together: tuple[str, ...]
     yield Step("tests", (*PYTEST, *together, f"--ignore={TIMED}", "tests"))
     yield Step("timed tests", (*PYTEST, TIMED))
     yield Step("hostile use", (sys.executable, "-m", "tests.support.hostile_device", "--seconds", "60"))
+    yield Step("random integers", (sys.executable, "-m", "tests.support.random_integers", "--seconds", "60"))
     missing = "" if sanitizer else f"{SANITIZER} is not on PATH"
     for tool, command in TOOLS.items():
         yield Step(tool, (sanitizer or SANITIZER, "--tool", tool, "--error-exitcode", "1", *command), missing)

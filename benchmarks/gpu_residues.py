@@ -1,9 +1,9 @@
-"""float64 by residues on a GPU: `python -m benchmarks.gpu_residues [--quick] [--sides 4096,8192] [--leaves oz14]`.
+"""Products by residues on a GPU: `python -m benchmarks.gpu_residues [--quick] [--sides 4096,8192] [--plans oz14]`.
 
-Whole calls of fmm.matmul with each leaf of residues, everything inside, against cupy.matmul, in shuffled rounds; the
-error of each on normal and uniform data against extended precision; and the time of each launch alone, with the rate
-of the products of bytes. GEMMul8 beside them, if FMM_GEMMUL8 names a checkout. Raw samples go to
-results/<device>/residues.json.
+Whole calls of fmm.matmul, by what it chooses itself and by plans that are named, everything inside, against
+cupy.matmul, in shuffled rounds; the error of each on normal and uniform data against extended precision; and the time
+of each launch of a leaf alone, with the rate of the products of bytes. GEMMul8 beside them, if FMM_GEMMUL8 names a
+checkout. float64, unless `--dtype` names another type. Raw samples go to results/<device>/residues.json.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,30 +34,42 @@ from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, recorded_for_device
 
 SIDES, QUICK_SIDES = (4096, 8192, 16384, 24576), (4096, 8192)
-USUAL = ("oz13", "oz14", "oz14x7", "oz14x49", "oz15")
+USUAL = {
+    "float64": ("oz13", "oz14", "oz14x7", "oz14x49", "oz15"),
+    "complex128": ("3m > oz14", "3m > oz14x7", "3m.batched > oz14x7"),
+}
 ROUNDS, QUICK_ROUNDS = 9, 3
 SAMPLED = 8, 128  # rows and columns of C that are compared with a product in higher precision
-KINDS: dict[str, Callable[[int, int], Any]] = {
-    "normal": lambda side, seed: cupy.random.default_rng(seed).standard_normal((side, side)),
-    "uniform": lambda side, seed: cupy.random.default_rng(seed).random((side, side)),
-}
+KINDS = "normal", "uniform"
+
+
+def numbers(kind: str, dtype: str, side: int, seed: int) -> Any:
+    """A square matrix of random numbers; of complex ones both parts are such."""
+    rng = cupy.random.default_rng(seed)
+    real = {"complex128": "float64", "complex64": "float32"}.get(dtype, dtype)
+    draw = partial(rng.standard_normal if kind == "normal" else rng.random, (side, side), dtype=real)
+    if real == dtype:
+        return draw()
+    found = cupy.empty((side, side), dtype)
+    found.real, found.imag = draw(), draw()
+    return found
 
 
 def relative_error(c: Any, a: Any, b: Any) -> float:
     """In the Frobenius norm, of a few rows and columns, against NumPy in extended precision."""
     rows, cols = SAMPLED
-    left, right = (x.get().astype(np.longdouble) for x in (a[-rows:], b[:, -cols:]))
+    wide, usual = (np.clongdouble, complex) if a.dtype.kind == "c" else (np.longdouble, float)
+    left, right = (x.get().astype(wide) for x in (a[-rows:], b[:, -cols:]))
     expected = left @ right
-    return float(
-        np.linalg.norm((c[-rows:, -cols:].get() - expected).astype(float)) / np.linalg.norm(expected.astype(float))
-    )
+    off = c[-rows:, -cols:].get() - expected
+    return float(np.linalg.norm(off.astype(usual)) / np.linalg.norm(expected.astype(usual)))
 
 
-def stages(side: int, leaf: str, repeats: int = 5) -> dict[str, float]:
+def stages(dtype: str, side: int, leaf: str, repeats: int) -> dict[str, float]:
     """Milliseconds of each launch of a plan, each repeated by itself."""
-    a, b = (KINDS["normal"](side, seed) for seed in (1, 2))
+    a, b = (numbers("normal", dtype, side, seed) for seed in (1, 2))
     c = cupy.empty_like(a)
-    found = recorded_for_device(Plan.parse(leaf), Problem(side, side, side))
+    found = recorded_for_device(Plan.parse(leaf), Problem(side, side, side, dtype))
     work = cupy.empty(found.workspace, cupy.uint8)
     addresses = Addresses(a.data.ptr, b.data.ptr, c.data.ptr, work.data.ptr)
     player = DeviceBackend().player(found, addresses)
@@ -80,33 +93,52 @@ def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     return float(moduli * PRODUCTS**levels * 2 * (side / 2**levels) ** 3 / spent / 1e9)
 
 
-def peers(a: Any, b: Any) -> dict[str, Callable[[], object]]:
-    """GEMMul8 in both of its modes, where there is a checkout of it (benchmarks/gemmul8.py)."""
-    if not gemmul8.checkout():
+def peers(a: Any, b: Any, c: Any, modes: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """GEMMul8 in these of its modes, where there is a checkout of it (benchmarks/gemmul8.py)."""
+    if not gemmul8.checkout() or str(a.dtype) not in gemmul8.MODULI:
         return {}
-    c = cupy.empty_like(a)
 
     def run(product: gemmul8.Gemmul8Product) -> object:
         product()
         return c
 
-    modes = {"GEMMul8 fast": True, "GEMMul8 accurate": False}
-    return {name: partial(run, gemmul8.Gemmul8Product(a, b, c, fast)) for name, fast in modes.items()}
+    return {f"GEMMul8 {mode}": partial(run, gemmul8.Gemmul8Product(a, b, c, mode == "fast")) for mode in modes}
 
 
-def measured(side: int, leaves: tuple[str, ...], rounds: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured of a side."""
+
+    dtype: str
+    plans: tuple[str, ...]
+    rounds: int
+    kinds: tuple[str, ...]
+    modes: tuple[str, ...]  # of GEMMul8
+
+
+def measured(side: int, wanted: Wanted) -> dict[str, Any]:
+    """One C for all, so that memory is enough for large sides."""
     errors: dict[str, dict[str, float]] = {}
     calls: dict[str, Callable[[], object]] = {}
-    for kind, made in KINDS.items():
-        a, b = made(side, 3), made(side, 4)
-        calls = {"vendor": partial(cupy.matmul, a, b)}
-        calls |= {leaf: partial(fmm.matmul, a, b, plan=leaf) for leaf in leaves}
-        calls |= peers(a, b)
+    for kind in wanted.kinds:
+        calls.clear()  # and what they keep
+        a, b = (numbers(kind, wanted.dtype, side, seed) for seed in (3, 4))
+        c = cupy.empty_like(a)
+        calls |= {"vendor": partial(cupy.matmul, a, b, out=c), "fmm": partial(fmm.matmul, a, b, out=c)}
+        calls |= {plan: partial(fmm.matmul, a, b, out=c, plan=plan) for plan in wanted.plans}
+        calls |= peers(a, b, c, wanted.modes)
         errors[kind] = {name: relative_error(call(), a, b) for name, call in calls.items()}
-    samples = paired_samples(calls, rounds)
-    found = {leaf: stages(side, leaf) for leaf in leaves}
+    chosen = str(fmm.explain(a, b, out=c).plan)
+    samples = paired_samples(calls, wanted.rounds)
+    calls.clear()  # for the next matrices
+    del a, b, c
+    cupy.get_default_memory_pool().free_all_blocks()
+    alone = [plan for plan in dict.fromkeys((*wanted.plans, chosen)) if plan in LEAVES]
+    found = {leaf: stages(wanted.dtype, side, leaf, wanted.rounds) for leaf in alone}
     return {
+        "dtype": wanted.dtype,
         "side": side,
+        "chosen": chosen,
         "errors": errors,
         "speedups": {name: speedup(samples, name) for name in samples},
         "samples": samples,
@@ -119,26 +151,33 @@ def table(row: dict[str, Any]) -> str:
     lines = []
     for name, ratio in row["speedups"].items():
         errors = ", ".join(f"{kind} {found[name] / found['vendor']:.2f}" for kind, found in row["errors"].items())
-        spent = " + ".join(f"{ms:.3f}" for ms in row["stages"].get(name, {}).values())
-        rate = f"{row['tops'][name]:.0f} TOPS; ms: {spent}" if name in row["tops"] else ""
-        lines.append(
-            f"{row['side']:6} {name:16} {median(row['samples'][name]):9.3f} ms {ratio:5.2f}  error {errors}; {rate}"
-        )
+        plan = row["chosen"] if name == "fmm" else name
+        parts = " + ".join(f"{ms:.3f}" for ms in row["stages"].get(plan, {}).values())
+        rate = f"{row['tops'][plan]:.0f} TOPS; ms: {parts}" if plan in row["tops"] else ""
+        rate = f"by {plan}; {rate}" if name == "fmm" else rate
+        spent = f"{median(row['samples'][name]):9.3f} ms {ratio:5.2f}"
+        lines.append(f"{row['dtype']} {row['side']:6} {name:20} {spent}  error {errors}; {rate}")
     return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--dtype", default="float64")
     parser.add_argument("--sides", default="")
-    parser.add_argument("--leaves", default=",".join(USUAL))
+    parser.add_argument("--plans", help="with ; between; none: what fmm chooses alone")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--modes", default="fast,accurate", help="of GEMMul8")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
-    sides = tuple(map(int, options.sides.split(","))) if options.sides else QUICK_SIDES if options.quick else SIDES
-    leaves = tuple(options.leaves.split(","))
-    rows, out = [], options.out or results_folder() / "residues.json"
+    given = parser.parse_args(arguments)
+    sides = tuple(map(int, given.sides.split(","))) if given.sides else QUICK_SIDES if given.quick else SIDES
+    plans = USUAL.get(given.dtype, ()) if given.plans is None else tuple(filter(None, given.plans.split(";")))
+    rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
+    wanted = Wanted(given.dtype, plans, rounds, tuple(given.kinds.split(",")), tuple(given.modes.split(",")))
+    rows, out = [], given.out or results_folder() / "residues.json"
     for side in sides:
-        rows.append(measured(side, leaves, QUICK_ROUNDS if options.quick else ROUNDS))
+        rows.append(measured(side, wanted))
         cupy.get_default_memory_pool().free_all_blocks()
         print(table(rows[-1]), flush=True)
         out.write_text(json.dumps({"environment": environment(), "cases": rows}) + "\n", encoding="utf-8")

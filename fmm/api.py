@@ -59,6 +59,7 @@ def matmul(
         Run this plan (a text such as "winograd > vendor", a Plan, or what fmm.plan returned) instead of choosing one.
     max_error_growth
         Choose only plans that are expected to err at most so many times as much as the vendor (10; on a GPU 16).
+        Below 1: only plans that err less than it, if one of them is faster (float32 on Hopper, down to 0.02).
     workspace
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     componentwise
@@ -117,7 +118,8 @@ def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
     """A matrix made ready for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
 
     It holds a copy of x, which nobody can change, and on a device that has use for it what plans make of the matrix
-    before they multiply (of float32 on Hopper, its two float16 planes), so that products need not make it again.
+    before they multiply (on Hopper: float32's two float16 planes, float64's residues), so that products need not make
+    it again.
     `p.nbytes` is what all that takes. Prepare a matrix anew when it has changed; weights, for example, seldom do.
     Arrays of NumPy and CuPy, and torch's tensors, which get no gradients then (those of the other operand do).
     """

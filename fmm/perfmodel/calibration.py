@@ -11,8 +11,7 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.residue_planes import PRODUCTS, whole_moduli
+from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, PRODUCTS, SINGLE_LEAVES, whole_moduli
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
 
 
@@ -202,8 +201,10 @@ OWN_LOOPS = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
 # Beside the residues themselves, for every number of A and B, and of C, by levels below: the time in which so many
-# bytes are moved. (An H200 at 8192; of two levels there are few registers for many sums.)
+# bytes are moved. (An H200 at 8192, of float64; of two levels there are few registers for many sums.) So many less for
+# every byte that a number has less: A's and B's are read twice or thrice, C's are written.
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
+SPLIT_LESS, JOIN_LESS = 2.5, 1.0
 
 
 def datasheet(name: str) -> Calibration:
@@ -227,8 +228,9 @@ def datasheet(name: str) -> Calibration:
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     if gpu.capability == WARPGROUPS:
         rates[F16X3_RATE] = _three_products(rates["float16"], stream)
-        for name, (moduli, levels) in RESIDUE_LEAVES.items():
-            rates[name] = _residue_products(rates["float16"], stream, moduli, levels)
+        for dtype, leaves in (("float64", DOUBLE_LEAVES), ("float32", SINGLE_LEAVES)):
+            for name, counts in leaves.items():
+                rates[name] = _residue_products(rates["float16"], stream, *counts, DTYPES[dtype].itemsize)
         rates |= dict(_integers(rates, stream))
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
@@ -249,14 +251,15 @@ def _three_products(half: Rate, stream: float) -> Rate:
     return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
-def _residue_products(half: Rate, stream: float, moduli: int, levels: int) -> Rate:
-    """float64 by products of bytes, which are twice as fast as those of float16, one for each modulus (and fewer with
-    levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues; those of C are
-    read as such, and written: time that grows as the operands, and as C."""
+def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item: int = 8) -> Rate:
+    """Numbers of so many bytes by products of bytes, which are twice as fast as those of float16, one for each modulus
+    (and fewer with levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues;
+    those of C are read as such, and written: time that grows as the operands, and as C."""
     flops = 2 * half.flops / moduli * (8 / PRODUCTS) ** levels
     planes = moduli * (PRODUCTS / 4) ** levels
     lost = flops / DTYPES["float64"].flops / stream
-    split, join = ((x[levels] + planes) * lost for x in (SPLIT_BYTES, JOIN_BYTES))
+    split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
+    join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost
     return Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
@@ -265,8 +268,9 @@ def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, R
     need."""
     half = rates["float16"]
     for name in INTEGERS:
-        yield name, Rate(rates["float32"].flops * OWN_LOOPS[DTYPES[name].itemsize], half.fill, PIPE, tile=SIDE)
-        yield WHOLE_RATE.format(name), _residue_products(half, stream, whole_moduli(name, LONG), 0)
+        itemsize = DTYPES[name].itemsize
+        yield name, Rate(rates["float32"].flops * OWN_LOOPS[itemsize], half.fill, PIPE, tile=SIDE)
+        yield WHOLE_RATE.format(name), _residue_products(half, stream, whole_moduli(name, LONG), 0, itemsize)
 
 
 def _peak(gpu: Device, dtype: str) -> float:

@@ -65,9 +65,10 @@ class Limits:
 
     def allow(self, plan: Plan, growth: float) -> bool:
         """May the plan, with this expected growth of the error, be chosen? Who wants no more than the vendor's error
-        wants it beside each entry of the product."""
+        wants it beside each entry of the product. (Who wants less of it than the vendor has can have that beside the
+        norms of rows and columns alone.)"""
         leaf = plan.leaf_use.leaf
-        strict = not self.emulation or self.error_growth <= 1
+        strict = not self.emulation or self.error_growth == 1
         allowed = growth <= self.error_growth and not (strict and leaf.emulates)
         return allowed and not (self.componentwise and not bounds_entries(plan))
 

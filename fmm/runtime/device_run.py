@@ -92,7 +92,9 @@ def run_to_the_end(library: DeviceLibrary, launches: LaunchList, pointer: int, d
     with context or nullcontext():
         if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
             raise PlanError("nothing can be prepared while its stream is captured")
-        player_of(launches, device).play(Addresses(pointer, pointer, 0, 0), stream)
+        with cupy.cuda.Device(device):
+            workspace = cupy.cuda.alloc(launches.workspace)
+        player_of(launches, device).play(Addresses(pointer, pointer, 0, workspace.ptr), stream)
         runtime.streamSynchronize(stream)
 
 

@@ -13,11 +13,11 @@ from benchmarks.gpu_check import FEW, GATED, TIMED, Step, joined, outcome, side_
 
 def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> None:
     found = list(steps(["--quick"], "/opt/compute-sanitizer"))
-    names = ["kernels", "tests", "timed tests", "hostile use", "memcheck", "racecheck", "benchmark"]
+    names = ["kernels", "tests", "timed tests", "hostile use", "random integers", "memcheck", "racecheck", "benchmark"]
     assert [step.name for step in found] == names
-    assert found[4].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW, *GATED)
-    assert found[5].command[-len(FEW) :] == FEW
-    assert found[6].command[1:] == ("-m", "benchmarks.gpu", "--quick")
+    assert found[5].command == ("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1", *FEW, *GATED)
+    assert found[6].command[-len(FEW) :] == FEW
+    assert found[7].command[1:] == ("-m", "benchmarks.gpu", "--quick")
     assert not any(step.missing for step in found)
 
 
@@ -55,7 +55,7 @@ def test_a_sanitizer_that_is_absent_is_named_and_not_run(capsys: pytest.CaptureF
     def run(command: tuple[str, ...]) -> int:
         raise AssertionError(command)
 
-    step = list(steps([], None))[5]
+    step = list(steps([], None))[6]
     assert outcome(step, run) == {"step": "racecheck", "outcome": "left out: compute-sanitizer is not on PATH"}
     assert "racecheck: left out: compute-sanitizer is not on PATH" in capsys.readouterr().out
 

@@ -17,6 +17,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.registry import forget_everything
 from fmm.runtime import decide, host_run, left_to_vendor
 from fmm.runtime.left_to_vendor import small_enough_for_numpy
+from tests.support import random_integers
 from tests.support.integers import KINDS, by_python, drawn, laid_out, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -261,3 +262,20 @@ def test_a_number_has_the_type_of_its_vectors_however_often_it_is_asked() -> Non
     for kind in ("l", "q", "l", "L", "Q"):
         v = np.arange(200, dtype=kind)
         assert type(fmm.matmul(v, v, plan="digits" if kind in "lL" else None)) is np.dtype(kind).type
+
+
+def test_random_products_as_the_command_draws_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert random_integers.main(["--device", "cpu", "--count", "80"]) == 0
+    assert capsys.readouterr().out == "80 random products of integers, all equal to Python's\n"
+
+
+def test_the_command_finds_a_wrong_entry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong(x: random_integers.Drawn, plan: str) -> Any:
+        found = multiply_on_host(x, plan)
+        found[-1, -1] ^= found.dtype.type(1)
+        return found
+
+    multiply_on_host = random_integers.multiply_on_host
+    monkeypatch.setattr(random_integers, "multiply_on_host", wrong)
+    assert random_integers.main(["--device", "cpu", "--count", "9"]) == 1
+    assert "seed 0: " in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 from fmm.kernels.cuda.device_code.read import header_text, with_headers
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.residues import ResidueOp, modulus_bytes
+from fmm.kernels.cuda.tensor_map import TensorMap
 from tests.support.host_compiler import SANITIZER, header, shared_library
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", *SANITIZER)
 LANGUAGE = """
 #define __host__
@@ -36,6 +39,12 @@ template <class T> const T& min(const T& x, const T& y) { return y < x ? y : x; 
 template <class T> const T& max(const T& x, const T& y) { return x < y ? y : x; }
 static double __shfl_xor_sync(unsigned, double x, int) { return x; }
 static void __syncthreads() {}
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+    unsigned found = 0;
+    for (int i = 0; i < 4; ++i)
+        found |= ((which >> 4 * i & 4 ? y : x) >> 8 * (which >> 4 * i & 3) & 255) << 8 * i;
+    return found;
+}
 static unsigned long __cvta_generic_to_shared(const void*) { return 0; }
 namespace fmm {
 static int dot_bytes(unsigned a, int b, int c) {
@@ -101,6 +110,9 @@ extern "C" double root(const double* x, long long length) {
     for (long long k = 0; k < length; ++k) sum.add(x[k]);
     return sum.root();
 }
+extern "C" void turn(const unsigned* row, unsigned* column) {
+    fmm::residues::turn_square(*reinterpret_cast<const unsigned(*)[4]>(row), *reinterpret_cast<unsigned(*)[4]>(column));
+}
 extern "C" void reduce(const fmm::Modulus* modulus, const int* x, long long count, signed char* to) {
     for (long long i = 0; i < count; ++i) to[i] = static_cast<signed char>((*modulus)(x[i]));
 }
@@ -132,6 +144,13 @@ def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
     return to
 
 
+def turned_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Of 4 x 4 bytes."""
+    x, to = np.ascontiguousarray(x, np.uint8), np.empty((4, 4), np.uint8)
+    parts().turn(_pointer(x), _pointer(to))
+    return to
+
+
 def exponents(lines: np.ndarray[Any, Any], top: float) -> np.ndarray[Any, Any]:
     """By which rows are scaled."""
     lines, to = np.ascontiguousarray(lines, np.float64), np.empty(len(lines), np.int32)
@@ -145,19 +164,24 @@ def root(x: np.ndarray[Any, Any]) -> float:
     return float(parts().root(_pointer(x), ctypes.c_longlong(x.size)))
 
 
-def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: np.ndarray[Any, Any]) -> None:
-    """What the kernel of the tensor cores does: products of planes, reduced; modulo these numbers, behind the first."""
-    g = op.geometry
-    rows, inner, columns = g.block
-    shape = len(chosen), g.products
-    a = _planes(memory, op.left.planes, (*shape, rows, inner))
-    b = _planes(memory, op.right.planes, (*shape, columns, inner))
-    c = _planes(memory, op.planes + first * g.planes[2], (*shape, rows, columns))
-    for i, p in enumerate(chosen):
-        for j in range(g.products):
-            c[i, j] = reduced((a[i, j].astype(np.int32) @ b[i, j].astype(np.int32).T).astype(np.int32), p)
+def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mapping[str, Bytes]) -> None:
+    """What the kernel of the tensor cores does: products of planes, reduced; modulo these numbers, behind the first.
+    By the tensor maps: behind the ends of lines zeros are brought, and nothing is written."""
+    left, right, to = op.product(first, len(chosen)).maps
+    a, b, c = brought(left, memory), brought(right, memory), brought(to, memory)
+    inner = max(a.shape[2], b.shape[2])
+    a, b = (
+        np.pad(x.astype(np.int32), ((0, 0), (0, max(lines - x.shape[1], 0)), (0, inner - x.shape[2])))
+        for x, lines in ((a, to.lines), (b, to.length))
+    )
+    for layer in range(to.layers):
+        p = chosen[layer // op.geometry.products]
+        c[layer] = reduced((a[layer] @ b[layer].T).astype(np.int32), p)[: to.lines, : to.length]
 
 
-def _planes(memory: np.ndarray[Any, Any], offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    count = int(np.prod(shape))
-    return memory[offset : offset + count].view(np.int8).reshape(shape)
+def brought(found: TensorMap, memory: Mapping[str, Bytes]) -> np.ndarray[Any, Any]:
+    """The bytes that a tensor map speaks of, where they stand: layers of lines."""
+    here = memory[found.piece.base][found.piece.offset :].view(np.int8)
+    shape, strides = (found.layers, found.lines, found.length), (found.layer, found.leading, 1)
+    assert sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) < here.size
+    return np.lib.stride_tricks.as_strided(here, shape, strides)

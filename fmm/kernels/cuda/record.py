@@ -87,9 +87,9 @@ def record_kept(plan: Plan, problem: Problem, target: Target) -> LaunchList | No
     """What makes that which the plan's leaf keeps of the operand that the problem names, behind that operand; None if
     it keeps nothing there on this chip."""
     ops = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
-    launches = kept_launches(ops[0], target) if ops else ()
+    launches, room = kept_launches(ops[0], target) if ops else ((), 0)
     lanes = (0,) * len(launches)
-    return LaunchList(plan, problem, launches, lanes, 0, target.alignment) if launches else None
+    return LaunchList(plan, problem, launches, lanes, room, target.alignment) if launches else None
 
 
 def _kept_result(problem: Problem, start: int) -> tuple[View | None, int]:

@@ -21,7 +21,8 @@ from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launch
 from fmm.kernels.cuda.products.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
 from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAF, whole_moduli
-from fmm.kernels.cuda.products.residues import residue_launches, residue_op
+from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op
+from fmm.kernels.cuda.products.residues import kept_launches as kept_residues
 from fmm.kernels.cuda.products.small import small_launch
 from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
 from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
@@ -156,15 +157,21 @@ def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | V
 
 def _by_residues(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:
     """Exponents, planes of residues, their products, C; by the vendor where there are no such tensor cores."""
-    exact, chip = DTYPES[dtype].exact, target.chip
-    moduli, levels = (whole_moduli(dtype, op.k), 0) if exact else RESIDUE_LEAVES[op.use.leaf.name]
-    made = residue_op(op, dtype, moduli, levels, chip.multiprocessors) if chip.has_warpgroups else None
+    made, chip = _residues(op, dtype, target), target.chip
     if made is not None:
-        return residue_launches(made, dict(target.divides), target.flagged)
+        return residue_launches(made, target.divides, target.flagged)
     why = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
-    if exact:
+    if DTYPES[dtype].exact:
         raise PlanError(f"{op.leaf} cannot multiply {dtype}, because {why}")
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {why}", op)),)
+
+
+def _residues(op: GemmOp, dtype: str, target: Target) -> ResidueOp | None:
+    """None where it is the vendor's."""
+    if not target.chip.has_warpgroups:
+        return None
+    counts = (whole_moduli(dtype, op.k), 0) if DTYPES[dtype].exact else RESIDUE_LEAVES[op.use.leaf.name]
+    return residue_op(op, dtype, *counts, target.chip.multiprocessors, target.divides)
 
 
 BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
@@ -182,20 +189,29 @@ SELECTORS: dict[str, Selector] = {
 }
 
 
-def kept_launches(op: GemmOp, target: Target) -> tuple[Launch, ...]:
+# Launches, and bytes of workspace that they need.
+Keeping = tuple[tuple[Launch, ...], int]
+
+
+def kept_launches(op: GemmOp, target: Target) -> Keeping:
     """What makes that which the op's leaf keeps of the operand that the op names; none where it can keep nothing."""
     keeper = KEEPERS.get(op.use.leaf.name)
-    return keeper(op, target) if keeper else ()
+    return keeper(op, target) if keeper else ((), 0)
 
 
-def _kept_planes(op: GemmOp, target: Target) -> tuple[Launch, ...]:
+def _kept_planes(op: GemmOp, target: Target) -> Keeping:
     made = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     kept = [x for x in (made.left, made.right) if x.is_kept] if made else []
-    return (split_launch(kept, target.divides),) if kept else ()
+    return ((split_launch(kept, target.divides),) if kept else ()), 0
+
+
+def _kept_residues(op: GemmOp, target: Target) -> Keeping:
+    made = _residues(op, op.dtype, target)
+    return kept_residues(made, target.divides) if made else ((), 0)
 
 
 # By the name of the leaf's row, for those whose row says what they keep of an operand.
-KEEPERS: dict[str, Callable[[GemmOp, Target], tuple[Launch, ...]]] = {"f16x3": _kept_planes}
+KEEPERS: dict[str, Callable[[GemmOp, Target], Keeping]] = {"f16x3": _kept_planes, "oz14": _kept_residues}
 
 
 def _batch_label(name: str, op: GemmOp) -> str:

@@ -15,6 +15,7 @@ from fmm.kernels.cuda.device_code.read import header_text
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import SINGLE_LEAVES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LEAVES, LeafUse
@@ -143,7 +144,7 @@ CASES = (
     *(
         Case(
             name,
-            "float64",
+            "float32" if name in SINGLE_LEAVES else "float64",
             ("residue_planes: how large", "residue_planes: residues of A and B", "gemm_residues: ", "residue_join: "),
         )
         for name in RESIDUE_LEAVES

@@ -60,7 +60,7 @@ GPU = [
     "f16x3",
     *RESIDUES,
 ]
-# Of our own kernel, which a tuning does not measure on its probes.
+# Which a tuning does not measure on its probes: our own kernel, and float32 by residues.
 OWN = [
     "strassen.batched.pad16 > tile",
     "strassen^2.batched.pad16 > tile",
@@ -70,6 +70,8 @@ OWN = [
     "strassen^2.overlapped.pad16 > strassen^2.batched.pad16 > tile",
     "strassen^2.overlapped.pad16 > strassen^3.batched.pad16 > tile",
     "tile",
+    "oz8",
+    "oz8x7",
 ]
 REAL = (*GPU, *OWN)
 WHOLE = ["residues"]  # of integers on a GPU
@@ -93,7 +95,7 @@ COMPLEX = {
 def test_what_is_compared(device: str, expected: list[str]) -> None:
     """In this order: equally fast plans are chosen by it, and the tuner's probes take the first ones."""
     assert [str(plan) for plan in probed_plans(device)] == expected
-    more = {"cpu": EXACT, "cuda": [*OWN, *WHOLE]}[device]
+    more = {"cpu": EXACT, "cuda": [*OWN[:-2], *WHOLE, *OWN[-2:]]}[device]
     assert [str(plan) for plan in candidate_plans(device)] == [*expected, *more, *COMPLEX[device]]
     assert compared(device == "cuda") == candidate_plans(device)
 
@@ -128,7 +130,7 @@ def test_what_is_searched() -> None:
         "inner": ("1", "2", "3"),
         "traversal": ("batched", "", "overlapped", "fused"),
         "fringe": ("pad16", "pad64", "pad4"),
-        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", "vendor3m", *RESIDUES),
+        "leaf": ("vendor", "lt0", "lt1", "lt2", "lt3", "tile", "f16x3", *RESIDUES, "oz8", "oz8x7", "vendor3m"),
         "numbers": (
             "",
             "3m",

@@ -4,7 +4,7 @@
 // A whole number below half of the product P of all moduli p_i is sum r_i w_i - q P, w_i being 1 modulo p_i and 0 modulo
 // the others, q the quotient of that sum by P, rounded, which is never near the middle between two whole numbers.
 //
-//   join        float64: weights and P are cut in pieces of so few bits that the sums of each are exact in float64
+//   join        float64 and float32: weights and P are cut in pieces of so few bits that the sums of each are exact in float64
 //   join_whole  integers: all modulo 2^64, of which a type keeps its lowest bits
 #pragma once
 
@@ -26,8 +26,9 @@ struct Result {
     int unused;
 };
 
+template <class Element>
 struct Join {
-    Result<double> c;
+    Result<Element> c;
     const int *rows, *columns;  // exponents
     int* flag;                  // raised where C is given an inf or NaN
     double factor, keep;
@@ -164,7 +165,7 @@ __device__ __forceinline__ void put(Element* to, const Element (&x)[COLS], int r
     }
 }
 
-// ---- float64
+// ---- float64 and float32
 
 // x 2^e, rounded once (twice below the normal numbers).
 __device__ __forceinline__ double scaled_by(double x, int e) {
@@ -181,8 +182,8 @@ __device__ __forceinline__ double as_double(int x) {
 
 // What the pieces' sums make together, the last of which counts whole, less a multiple of P: rounded about once, and not
 // at all if it is below 2^53.
-template <int PIECES>
-__device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Join& p) {
+template <int PIECES, class Element>
+__device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Join<Element>& p) {
     const double q = rint((sum[0] + sum[1] * p.down) * p.inverse);
     double high = 0, low = 0;
 #pragma unroll
@@ -194,10 +195,10 @@ __device__ __forceinline__ double value_of(const double (&sum)[PIECES], const Jo
     return high + low;
 }
 
-template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES, int PART>
-__device__ __forceinline__ void join_part(const Join& p) {
+template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES, int PART, class Element>
+__device__ __forceinline__ void join_part(const Join<Element>& p) {
     using Here = Spot<Sums, LEVELS, COLS, PART>;
-    const Result<double>& c = p.c;
+    const Result<Element>& c = p.c;
     const Here spot(c);
     if (spot.layer >= c.layers || spot.at >= c.n) return;
     double sum[Here::BLOCKS][COLS][PIECES] = {};
@@ -213,24 +214,25 @@ __device__ __forceinline__ void join_part(const Join& p) {
         const int line = spot.line(b, c.block_rows), first = spot.first(b, c.block_cols);
         if (line >= c.m) continue;
         const int e = p.rows[spot.layer * c.m + line];
-        double* const to = c.dest + spot.layer * c.layer + line * c.leading + first;
-        double found[COLS];
+        Element* const to = c.dest + spot.layer * c.layer + line * c.leading + first;
+        Element found[COLS];
 #pragma unroll
         for (int i = 0; i < COLS; ++i) {
             if (first + i >= c.n) continue;
             const int f = p.columns[spot.layer * c.n + first + i];
             const bool known = e != NOT_FINITE && f != NOT_FINITE;
-            found[i] = known ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
-            if (p.keep != 0) found[i] += p.keep * to[i];
-            finite = finite && fabs(found[i]) < infinite;
+            double x = known ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
+            if (p.keep != 0) x += p.keep * to[i];
+            found[i] = static_cast<Element>(x);  // of float32 what is too large becomes inf here
+            finite = finite && fabs(static_cast<double>(found[i])) < infinite;
         }
         put<COLS>(to, found, c.n - first);
     }
     if (p.flag && !finite) *static_cast<volatile int*>(p.flag) = 1;
 }
 
-template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES>
-__device__ __forceinline__ void join(const Join& p) {
+template <class Sums, int LEVELS, int COLS, int COUNT, int PIECES, class Element>
+__device__ __forceinline__ void join(const Join<Element>& p) {
     every_part<LEVELS>([&](auto part) { join_part<Sums, LEVELS, COLS, COUNT, PIECES, decltype(part)::VALUE>(p); });
 }
 

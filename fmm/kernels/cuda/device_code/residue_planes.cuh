@@ -1,7 +1,7 @@
-// Numbers as residues modulo up to 20 small numbers, a byte each: integers, and float64 as x 2^e, rounded to a whole number
-// of up to 2^62.
+// Numbers as residues modulo up to 20 small numbers, a byte each: integers, and float64 and float32 as x 2^e, rounded to
+// whole numbers of up to 2^62.
 //
-//   measure  of float64: of each line along the inner dimension the 2-norm, rounded up, and by it an exponent e, so that no entry of
+//   measure  of these: of each line along the inner dimension the 2-norm, rounded up, and by it an exponent e, so that no entry of
 //            the product of whole numbers reaches half of the product of all moduli: |sum a b| <= |a| |b| by Cauchy and
 //            Schwarz. Operands of any type that lie along the outer dimension are turned on the way.
 //   split    scaled, rounded; sums of blocks, where levels of a fast algorithm are below; all residues of these
@@ -23,6 +23,8 @@ template <class Element>
 constexpr bool SCALED = false;  // by powers of two, and rounded
 template <>
 constexpr bool SCALED<double> = true;
+template <>
+constexpr bool SCALED<float> = true;
 
 template <class Element>
 struct Operand {
@@ -127,19 +129,19 @@ __device__ __forceinline__ double sum_of_warp(double x) {
     return x;
 }
 
-template <int GROUP, bool WIDE>
-__device__ __forceinline__ void measure_lines(const Operand<double>& p, int block) {
+template <int GROUP, bool WIDE, class Element>
+__device__ __forceinline__ void measure_lines(const Operand<Element>& p, int block) {
     __shared__ Squares shared[THREADS / 32];
     const int number = block * (THREADS / GROUP) + threadIdx.x / GROUP, mine = threadIdx.x % GROUP;
     const int layer = number / p.lines;
     if (layer >= p.layers) return;
-    const double* const from = p.source + layer * p.layer + number % p.lines * p.leading;
+    const Element* const from = p.source + layer * p.layer + number % p.lines * p.leading;
     Squares sum{};
 #pragma unroll 4
     for (int at = 4 * mine; at < p.length; at += 4 * GROUP) {
         const auto v = four_of<WIDE>(from, at, p.length);
 #pragma unroll
-        for (double x : v.x) sum.add(x);
+        for (Element x : v.x) sum.add(x);
     }
     sum.large = sum_of_warp(sum.large);
     sum.usual = sum_of_warp(sum.usual);
@@ -180,17 +182,74 @@ __device__ __forceinline__ double there(const double* here, int rank) {
 
 // A cluster for SIDE lines, each of its thread blocks for a part of these.
 template <class Element>
-__device__ __forceinline__ void measure_and_turn(const Operand<Element>& p, int block) {
+struct Strip {
+    int layer, first, rank, begin, end;
+    const Element* from;
+    Element* to;
+
+    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(rank_in_cluster()) {
+        const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER;
+        layer = strip / strips;
+        first = strip % strips * SIDE;
+        const int part = ((p.length + CLUSTER - 1) / CLUSTER + SIDE - 1) / SIDE * SIDE;
+        begin = min(rank * part, p.length);
+        end = min(begin + part, p.length);
+        from = p.source + layer * p.layer;
+        to = p.turned + static_cast<long long>(layer) * p.lines * p.room;
+    }
+};
+
+// The bytes of four words, which are rows of a square, as its columns.
+__device__ __forceinline__ void turn_square(const unsigned (&row)[4], unsigned (&column)[4]) {
+    const unsigned a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
+    const unsigned c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);
+    column[0] = __byte_perm(a, b, 0x5410);
+    column[1] = __byte_perm(a, b, 0x7632);
+    column[2] = __byte_perm(c, d, 0x5410);
+    column[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Bytes, four of them read and sixteen written at a time: zeros follow a line's end up to a multiple of these.
+template <class Element>
+__device__ __forceinline__ void turn_bytes(const Operand<Element>& p, int block) {
+    constexpr int WORDS = SIDE / 4;
+    static_assert(sizeof(Element) == 1 && THREADS == WORDS * WORDS, "a square of bytes for every thread");
+    __shared__ unsigned tile[SIDE][WORDS + 1];
+    const Strip<Element> strip(p, block);
+    const int across = threadIdx.x % WORDS, down = threadIdx.x / WORDS;
+    const int line = strip.first + threadIdx.x / 4, part = threadIdx.x % 4;
+    for (int k = strip.begin; k < strip.end; k += SIDE) {
+        unsigned row[4], column[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int there = k + 4 * down + i, first = strip.first + 4 * across;
+            const auto v = four_of<true>(strip.from + there * p.leading, first, there < strip.end ? p.lines : 0);
+            row[i] = low_bytes(v.x[0], v.x[1], v.x[2], v.x[3]);
+        }
+        turn_square(row, column);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tile[4 * across + i][down] = column[i];
+        __syncthreads();
+        if (line < p.lines && k + 16 * part < strip.end) {
+            Pack<unsigned, 4> some;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) some.lane[i] = tile[threadIdx.x / 4][4 * part + i];
+            pack<unsigned, 4>(reinterpret_cast<unsigned*>(strip.to + line * p.room + k + 16 * part)) = some;
+        }
+        __syncthreads();
+    }
+}
+
+template <class Element>
+__device__ __forceinline__ void turn_numbers(const Operand<Element>& p, int block) {
     constexpr int DOWN = THREADS / SIDE;
     __shared__ Element tile[SIDE][SIDE + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];  // an odd number of words
     __shared__ Squares shared[DOWN][SIDE];
-    const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER, rank = rank_in_cluster();
-    const int layer = strip / strips, first = strip % strips * SIDE;
-    const int part = ((p.length + CLUSTER - 1) / CLUSTER + SIDE - 1) / SIDE * SIDE;
-    const int begin = min(rank * part, p.length), end = min(begin + part, p.length);
+    const Strip<Element> strip(p, block);
+    const int first = strip.first, begin = strip.begin, end = strip.end, rank = strip.rank, layer = strip.layer;
     const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE;
-    const Element* const from = p.source + layer * p.layer;
-    Element* const to = p.turned + static_cast<long long>(layer) * p.lines * p.room;
+    const Element* const from = strip.from;
+    Element* const to = strip.to;
     Squares sum{};
     for (int k = begin; k < end; k += SIDE) {
 #pragma unroll
@@ -221,6 +280,14 @@ __device__ __forceinline__ void measure_and_turn(const Operand<Element>& p, int 
         if (first + across < p.lines) p.exponents[layer * p.lines + first + across] = exponent_for(sum.root(), p.top);
     }
     all_of_cluster_meet();  // nobody leaves while others read what it has
+}
+
+template <bool WIDE, class Element>
+__device__ __forceinline__ void measure_and_turn(const Operand<Element>& p, int block) {
+    if constexpr (WIDE && sizeof(Element) == 1)
+        turn_bytes(p, block);
+    else
+        turn_numbers(p, block);
 }
 
 template <class Element>

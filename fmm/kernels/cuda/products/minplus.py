@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
 from fmm.kernels.cuda.products.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiled_source import sizes_type
+from fmm.kernels.cuda.products.tiled_source import entry_source, sizes_type
 
 ENTRY = "fmm_minplus"
 TILE_THREADS = 256  # of the thread block that closes a tile, and of those that write numbers twice
@@ -173,18 +172,14 @@ def doubling_launch(source: Rect, dest: Rect) -> Launch:
 def minplus_source(kernel: MinplusKernel) -> str:
     """The whole CUDA source, entry point `ENTRY`."""
     ring, s = RINGS[kernel.ring], kernel.sizes
-    lines = [
-        '#include "minplus.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.blocks})',
-        f"{ENTRY}(const __grid_constant__ fmm::tropical::Tasks<{ring.word}> p) {{",
-        f"    using Sizes = {sizes_type(s)};",
-        "    extern __shared__ float4 memory[];",
-        f"    fmm::tropical::minplus<fmm::tropical::{ring.cpp}, Sizes, {str(kernel.args).lower()}>(",
-        f"        p, reinterpret_cast<{ring.word}*>(memory));",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = (
+        f"using Sizes = {sizes_type(s)};",
+        "extern __shared__ float4 memory[];",
+        f"fmm::tropical::minplus<fmm::tropical::{ring.cpp}, Sizes, {str(kernel.args).lower()}>(",
+        f"    p, reinterpret_cast<{ring.word}*>(memory));",
+    )
+    told = f"fmm::tropical::Tasks<{ring.word}>"
+    return entry_source(told, body, "minplus.cuh", (s.threads, s.blocks), entry=ENTRY)
 
 
 @lru_cache(maxsize=64)
@@ -192,28 +187,17 @@ def close_source(ring_name: str, side: int, args: bool) -> str:
     """The whole CUDA source, entry point `ENTRY`."""
     ring = RINGS[ring_name]
     stored = ring.stored or ring.word
-    lines = [
-        '#include "close_tile.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({TILE_THREADS}, 1)',
-        f"{ENTRY}(const __grid_constant__ fmm::tropical::DiagonalTile<{stored}> p) {{",
-        "    extern __shared__ float4 memory[];",
-        f"    using Ring = fmm::tropical::{ring.tile_cpp or ring.cpp};",
-        f"    fmm::tropical::close_tile<Ring, {stored}, {side}, {str(args).lower()}>(p, memory);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = (
+        "extern __shared__ float4 memory[];",
+        f"using Ring = fmm::tropical::{ring.tile_cpp or ring.cpp};",
+        f"fmm::tropical::close_tile<Ring, {stored}, {side}, {str(args).lower()}>(p, memory);",
+    )
+    told = f"fmm::tropical::DiagonalTile<{stored}>"
+    return entry_source(told, body, "close_tile.cuh", (TILE_THREADS, 1), entry=ENTRY)
 
 
 @lru_cache(maxsize=1)
 def doubling_source() -> str:
     """The whole CUDA source, entry point `ENTRY`."""
-    lines = [
-        '#include "minplus.cuh"',
-        "",
-        f'extern "C" __global__ void __launch_bounds__({TILE_THREADS})',
-        f"{ENTRY}(const __grid_constant__ fmm::tropical::Doubling p) {{",
-        "    fmm::tropical::write_twice(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = ("fmm::tropical::write_twice(p);",)
+    return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY)

@@ -1,4 +1,4 @@
-"""Room for planes of residues: how a product of float64 or of integers is cut, and where its parts stand."""
+"""Room for planes of residues: how a product of float64, float32 or integers is cut, and where its parts stand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli_needed
 from fmm.kernels.cuda.products.f16_planes import whole
 
-ITEM = 8  # bytes of a float64
+ITEM = 8  # bytes of a number, unless it is said
 EXPONENT = 4  # bytes
 LINE = 16  # bytes: lines of planes are multiples of it
 ROOM = 256  # bytes: whatever stands in the workspace begins at a multiple of it
@@ -17,11 +17,15 @@ PRODUCTS = 7  # of a level below the residues
 # Bytes of workspace from which on only some planes of A and B are there at a time, for which A and B are read again.
 ENOUGH = 52 << 30
 # What a leaf's name says: modulo how many numbers, and how many levels are below.
-LEAVES = {
+DOUBLE_LEAVES = {
     f"oz{moduli}{suffix}": (moduli, levels)
     for moduli in (13, 14, 15, 16)
     for levels, suffix in enumerate(("", "x7", "x49"))
 }
+SINGLE_LEAVES = {
+    f"oz{moduli}{suffix}": (moduli, levels) for moduli in (7, 8, 9) for levels, suffix in enumerate(("", "x7"))
+}
+LEAVES = DOUBLE_LEAVES | SINGLE_LEAVES
 WHOLE_LEAF = "residues"  # of integers
 
 
@@ -62,8 +66,8 @@ class Residues:
 
     @property
     def turned_room(self) -> int:
-        """Numbers from one line of a turned operand to the next."""
-        return whole(self.k, 4)
+        """Numbers from one line of a turned operand to the next: a multiple of four, and of 16 bytes."""
+        return whole(self.k, max(4, LINE // self.item))
 
     @property
     def turned(self) -> tuple[int, int]:
@@ -123,6 +127,14 @@ def whole_scratch(itemsize: int, m: int, k: int, n: int, count: int) -> int:
     return max(Residues(*size, count, needed, 0, itemsize).scratch for size in ((m, k, n), (n, k, m)))
 
 
-def residue_scratch(moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:
-    """Bytes of workspace for a batch of products, whichever of C and its transpose is computed."""
-    return max(Residues(*size, count, moduli, levels).scratch for size in ((m, k, n), (n, k, m)))
+def residue_scratch(item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:
+    """Bytes of workspace for a batch of products of numbers of so many bytes, whichever of C and its transpose is
+    computed."""
+    return max(Residues(*size, count, moduli, levels, item).scratch for size in ((m, k, n), (n, k, m)))
+
+
+def kept_room(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
+    """Bytes of a matrix, and of exponents and planes that are kept behind it, whichever of its sides is the inner
+    dimension; no levels are below."""
+    planes = moduli * whole(lines, LINE) * whole(length, LINE)
+    return whole(item * lines * length, ROOM), whole(EXPONENT * max(lines, length), ROOM) + planes

@@ -1,20 +1,23 @@
-"""A product by residues, of float64 or of integers: where its planes lie, and the launches: measuring, splitting,
+"""A product by residues, of float64, float32 or integers: where its planes lie, and the launches: measuring, splitting,
 multiplying, joining."""
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import isqrt, sqrt
+from types import MappingProxyType
+from typing import Literal
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE, DTYPES, RINGS
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.f16_planes import whole
-from fmm.kernels.cuda.products.residue_planes import Residues
+from fmm.kernels.cuda.products.residue_planes import EXPONENT, ROOM, Residues, kept_room
 from fmm.kernels.cuda.products.residues_source import (
     CLUSTER,
     SIDE,
@@ -44,6 +47,7 @@ SUMS, WHOLE_BITS = 2**18 + 2**9, 0x4B000000  # of bytes, in modulus.cuh; the bit
 EXACT_BITS = 52  # up to which sums and multiples of pieces are exact in float64
 LARGEST = 2.0**60  # up to which norms are scaled at most: sums of four such numbers have 62 bits
 OPERAND_WORDS = 11  # of struct Operand
+NOT_KNOWN: Mapping[str, int] = MappingProxyType({})  # which powers of two divide the bases' addresses
 
 
 # ---- numbers that kernels are told
@@ -126,10 +130,15 @@ class Side:
     exponents: int
     planes: int
     turned: int
+    # Bytes modulo 2^8 are residues themselves. They are multiplied as they lie (`source`), or as they are turned, where
+    # a plane has its place (`planes`).
+    bytes_from: Literal["", "source", "planes"] = ""
+    base: str = "W"  # where exponents and planes stand: in the workspace, or behind the operand, where they are kept
+    is_ready: bool = False  # is nothing to be done before the products?
 
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
         """None where there is nothing to be done: for integers along the inner dimension."""
-        if self.along == "inner" and not scaled:
+        if self.is_ready or (self.along == "inner" and not scaled):
             return None
         group = WARP if self.geometry.k <= SHORT else THREADS
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.reads_wide(aligned))
@@ -141,7 +150,7 @@ class Side:
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
 
     def splits_wide(self, aligned: bool) -> bool:
-        return self.along == "outer" or self.reads_wide(aligned)
+        return self.is_ready or self.along == "outer" or self.reads_wide(aligned)
 
     def measure_blocks(self, kernel: MeasureKernel | None) -> int:
         if kernel is None:
@@ -152,34 +161,52 @@ class Side:
 
     @property
     def split_blocks(self) -> int:
+        if self.bytes_from or self.is_ready:
+            return 0
         return -(-self.geometry.count * self.block[0] * (self.block[1] // 4) // THREADS)
 
     def parameters(self, blocks: int) -> bytes:
         """struct Operand of residue_planes.cuh, addresses zero."""
         x, g = self.source, self.geometry
         top = max(largest_norm(g.moduli, g.k), 0.0)
-        lying = x.leading, x.stride, g.turned_room, top
+        room = self.block[1] if self.bytes_from else g.turned_room
+        lying = x.leading, x.stride, room, top
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *lying, self.lines, g.k, g.count, blocks, *self.block)
 
     def slots(self, first: int) -> tuple[Slot, ...]:
         x = self.source
-        turned = (Slot(first + 1, "W", self.turned),) if self.along == "outer" else ()
+        there = self.planes if self.bytes_from else self.turned
+        turned = (Slot(first + 1, "W", there),) if self.along == "outer" else ()
         return (
             Slot(first, x.base, x.offset),
             *turned,
-            Slot(first + 2, "W", self.exponents),
-            Slot(first + 3, "W", self.planes),
+            Slot(first + 2, self.base, self.exponents),
+            Slot(first + 3, self.base, self.planes),
         )
 
-    def tensor_map(self, moduli: int, most: int) -> TensorMap:
-        """The planes modulo so many numbers, layer by layer; one copy brings at most `most` lines."""
+    def tensor_map(self, first: int, moduli: int, most: int) -> TensorMap:
+        """The planes modulo so many numbers, layer by layer, behind the first; one copy brings at most `most` lines."""
         lines, length = self.block
-        return byte_map(self.planes, lines, length, self.geometry.products * moduli, most)
+        if self.bytes_from == "source":
+            return bytes_as_they_lie(self.source, self.lines, self.geometry.k, self.geometry.count, most)
+        # (Behind the end of a line that was turned anything may stand.)
+        known = self.geometry.k if self.bytes_from else length
+        # (In the workspace there are those of one group of moduli at a time.)
+        before = 0 if self.base == "W" else first * self.geometry.products * lines * length
+        place = Piece(self.base, self.planes + before, lines, length)
+        return byte_map(place, self.geometry.products * moduli, most, known)
 
 
-def byte_map(offset: int, lines: int, length: int, layers: int, most: int) -> TensorMap:
-    piece = Piece("W", offset, lines, length)
-    return TensorMap(piece, BYTE.name, length, lines, layers, length, lines * length, (LINE, most), LINE)
+def byte_map(piece: Piece, layers: int, most: int, known: int = 0) -> TensorMap:
+    """Of planes; of lines of which only so much is `known`, zeros are brought behind that."""
+    lines, length = piece.rows, piece.cols
+    return TensorMap(piece, BYTE.name, known or length, lines, layers, length, lines * length, (LINE, most), LINE)
+
+
+def bytes_as_they_lie(x: Factor, lines: int, length: int, layers: int, most: int) -> TensorMap:
+    """Of an operand or of C."""
+    piece = Piece(x.base, x.offset, lines, length)
+    return TensorMap(piece, BYTE.name, length, lines, layers, x.leading, x.stride, (LINE, most), LINE)
 
 
 @dataclass(frozen=True)
@@ -195,9 +222,14 @@ class ResidueOp:
     multiprocessors: int
     factor: float
     keep: float
+    sends: bool = False  # are the products' bytes C itself?
 
     def __hash__(self) -> int:
         return id(self)
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.left, self.right
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -210,16 +242,21 @@ class ResidueOp:
         g, (rows, inner, columns) = self.geometry, self.geometry.block
         layers = count * g.products
         s = sizes_for(rows, columns, layers, self.multiprocessors)
-        dest = byte_map(self.planes + first * g.planes[2], rows, columns, layers, 64)
-        maps = self.left.tensor_map(count, s.m_s), self.right.tensor_map(count, s.n_s // s.cluster), dest
+        if self.sends:
+            dest, columns = bytes_as_they_lie(self.dest, g.m, g.n, g.count, 64), g.n
+        else:
+            dest = byte_map(Piece("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+        left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = tiles_of(rows, columns, s)
         steps, sides = -(-inner // LINE), (rows, columns)
-        return WgmmaOp(ResidueKernel(s), maps, steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
+        return WgmmaOp(ResidueKernel(s), (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
-def residue_op(op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int) -> ResidueOp | None:
-    """The product by planes in the leaf's scratch; None where alpha or beta is complex."""
+def residue_op(
+    op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, divides: Mapping[str, int] = NOT_KNOWN
+) -> ResidueOp | None:
+    """The product by planes in the leaf's scratch, or of bytes as they are; None where alpha or beta is complex."""
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
         return None
@@ -228,9 +265,36 @@ def residue_op(op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors
     g = Residues(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
     rows, inner, columns = g.block
     e, f, a, b, c, turned, _ = (op.scratch + x for x in g.offsets)
-    x = Side(left, along[0], m, g, (rows, inner), e, a, turned)
-    y = Side(right, along[1], n, g, (columns, inner), f, b, turned + g.turned[0])
-    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real)
+    plain = dtype in RINGS and g.item == 1 and moduli == 1
+    first, second = (
+        _bytes_from(source, lying, divides) if plain else "" for source, lying in zip((left, right), along, strict=True)
+    )
+    x = Side(left, along[0], m, g, (rows, inner), e, a, turned, first)
+    y = Side(right, along[1], n, g, (columns, inner), f, b, turned + g.turned[0], second)
+    x, y = _kept(op, x, "A"), _kept(op, y, "B")
+    # (The copy engine writes 16 bytes at a time: a row that ends in the midst of them would be followed by zeros.)
+    sends = plain and (alpha, beta) == (1, 0) and n % WIDE == 0 and _is_aligned(op.dest, divides)
+    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, sends)
+
+
+def _kept(op: GemmOp, side: Side, base: str) -> Side:
+    """The same, or with what is kept behind the operand: planes of A's rows and of B's columns."""
+    if op.use.leaf.keeps is None or not op.kept == base == side.source.base:
+        return side
+    exponents, _ = kept_room(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
+    planes = exponents + whole(EXPONENT * side.lines, ROOM)
+    return replace(side, base=base, is_ready=True, exponents=exponents, planes=planes, turned=op.scratch)
+
+
+def _bytes_from(x: Factor, along: Along, divides: Mapping[str, int]) -> Literal["", "source", "planes"]:
+    if along == "outer":
+        return "planes"
+    return "source" if _is_aligned(x, divides) else ""
+
+
+def _is_aligned(x: Factor, divides: Mapping[str, int]) -> bool:
+    """Do the lines of an operand of bytes begin where the copy engine wants them?"""
+    return all(place % WIDE == 0 for place in (x.leading, x.stride, x.offset, divides.get(x.base, 1)))
 
 
 @lru_cache(maxsize=4096)
@@ -247,21 +311,42 @@ def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> WgmmaSizes:
 # ---- the launches on a chip
 
 
-def residue_launches(op: ResidueOp, divides: dict[str, int], flagged: bool) -> tuple[Launch, ...]:
+def residue_launches(op: ResidueOp, divides: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
     """Exponents; planes of both operands; their products; C."""
-    aligned = tuple(divides[x.source.base] % WIDE == 0 for x in (op.left, op.right))
-    exact = DTYPES[op.dtype].exact
-    measures = () if exact and {x.along for x in (op.left, op.right)} == {"inner"} else (measure_launch(op, aligned),)
-    join = join_whole_launch(op) if exact else join_launch(op, flagged)
+    aligned, exact = _aligned_sides(op, divides), DTYPES[op.dtype].exact
+    measures = (measure_launch(op, aligned),) if _measures(op) else ()
+    joins = () if op.sends else (join_whole_launch(op) if exact else join_launch(op, flagged),)
     found, first = [*measures], 0
     for moduli in op.groups:
-        found += [split_launch(op, aligned, moduli), planes_launch(op, first, moduli)]
+        if any(x.split_blocks for x in op.sides):
+            found.append(split_launch(op, aligned, moduli))
+        found.append(planes_launch(op, first, moduli))
         first += len(moduli)
-    return *found, join
+    return *found, *joins
+
+
+def kept_launches(op: ResidueOp, divides: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
+    """What makes what is kept of one operand, and bytes of workspace for that."""
+    if not any(x.is_ready for x in op.sides):
+        return (), 0
+    left, right = (replace(x, is_ready=not x.is_ready) for x in op.sides)
+    made, aligned = replace(op, left=left, right=right), _aligned_sides(op, divides)
+    moduli = remainder_weights(op.geometry.moduli).moduli
+    room = max(size for x, size in zip(op.sides, op.geometry.turned, strict=True) if x.is_ready)
+    return (measure_launch(made, aligned), split_launch(made, aligned, moduli)), room
+
+
+def _aligned_sides(op: ResidueOp, divides: Mapping[str, int]) -> tuple[bool, ...]:
+    return tuple(divides[x.source.base] % WIDE == 0 for x in op.sides)
+
+
+def _measures(op: ResidueOp) -> bool:
+    scaled = not DTYPES[op.dtype].exact
+    return any(x.measure_kernel(False, scaled) is not None for x in op.sides)
 
 
 def measure_launch(op: ResidueOp, aligned: tuple[bool, ...]) -> Launch:
-    sides = op.left, op.right
+    sides = op.sides
     scaled = not DTYPES[op.dtype].exact
     kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
     blocks = [x.measure_blocks(kernel) for x, kernel in zip(sides, kernels, strict=True)]
@@ -273,7 +358,7 @@ def measure_launch(op: ResidueOp, aligned: tuple[bool, ...]) -> Launch:
 
 
 def split_launch(op: ResidueOp, aligned: tuple[bool, ...], moduli: tuple[int, ...]) -> Launch:
-    sides, g = (op.left, op.right), op.geometry
+    sides, g = op.sides, op.geometry
     wide = tuple(x.splits_wide(each) for x, each in zip(sides, aligned, strict=True))
     told = b"".join(x.parameters(x.split_blocks) for x in sides) + table_of_moduli(moduli)
     told += struct.pack("<i", len(moduli))
@@ -292,18 +377,23 @@ def planes_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
     told = product.parameters + table_of_moduli(moduli) + struct.pack("<i", op.geometry.products)
     s = product.kernel.sizes
     kernel = Kernel(product_source, (product.kernel,), ENTRY, s.threads, product.kernel.shared, architecture="sm_90a")
-    label = f"gemm_residues: {product.count} products of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
+    what = (
+        f"{op.dtype} by {product.count} product{'s' * (product.count > 1)}" if op.sends else f"{product.count} products"
+    )
+    label = f"gemm_residues: {what} of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
     maps = tuple(zip(words, product.maps, strict=True))
-    return Launch("sums", label, kernel, product.grid, told + bytes(-len(told) % 64), slots, maps)
+    return Launch(
+        "product" if op.sends else "sums", label, kernel, product.grid, told + bytes(-len(told) % 64), slots, maps
+    )
 
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     g, pieces = op.geometry, Pieces(op.geometry.moduli, op.geometry.levels)
     told = _result(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.told
-    slots = [*_result_slots(op), Slot(7, "W", op.left.exponents), Slot(8, "W", op.right.exponents)]
+    slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
     slots += [Slot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count), ENTRY, THREADS)
-    label = f"residue_join: float64 by {g.moduli} products of 8-bit integers"
+    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY, THREADS)
+    label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), told, tuple(slots))
 
 

@@ -8,8 +8,7 @@ from functools import lru_cache
 from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.cuda.device_code.read import with_headers
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiled_source import Along, entry_source
 from fmm.kernels.cuda.products.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
 
 THREADS = 256  # of a thread block that measures, splits or joins
@@ -45,9 +44,8 @@ class MeasureKernel:
 
     def call(self, operand: str, block: str) -> str:
         """Of a function of residue_planes.cuh."""
-        named = (
-            f"measure_lines<{self.group}, {str(self.wide).lower()}>" if self.along == "inner" else "measure_and_turn"
-        )
+        wide = str(self.wide).lower()
+        named = f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else f"measure_and_turn<{wide}>"
         return f"{SPACE}{named}({operand}, {block});"
 
 
@@ -55,86 +53,56 @@ class MeasureKernel:
 def product_source(kernel: ResidueKernel) -> str:
     """The whole CUDA source of the products of planes, entry point `ENTRY`."""
     s = kernel.sizes
-    lines = [
-        '#include "gemm_residues.cuh"',
-        "",
-        *wgmma_instruction(BYTE, s.n_s),
-        "",
-        f'extern "C" __global__ void __cluster_dims__({s.cluster}, 1, 1) __launch_bounds__({s.threads}, 1)',
-        f"{ENTRY}(const __grid_constant__ fmm::ResidueProduct p) {{",
-        f"    using Sizes = fmm::Sizes<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
-        f"    extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
-        f"    fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
-        "        p.product, fmm::ByModulus{p.moduli, p.each}, memory);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = (
+        f"using Sizes = fmm::Sizes<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
+        f"fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
+        "    p.product, fmm::ByModulus{p.moduli, p.each}, memory);",
+    )
+    before = [*wgmma_instruction(BYTE, s.n_s), ""]
+    bounds = s.threads, 1
+    return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
 
 
 @lru_cache(maxsize=64)
 def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
     """The whole CUDA source of what measures and turns both operands, entry point `ENTRY`; None: nothing to be done."""
-    lines = [
-        '#include "residue_planes.cuh"',
-        "",
-        f'extern "C" __global__ void __cluster_dims__({CLUSTER}, 1, 1) __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ {SPACE}Both<{read_as(dtype)}> p) {{",
-        "    const int block = blockIdx.x;",
-        "    if (block < p.left.blocks) {",
-        *([f"        {left.call('p.left', 'block')}"] if left else []),
-        "    } else {",
-        *([f"        {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
-        "    }",
+    body = (
+        "const int block = blockIdx.x;",
+        "if (block < p.left.blocks) {",
+        *([f"    {left.call('p.left', 'block')}"] if left else []),
+        "} else {",
+        *([f"    {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
         "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    )
+    return entry_source(f"{SPACE}Both<{read_as(dtype)}>", body, "residue_planes.cuh", (THREADS,), clusters=CLUSTER)
 
 
 @lru_cache(maxsize=64)
 def split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
     """The whole CUDA source of what splits both operands, entry point `ENTRY`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
-    bounds = ", ".join(filter(None, (str(THREADS), SPLITTING[levels])))
-    lines = [
-        '#include "residue_planes.cuh"',
-        "",
-        fast_sums(),
-        f'extern "C" __global__ void __launch_bounds__({bounds})',
-        f"{ENTRY}(const __grid_constant__ {SPACE}Split<{read_as(dtype)}> p) {{",
-        f"    {SPACE}split_both<Sums, {levels}, {wide}>(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    bounds = tuple(filter(None, (str(THREADS), SPLITTING[levels])))
+    body = (f"{SPACE}split_both<Sums, {levels}, {wide}>(p);",)
+    return entry_source(f"{SPACE}Split<{read_as(dtype)}>", body, "residue_planes.cuh", bounds, before=[fast_sums()])
 
 
 @lru_cache(maxsize=64)
-def join_source(levels: int, moduli: int, pieces: int) -> str:
-    """The whole CUDA source of what puts C together, of float64, entry point `ENTRY`."""
-    lines = [
-        '#include "residue_join.cuh"',
-        "",
-        fast_sums(),
-        f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ {SPACE}Join p) {{",
-        f"    {SPACE}join<Sums, {levels}, {neighbours('float64')}, {moduli}, {pieces}>(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
+    """The whole CUDA source of what puts C together, of float64 or float32, entry point `ENTRY`."""
+    body = (f"{SPACE}join<Sums, {levels}, {neighbours(dtype)}, {moduli}, {pieces}>(p);",)
+    return _joining(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
 def join_whole_source(levels: int, moduli: int, dtype: str) -> str:
     """The whole CUDA source of what puts C together, of integers, entry point `ENTRY`."""
-    lines = [
-        '#include "residue_join.cuh"',
-        "",
-        fast_sums(),
-        f'extern "C" __global__ void __launch_bounds__({THREADS})',
-        f"{ENTRY}(const __grid_constant__ {SPACE}JoinWhole<{DTYPES[dtype].cpp}> p) {{",
-        f"    {SPACE}join_whole<Sums, {levels}, {neighbours(dtype)}, {moduli}>(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    body = (f"{SPACE}join_whole<Sums, {levels}, {neighbours(dtype)}, {moduli}>(p);",)
+    return _joining(f"JoinWhole<{DTYPES[dtype].cpp}>", body)
+
+
+def _joining(told: str, body: tuple[str, ...]) -> str:
+    return entry_source(f"{SPACE}{told}", body, "residue_join.cuh", (THREADS,), before=[fast_sums()])
 
 
 def read_as(dtype: str) -> str:

@@ -198,6 +198,34 @@ def tiled_source(kernel: TileKernel, access: Access) -> str:
     return with_headers("\n".join(lines) + "\n")
 
 
+def entry_source(
+    told: str,
+    body: Sequence[str],
+    header: str,
+    bounds: Sequence[int | str],
+    *,
+    clusters: int = 0,
+    before: Sequence[str] = (),
+    entry: str = ENTRY,
+) -> str:
+    """The whole CUDA source of a kernel that is told a struct `p`, and calls what a header has.
+
+    `bounds`: threads, and thread blocks on a multiprocessor at least; `before`: what stands before the kernel;
+    `clusters`: of so many thread blocks.
+    """
+    cluster = f"__cluster_dims__({clusters}, 1, 1) " if clusters else ""
+    lines = [
+        f'#include "{header}"',
+        "",
+        *before,
+        f'extern "C" __global__ void {cluster}__launch_bounds__({", ".join(map(str, bounds))})',
+        f"{entry}(const __grid_constant__ {told} p) {{",
+        *(f"    {line}" for line in body),
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
 def _product_call(kernel: TileKernel, name: str, access: str, tile: str) -> list[str]:
     """By warps where the device has instructions for them; else threads alone, with no more shared memory."""
     given = f"        p, reinterpret_cast<Number*>(memory){tile});"

@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.cuda.products.residue_planes import LEAVES
+from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SINGLE_LEAVES
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -75,10 +75,43 @@ def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
         assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, k), (leaf, orders)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", DOUBLE_LEAVES)
 def test_every_leaf(leaf: str) -> None:
     a, b = normal((300, 700)), normal((700, 200), 1)
     assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)
+
+
+@pytest.mark.parametrize("leaf", SINGLE_LEAVES)
+def test_float32(leaf: str) -> None:
+    """Every order; graded rows and columns; inf and nan stand where the vendor's do."""
+    bits = {7: 26, 8: 30, 9: 34}[LEAVES[leaf][0]]
+    rng = np.random.default_rng(23)
+    for (m, k, n), orders in product(((1, 1, 1), (129, 65, 131), (300, 700, 200), (9, 131072, 11)), ("CC", "FC", "CF")):
+        x, y = (
+            rng.standard_normal(s) * np.exp2(rng.integers(-30, 30, g)) for s, g in (((m, k), (m, 1)), ((k, n), (1, n)))
+        )
+        a, b = (cupy.asarray(v.astype(np.float32), order=o) for v, o in zip((x, y), orders, strict=True))
+        assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= 2.0**-bits * np.sqrt(k) + 2.0**-24, (m, k, n, orders)
+    for value in (np.inf, np.nan, 1e38):
+        a, b = (cupy.asarray(rng.standard_normal(s).astype(np.float32)) for s in ((215, 300), (300, 401)))
+        a[3], b[7, 9] = value, value
+        c, expected = fmm.matmul(a, b, plan=leaf), a @ b
+        assert bool((cupy.isnan(c) == cupy.isnan(expected)).all()), value
+        assert bool((cupy.isinf(c) == cupy.isinf(expected)).all()), value
+
+
+@pytest.mark.parametrize("n", [2048, 4096])
+def test_float32_has_a_fiftieth_of_sgemms_error(n: int) -> None:
+    """About: in the Frobenius norm, of some rows and columns; with 7 moduli less than half of it."""
+    rng = cupy.random.default_rng(n)
+    a, b = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
+    exact = a[:64].get().astype(np.float64) @ b[:, :64].get().astype(np.float64)
+    vendor, seven, eight, below = (
+        float(np.linalg.norm(c[:64, :64].get() - exact))
+        for c in (fmm.matmul(a, b, plan="vendor"), *(fmm.matmul(a, b, plan=x) for x in ("oz7", "oz8", "oz8x7")))
+    )
+    print(n, seven / vendor, eight / vendor, below / vendor)
+    assert max(eight, below) <= 0.05 * vendor and seven <= 0.5 * vendor
 
 
 @pytest.mark.parametrize("leaf", ["oz14", "oz14x7", "oz14x49"])
@@ -192,6 +225,24 @@ def test_stacks_and_updates() -> None:
     assert bool((fmm.gemm(x, y, z, alpha=-2, beta=0.5, plan="oz14") == -2 * (x @ y) + 0.5 * z).all())
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
+    """Of what is kept of a matrix that is written over later."""
+    a, b = normal((300, 700)), normal((700, 264), 1)
+    x = a if side == "left" else b
+    held = cupy.asarray(x, order=order)
+    p = fmm.prepare(held, side=side)
+    assert p.keeps == "oz14"
+    held[...] = cupy.nan
+    expected = fmm.matmul(a, b, plan="oz14")
+    left, right = (p, b) if side == "left" else (a, p)
+    for _ in range(2):
+        assert bool((fmm.matmul(left, right, plan="oz14") == expected).all())
+    turned = cupy.empty_like(expected, order="F")
+    assert bool((fmm.matmul(left, right, turned, plan="oz14") == expected).all())
+
+
 # ---- integers
 
 
@@ -242,6 +293,22 @@ def test_integers_equal_numpys(dtype: str) -> None:
         a, b = (cupy.asarray(integers(dtype, s, rng), order=o) for s, o in zip(((m, k), (k, n)), orders, strict=False))
         c = integer_product(a, b, orders[2])
         assert bool((c == wrapped_product(a, b)).all()), (trial, m, k, n, orders)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_bytes_as_they_lie(dtype: str) -> None:
+    """Read by the copy engine where lines begin at multiples of 16, turned where they lie the other way, and C written
+    at once; sides that are no multiples of a tile, and one whose sums would be too long for 32 bits."""
+    rng, info = np.random.default_rng(22), np.iinfo(dtype)
+    sides = ((16, 16, 16), (256, 512, 384), (144, 1040, 272), (1008, 64, 80), (32, 140000, 48), (160, 100, 176))
+    for (m, k, n), orders in product(sides, product("CF", repeat=3)):
+        least = info.min if k < 140000 else -128 if dtype == "int8" else 255
+        most = info.max if k < 140000 else least
+        a, b = (
+            cupy.asarray(rng.integers(least, most, s, dtype, endpoint=True), order=o)
+            for s, o in zip(((m, k), (k, n)), orders, strict=False)
+        )
+        assert bool((integer_product(a, b, orders[2]) == wrapped_product(a, b)).all()), (m, k, n, orders)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint64"])

@@ -1,0 +1,135 @@
+"""Random products of integers against Python's own: `python -m tests.support.random_integers [--device 0]`.
+
+Shapes, types and ranges at random, extremes among them (all of them the least, signs in turns, powers of two and their
+neighbours), memory in any order, results in arrays of the caller's. Every product is compared with NumPy's, which
+wraps; small ones whole, and of large ones some entries, with Python's integers, which have no end. The first difference
+is printed with what makes it again, and ends it with status 1. So many products, or as many as there is time for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fmm
+from fmm.dtypes import INTEGERS
+from tests.support.integers import Array, by_python, drawn, laid_out
+
+SIDES = 1, 2, 3, 15, 16, 17, 48, 64, 129, 160
+PLANS = {"cpu": ("digits", "winograd > digits"), "cuda": ("residues",)}
+SMALL, ENTRIES = 20_000, 40  # multiplications up to which all entries are computed by Python; else so many are
+LONG = 131072  # an inner dimension that is longer than any sum in 32 bits may be
+
+
+class Drawn(NamedTuple):
+    """One product. How A and B lie, and C, if the caller brings an array for it."""
+
+    dtype: str
+    a: Array
+    b: Array
+    layouts: tuple[int, int]
+    out: int | None
+
+    def __str__(self) -> str:
+        (m, k), n = self.a.shape, self.b.shape[1]
+        return f"{self.dtype} {m} x {k} x {n}, laid out {self.layouts}, out {self.out}"
+
+
+def draw_product(seed: int) -> Drawn:
+    choose, draw = random.Random(seed), np.random.default_rng(seed)
+    m, k, n = (choose.choice([*SIDES, choose.randint(1, 200)]) for _ in range(3))
+    rare = choose.random()
+    if rare < 0.01:
+        m, k, n = min(m, 4), LONG + choose.randint(0, 999), min(n, 4)
+    elif rare < 0.05:
+        m, k, n = min(m, 64), choose.randint(200, 4000), min(n, 64)
+    dtype = choose.choice(INTEGERS)
+    a, b = drawn(draw, dtype, (m, k)), drawn(draw, dtype, (k, n))
+    return Drawn(dtype, a, b, (choose.randint(0, 2), choose.randint(0, 2)), choose.choice([None, None, 0, 1, 2]))
+
+
+def expected_product(x: Drawn) -> Array:
+    """By NumPy, whose sums wrap."""
+    if x.dtype == "bool":
+        return np.asarray(x.a.astype(np.float64) @ x.b.astype(np.float64) > 0)
+    wide = f"u{x.a.itemsize}"
+    a, b = (v.view(wide).astype(np.uint64) for v in (x.a, x.b))
+    return np.asarray((a @ b).astype(wide).view(x.dtype))
+
+
+def differs_from_python(x: Drawn, found: Array, seed: int) -> bool:
+    """All entries of a small product, some of a large one."""
+    (m, k), n = x.a.shape, x.b.shape[1]
+    if m * k * n <= SMALL:
+        return not np.array_equal(found, by_python(x.a, x.b))
+    choose = random.Random(seed)
+    places = [(choose.randrange(m), choose.randrange(n)) for _ in range(ENTRIES if k < LONG else 1)]
+    return any(found[i, j] != by_python(x.a[i : i + 1], x.b[:, j : j + 1])[0, 0] for i, j in places)
+
+
+def multiply_on_host(x: Drawn, plan: str) -> Array:
+    a, b = (laid_out(v, how) for v, how in zip((x.a, x.b), x.layouts, strict=True))
+    out = None if x.out is None else laid_out(np.ones((len(a), b.shape[1]), x.dtype), x.out)
+    return np.asarray(fmm.matmul(a, b, out=out, plan=plan))
+
+
+def multiply_on_device(x: Drawn, plan: str) -> Array:
+    import cupy
+
+    def moved(v: Array, how: int) -> Any:
+        """The same numbers, in such an order or with gaps."""
+        found = cupy.asarray(np.ascontiguousarray(v))
+        if how == 2:
+            return cupy.repeat(cupy.repeat(found, 2, 0), 3, 1)[::2, ::3]
+        return cupy.asfortranarray(found) if how else found
+
+    a, b = (moved(v, how) for v, how in zip((x.a, x.b), x.layouts, strict=True))
+    out = None if x.out is None else moved(np.ones((len(a), b.shape[1]), x.dtype), x.out)
+    return np.asarray(fmm.matmul(a, b, out=out, plan=plan).get())
+
+
+def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device: str) -> str:
+    """What is wrong with a product; empty: nothing."""
+    x = draw_product(seed)
+    plan = PLANS[device][0 if x.dtype == "bool" else seed % len(PLANS[device])]
+    found, expected = multiply(x, plan), expected_product(x)
+    if found.dtype != x.dtype or not np.array_equal(found, expected):
+        return f"seed {seed}: {x} by {plan} differs from NumPy's product"
+    if differs_from_python(x, found, seed):
+        return f"seed {seed}: {x} by {plan} differs from Python's integers"
+    return ""
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="0", help="cpu, or the number of a CUDA device")
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first product")
+    given = parser.parse_args(arguments)
+    kind, multiply = ("cpu", multiply_on_host) if given.device == "cpu" else ("cuda", multiply_on_device)
+    if kind == "cuda":
+        import cupy
+
+        cupy.cuda.Device(int(given.device)).use()
+    end, done = time.monotonic() + given.seconds, 0
+    for seed in range(given.seed, given.seed + given.count):
+        if time.monotonic() > end:
+            break
+        said = first_difference(seed, multiply, kind)
+        if said:
+            print(said)
+            return 1
+        done += 1
+    print(f"{done} random products of integers, all equal to Python's")
+    return 0 if done else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
