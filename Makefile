@@ -3,6 +3,8 @@ PYTHON ?= python3
 TUNE_ARGS ?=
 GPU_ARGS ?=
 GPU_CACHE ?= .cupy-cache
+# make gpu-check KIND=2: what needs several devices, on two of them, and nothing else.
+KIND ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,7 +42,7 @@ bench: $(READY_TUNE)
 gpu-check: export CUPY_CACHE_DIR ?= $(abspath $(GPU_CACHE))
 gpu-check:
 	@$(PYTHON) -c 'import sys; from tests.support.cuda_device import no_device; sys.exit(no_device())'
-	$(PYTHON) -m benchmarks.gpu_check $(GPU_ARGS)
+	$(PYTHON) -m benchmarks.gpu_check $(if $(KIND),--gpus $(KIND)) $(GPU_ARGS)
 
 check-style: $(READY_TEST)
 	$(BIN)/ruff check .

@@ -253,6 +253,10 @@ def results_folder() -> Path:
     return ROOT / "results" / name.lower().replace(" ", "-")
 
 
+def device_count() -> int:
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
 def environment() -> dict[str, Any]:
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
     return {

@@ -17,8 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +33,7 @@ from benchmarks.gpu import environment, results_folder
 from benchmarks.held_out import IEEE, OWN, Size, paired
 from benchmarks.regret import Gpu, element_type
 from fmm.runtime.limits import LIFETIME, SHARE
-from fmm.tuner.devices.compile_ahead import compiling_ahead
+from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 
 LEAST = 5e-3  # seconds of a sample: shorter calls are repeated
 WARM = 8  # calls before short products are timed: by then a recurring one is a graph
@@ -212,7 +213,7 @@ def _sample(
 
 def make_ready(cases: Sequence[Case]) -> None:
     """Compile what will be called, on all processors."""
-    wanted, until = [], time.monotonic() + COMPILING
+    wanted = []
     total = cupy.cuda.runtime.memGetInfo()[1]
     for case in cases:
         for dtype in case.dtypes:
@@ -222,10 +223,9 @@ def make_ready(cases: Sequence[Case]) -> None:
                 room = int(SHARE * (1 - taken) * max(beside, 0))
                 with Gpu().as_type(dtype):
                     found = fmm.plan(*case.size, dtype=element_type(dtype), device=0, workspace=room)
-                wanted.append((element_type(dtype), found.plan))
-    with compiling_ahead(0, list(dict.fromkeys(t for t, _ in wanted)), [p for _, p in wanted]) as ahead:
-        for kind, plan in wanted:
-            ahead.wait(kind, plan, max(until - time.monotonic(), 0.0))
+                wanted.append((element_type(dtype), found.plan, case.size))
+    with working_ahead(0, list(call_jobs(wanted))) as ahead:
+        ahead.wait_for_all(COMPILING)
 
 
 def main(arguments: list[str]) -> int:
@@ -236,7 +236,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     began, rows = time.monotonic(), list[Row]()
-    cases = [x for x in (LARGE if options.large else CASES) if not options.dtype or set(x.dtypes) & set(options.dtype)]
+    wanted = set(options.dtype or chain.from_iterable(x.dtypes for x in (*CASES, *LARGE)))
+    known = [replace(x, dtypes=tuple(t for t in x.dtypes if t in wanted)) for x in (LARGE if options.large else CASES)]
+    cases = [x for x in known if x.dtypes]
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     make_ready(cases)

@@ -2,10 +2,11 @@
 
 The kernels of the tests are compiled ahead, each once, into a cache that can be taken along (benchmarks.compile_ahead).
 Then every test marked gpu, a minute of interrupts, threads and faults, 2,000 random products of integers or as many as
-a minute has, a few launches under compute-sanitizer where it is on PATH, and the benchmark. What was run, and how it
-ended, is written to results/<device>/checks.json beside the
-environment and the commit (the environment variable FMM_COMMIT names it in a copy of the tree). With `--steps` only
-those are run, and what is known of the others stays: each says of which commit it is.
+a minute has, a few launches under compute-sanitizer where it is on PATH, and the benchmark; where there are several
+devices, their tests and benchmark too (with `--gpus N` those alone, on N devices, into results/<device>-xN/). What was
+run, and how it ended, is written to results/<device>/checks.json beside the environment and the commit (the environment
+variable FMM_COMMIT names it in a copy of the tree). With `--steps` only those are run, and what is known of the others
+stays: each says of which commit it is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ KERNELS = "tests/kernels/cuda"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few of them.
 WITH_FEW = (f"{KERNELS}/test_gpu_kernels.py", *(f"{KERNELS}/products/test_gpu_{x}.py" for x in ("tiled", "halves")))
 FEW = (*PYTEST, "-k", "few_launches", *WITH_FEW)
+SEVERAL = "tests/integrations/test_gpu_sharded.py"
 # Racecheck does not follow gates (mbarriers): it calls every sum that such a kernel reads behind one a race.
 GATED = (f"{KERNELS}/products/test_gpu_tma.py", f"{KERNELS}/products/test_gpu_wgmma.py")
 SANITIZER = "compute-sanitizer"
@@ -49,7 +51,7 @@ def side_by_side() -> tuple[str, ...]:
 
 def steps(arguments: list[str], sanitizer: str | None, together: tuple[str, ...] = ()) -> Iterator[Step]:
     yield Step("kernels", (sys.executable, "-m", "benchmarks.compile_ahead"))
-    yield Step("tests", (*PYTEST, *together, f"--ignore={TIMED}", "tests"))
+    yield Step("tests", (*PYTEST, *together, f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests"))
     yield Step("timed tests", (*PYTEST, TIMED))
     yield Step("hostile use", (sys.executable, "-m", "tests.support.hostile_device", "--seconds", "60"))
     yield Step("random integers", (sys.executable, "-m", "tests.support.random_integers", "--seconds", "60"))
@@ -57,6 +59,15 @@ def steps(arguments: list[str], sanitizer: str | None, together: tuple[str, ...]
     for tool, command in TOOLS.items():
         yield Step(tool, (sanitizer or SANITIZER, "--tool", tool, "--error-exitcode", "1", *command), missing)
     yield Step("benchmark", (sys.executable, "-m", "benchmarks.gpu", *arguments))
+
+
+def several_steps(gpus: int, folder: str) -> Iterator[Step]:
+    """What needs several devices."""
+    missing = "" if gpus > 1 else "there is one device"
+    run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
+    yield Step("several devices' tests", (*PYTEST, SEVERAL), missing)
+    out = f"{folder}/distributed.json"
+    yield Step("several devices' benchmark", (*run, "-m", "benchmarks.distributed", "--out", out), missing)
 
 
 def outcome(step: Step, run: Callable[[tuple[str, ...]], int]) -> dict[str, Any]:
@@ -75,23 +86,28 @@ def outcome(step: Step, run: Callable[[tuple[str, ...]], int]) -> dict[str, Any]
 def joined(known: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All checks in the order of the steps, the new ones instead of the old."""
     by_name = {check["step"]: check for check in (*known, *found)}
-    order = [step.name for step in steps([], None)]
+    order = [step.name for step in (*steps([], None), *several_steps(1, ""))]
     return sorted(by_name.values(), key=lambda check: order.index(check["step"]))
 
 
 def main(arguments: list[str]) -> int:
-    from benchmarks.gpu import environment, results_folder
+    from benchmarks.gpu import device_count, environment, results_folder
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", default="", help="names, with commas between; all unless given")
+    parser.add_argument("--gpus", type=int, default=0, help="what needs several devices, on so many, and nothing else")
     options, others = parser.parse_known_args(arguments)
     os.environ.update(with_cache(os.environ))
-    planned = list(steps(others, shutil.which(SANITIZER), side_by_side()))
+    folder = results_folder()
+    several = folder.with_name(f"{folder.name}-x{options.gpus or device_count()}")
+    planned = [] if options.gpus else list(steps(others, shutil.which(SANITIZER), side_by_side()))
+    planned += several_steps(options.gpus or device_count(), str(several))
     names = [name.strip() for name in options.steps.split(",") if name.strip()] or [step.name for step in planned]
     if unknown := set(names) - {step.name for step in planned}:
         parser.error(f"unknown steps {', '.join(sorted(unknown))}; valid: {', '.join(step.name for step in planned)}")
-    path = results_folder() / "checks.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = (several if options.gpus else folder) / "checks.json"
+    for each in (path.parent, several) if device_count() > 1 else (path.parent,):
+        each.mkdir(parents=True, exist_ok=True)
     about = environment()
     known = json.loads(path.read_text(encoding="utf-8"))["checks"] if options.steps and path.exists() else []
     found = []

@@ -6,7 +6,7 @@ them, on squares and on few rows, fmm with a prepared operand and with every ent
 float32 faster: the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in both of its modes
 (benchmarks/gemmul8.py says where its checkout is expected). Errors are those of the Frobenius norm of sampled rows
 against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. Raw samples go to
-results/<device>/emulation.json.
+results/<device>/emulation.json, or the file that `--file` names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ LEAST = 5.0  # milliseconds of a sample: shorter calls are repeated
 SAMPLED_ROWS = 64
 HUGE = 1e13  # multiply-adds from which on a case has fewer samples, and from ten times as many on the fewest
 LONG = 1e12  # and from which on others multiply normal numbers only
-CANDIDATES = 4  # of cuBLASLt's that are tried, half as many from LONG on
+CANDIDATES = 4  # of cuBLASLt's that are tried, half as many from LONG on, and from HUGE on the first alone
+RANDOM_SECONDS = 0.06  # of a random shape's samples, about
 Call = Callable[[], Any]
 
 
@@ -51,6 +52,11 @@ class Case:
     peers: bool = False
     dtype: str = "float32"
     half: bool = False  # one half of a a^T, against syrk
+
+    @property
+    def name(self) -> str:
+        """Its rows, and what it is besides a product of float32."""
+        return f"{'half' * self.half}{'complex' * (self.dtype != 'float32')}{self.size[0]}"
 
 
 def square(side: int, target: float, quick: bool = False, peers: bool = True) -> Case:
@@ -75,6 +81,9 @@ CASES = (
     Case((8192, 8192, 8192), 4.5, dtype="complex64"),
     Case((16384, 16384, 16384), 3.8, half=True),
     square(65536, 4.9, peers=False),
+    Case((16, 16384, 16384), 1.0),
+    Case((32, 8192, 32768), 1.0),
+    Case((63, 16384, 16384), 1.0),
 )
 
 
@@ -145,14 +154,15 @@ def own_calls(case: Case, a: Any, b: Any, c: Any) -> dict[str, Call]:
 
 def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
     """Those that run here; and fmm's own with a prepared operand, and with every entry checked."""
-    found: dict[str, Call] = {
-        "fmm, prepared": partial(fmm.matmul, a, fmm.prepare(b), out=c),
-        "fmm, componentwise": partial(fmm.matmul, a, b, out=c, componentwise=True),
-    }
-    tried = CANDIDATES if a.size * b.shape[1] < LONG else CANDIDATES // 2
+    found: dict[str, Call] = {}
+    if float(a.size) * b.shape[1] < HUGE:
+        found["fmm, prepared"] = partial(fmm.matmul, a, fmm.prepare(b), out=c)
+        found["fmm, componentwise"] = partial(fmm.matmul, a, b, out=c, componentwise=True)
+    work = float(a.size) * b.shape[1]
+    tried = CANDIDATES if work < LONG else CANDIDATES // 2 if work < HUGE else 1
     candidates = [call for number in range(tried) if (call := recorded(a, b, c, f"lt{number}"))]
     if candidates:
-        found["cublasLt"] = min(candidates, key=lambda call: elapsed(call, 1))
+        found["cublasLt"] = min(candidates, key=lambda call: elapsed(call, 1)) if tried > 1 else candidates[0]
     tf32 = recorded(a, b, c, "vendor", "tf32")
     assert tf32 is not None
     found["TF32"] = tf32
@@ -244,49 +254,56 @@ def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, li
         for _ in range(8 if work < 1e11 else 1):
             call()
         repeats[name] = min(max(round(LEAST / max(1e3 * elapsed(call, 1), 1e-3)), 1), 200)
-    for _ in range(rounds if work < HUGE else 3 if work < 10 * HUGE else 2):
+    for _ in range(rounds if work < LONG else min(rounds, 5) if work < HUGE else 2):
         for name in random.sample(list(calls), len(calls)):
             found[name].append(elapsed(calls[name], repeats[name]))
     return found
 
 
-def random_rows(count: int) -> list[dict[str, Any]]:
-    """Shapes that nobody looked at before, as benchmarks.gpu_random draws and measures them."""
-    found = []
+def random_rows(count: int, until: float) -> list[dict[str, Any]]:
+    """Shapes that nobody looked at before, as benchmarks.gpu_random draws and measures them; fewer if time is up."""
+    found: list[dict[str, Any]] = []
     for size in gpu_random.shapes(count, seed=int(time.time())):
-        found.append(gpu_random.measured(size, "float32", {}))
+        if time.perf_counter() > until and found:
+            break
+        found.append(gpu_random.measured(size, "float32", {}, RANDOM_SECONDS))
         cupy.get_default_memory_pool().free_all_blocks()
     slowest = sorted(found, key=lambda row: row["ratio"])
     for row in slowest[:12]:
         print(f"{' x '.join(map(str, row['size'])):>24}{row['ratio']:7.3f}  {row['plan']}")
-    fast = sum(row["plan"] != str(VENDOR) for row in found)
-    print(f"{count} random shapes, {fast} by plans: median {median(row['ratio'] for row in found):.2f}", flush=True)
+    fast, middle = sum(row["plan"] != str(VENDOR) for row in found), median(row["ratio"] for row in found)
+    print(f"{len(found)} random shapes, {fast} by plans: median {middle:.2f}", flush=True)
     return found
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, and no peers")
-    parser.add_argument("--rows", type=int, nargs="+", help="only cases with so many rows")
+    parser.add_argument("--cases", nargs="+", help="only these, by their rows: 8192, complex8192, half16384, ...")
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random shapes too")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which no case is begun")
+    parser.add_argument("--file", default="emulation.json", help="its name in the folder")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     folder, rows, began = options.output or results_folder(), list[Row](), time.perf_counter()
-    content: dict[str, Any] = {"environment": environment()}
     folder.mkdir(parents=True, exist_ok=True)
+    content: dict[str, Any] = {"environment": environment()}
+
+    def write() -> None:
+        (folder / options.file).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
     print(f"{'m x k x n':>24}{'time':>13}{'speedup':>7}{'target':>6}  errors (uniform, normal)  plan")
     for case in CASES:
-        if options.rows and case.size[0] not in options.rows:
+        if options.cases and case.name not in options.cases:
             continue
         if (case.quick or not options.quick) and time.perf_counter() - began < options.time_limit:
             rows.append(measured(case, 5 if options.quick else 7, not options.quick))
             print(rows[-1], flush=True)
             content["rows"] = [asdict(row) for row in rows]
-            (folder / "emulation.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+            write()
     if options.random:
-        content["random"] = random_rows(options.random)
-        (folder / "emulation.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        content["random"] = random_rows(options.random, began + options.time_limit)
+        write()
     return int(any(row.failure for row in rows))
 
 

@@ -62,20 +62,24 @@ def named(text: str) -> tuple[int, int, int]:
     return m, k, n
 
 
-def measured(size: tuple[int, int, int], dtype: str, limits: dict[str, Any]) -> dict[str, Any]:
+def measured(
+    size: tuple[int, int, int], dtype: str, limits: dict[str, Any], seconds: float = SECONDS
+) -> dict[str, Any]:
     a, b, vendor = operands(size, dtype)
-    samples = paired_samples(partial(vendor, a, b), partial(fmm.matmul, a, b, **limits))
+    samples = paired_samples(partial(vendor, a, b), partial(fmm.matmul, a, b, **limits), seconds)
     return {"dtype": dtype, "size": size, **compared(samples, fmm.explain(a, b, **limits))}
 
 
-def paired_samples(vendor: Callable[[], object], own: Callable[[], object]) -> dict[str, list[float]]:
+def paired_samples(
+    vendor: Callable[[], object], own: Callable[[], object], seconds: float = SECONDS
+) -> dict[str, list[float]]:
     """Milliseconds of both in shuffled rounds, after both have run."""
     calls = {"vendor": vendor, "fmm": own}
     for call in calls.values():
         elapsed(call, 2)
     single = max(1e3 * elapsed(vendor, 1), 1e-3)
     repeats = max(int(LEAST / single), 1)
-    rounds = max(min(15, int(1000 * SECONDS / (2 * single * repeats))), 5)
+    rounds = max(min(15, int(1000 * seconds / (2 * single * repeats))), 5)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), 2):

@@ -20,7 +20,10 @@ LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
 COUNTS = {"middle": 60, "thin": 30, "large": 20}
 OWN = "-ieee"  # behind a type whose products may not be made of products in another one
 IEEE = f"float32{OWN}"
-TYPES = {"cpu": ("float64", "float32"), "cuda": ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16", "tf32")}
+TYPES = {
+    "cpu": ("float64", "float32", "complex128", "complex64"),
+    "cuda": ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16", "tf32"),
+}
 LARGEST = {"cpu": 8192, "cuda": 20000}
 CALLS = ("vendor", "default")  # that are measured whatever they take
 # What is asked for: of the best plan's speed on average and at least, and of the vendor's at least.
@@ -128,7 +131,9 @@ def told_rows(path: Path) -> list[Row]:
     rows = recorded_rows(path)
     configs = list(dict.fromkeys(row.config for row in rows))
     of = {config: [row for row in rows if row.config == config] for config in configs}
-    enough = [c for c in configs if all(len(found) >= ENOUGH for _, _, found in grouped(of[c]))]
+    groups = {config: [found for *_, found in grouped(of[config])] for config in configs}
+    most = max((len(found) for found in groups.values()), default=0)
+    enough = [c for c in configs if len(groups[c]) == most and all(len(rows) >= ENOUGH for rows in groups[c])]
     return of[enough[-1]] if enough else max(of.values(), key=len)
 
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,13 +45,15 @@ from benchmarks.held_out import (
 )
 from fmm.config import environment as settings
 from fmm.config import files, locate
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.candidates import candidate_plans
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import compiling_ahead
+from fmm.runtime.decide import Decision
+from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 from fmm.tuner.trials.environment import device_folder, environment
 
 ROOT = Path(__file__).parents[1]
@@ -61,10 +62,13 @@ SAMPLE = 3e-3  # seconds of a sample, at least
 WARM = 4  # calls before short products are timed: by then a recurring one is a graph
 CLOSE = 1.15  # a plan that takes so many times as long as the best in the first round is measured no more
 MORE = 2  # plans of the first family
-FAR = 1.5  # times the least predicted time: beyond, a plan is not tried
+FAR = 1.35  # times the least predicted time: beyond, a plan is not tried
 PATIENCE = 4.0  # seconds of first calls, which compile, after which no other plan is tried on a shape
-COMPILING = 25.0  # seconds that are waited for compilers before anything is measured
+COMPILING = 25.0  # seconds that are waited for compilers before anything is measured, unless told
+AHEAD = 400  # shapes for which they work: more are not measured in a few minutes
 DIGITS = 5  # of the seconds that are kept
+
+Shape = tuple[str, str, Size]  # type, kind, sides
 
 
 # ---- machines
@@ -82,8 +86,8 @@ class Machine(Protocol):
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
         """Of one of so many calls."""
 
-    def make_ready(self, dtypes: Sequence[str], largest: int, seconds: float) -> None:
-        """Compile what will be called, for so long at most."""
+    def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
+        """Compile what will be called on these shapes, for so long at most."""
 
     def forget(self) -> None:
         """Give memory back."""
@@ -95,8 +99,9 @@ class Cpu:
 
     def operands(self, size: Size, dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
         rng, (m, k, n) = np.random.default_rng(list(size)), size
-        kind: Any = dtype
-        a, b = rng.standard_normal((m, k), dtype=kind), rng.standard_normal((k, n), dtype=kind)
+        real: Any = DTYPES[dtype].real or dtype
+        parts = 2 if DTYPES[dtype].is_complex else 1
+        a, b = (rng.standard_normal((rows, parts * cols), dtype=real).view(dtype) for rows, cols in ((m, k), (k, n)))
         return a, b, np.matmul
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
@@ -105,7 +110,7 @@ class Cpu:
             call()
         return (time.perf_counter() - start) / repeats
 
-    def make_ready(self, dtypes: Sequence[str], largest: int, seconds: float) -> None:
+    def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
         pass
 
     def forget(self) -> None:
@@ -148,18 +153,22 @@ class Gpu:
 
         return elapsed(call, repeats)
 
-    def make_ready(self, dtypes: Sequence[str], largest: int, seconds: float) -> None:
-        until, kinds = time.monotonic() + seconds, dict.fromkeys(map(element_type, dtypes))
-        plans = dict.fromkeys(p for t in kinds for p in whole_list("cuda", (largest,) * 3, t))
-        with compiling_ahead(0, list(kinds), list(plans)) as ahead:
-            for dtype in kinds:
-                for plan in plans:
-                    if plan.considered_for(dtype):
-                        ahead.wait(dtype, plan, max(until - time.monotonic(), 0.0))
+    def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
+        calls = []
+        for dtype, _, size in wanted[:AHEAD]:
+            with self.as_type(dtype):
+                decision = fmm.plan(*size, dtype=element_type(dtype), device=0)
+            tried = tried_plans("cuda", size, dtype, decision, whole)
+            calls += [(element_type(dtype), plan, size) for plan in tried]
+        with working_ahead(0, list(call_jobs(calls))) as ahead:
+            ahead.wait_for_all(seconds)
 
     def forget(self) -> None:
         import cupy
 
+        from fmm.runtime.device_run import GRAPHS
+
+        GRAPHS.clear()  # a program that calls so many plans would no longer replay those of the last shapes
         cupy.get_default_memory_pool().free_all_blocks()
 
 
@@ -204,15 +213,22 @@ def shortlist(chosen: Plan, predicted: Mapping[Plan, float], everything: Sequenc
     return [p for p in dict.fromkeys([chosen, *ordered]) if p in wanted and p != VENDOR]
 
 
+def tried_plans(processor: str, size: Size, dtype: str, decision: Decision, whole: bool) -> list[Plan]:
+    """The plans that are tried on a shape beside the vendor's product."""
+    among = whole_list(processor, size, dtype)
+    if whole:
+        return [plan for plan in among if plan != VENDOR]
+    return shortlist(decision.plan, {c.plan: c.time for c in decision.considered}, among)
+
+
 # ---- measuring
 
 
-def measured(machine: Machine, size: Size, dtype: str, rounds: int, among: Sequence[Plan], whole: bool) -> Row:
+def measured(machine: Machine, processor: str, size: Size, dtype: str, rounds: int, whole: bool) -> Row:
     """The default call, the vendor's and the plans of the shortlist, in shuffled rounds; far slower ones leave."""
     a, b, vendor = machine.operands(size, dtype)
     decision = fmm.explain(a, b)
-    predicted = {c.plan: c.time for c in decision.considered}
-    plans = [p for p in among if p != VENDOR] if whole else shortlist(decision.plan, predicted, among)
+    plans = tried_plans(processor, size, dtype, decision, whole)
     calls: dict[str, Callable[[], object]] = {"vendor": partial(vendor, a, b), "default": partial(fmm.matmul, a, b)}
     calls |= {str(p): partial(fmm.matmul, a, b, plan=p) for p in plans}
     samples, untried = first_samples(machine, calls)
@@ -253,7 +269,7 @@ def rounded(seconds: float) -> float:
 
 
 def measured_rows(
-    machine: Machine, wanted: Sequence[tuple[str, str, Size]], options: argparse.Namespace, until: float
+    machine: Machine, wanted: Sequence[Shape], options: argparse.Namespace, until: float
 ) -> Iterator[Row]:
     """Until the time is up."""
     processor = "cpu" if options.device == "cpu" else "cuda"
@@ -262,8 +278,7 @@ def measured_rows(
             return
         try:
             with machine.as_type(dtype):
-                among = whole_list(processor, size, dtype)
-                row = measured(machine, size, dtype, options.rounds, among, options.all)
+                row = measured(machine, processor, size, dtype, options.rounds, options.all)
         except (MemoryError, RuntimeError) as error:  # the next shape may be measured
             print(f"  {dtype} {size}: {error}"[:150], file=sys.stderr)
             continue
@@ -286,20 +301,20 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="try every candidate on every shape")
     parser.add_argument("--seed", type=int, help="(the config's own number unless given)")
     parser.add_argument("--time-limit", type=float, default=300, help="seconds after which no shape is begun")
+    parser.add_argument("--compiling", type=float, default=COMPILING, help="seconds that are waited for compilers")
     parser.add_argument("--config", type=Path, help="the tuned config (the one that fmm reads)")
     parser.add_argument("--output", type=Path, help="a folder (results/<device>/ unless given)")
     return parser.parse_args(given)
 
 
-def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> Iterator[tuple[str, str, Size]]:
-    """Types and kinds in turn, so that a run that is cut short has some of each."""
-    largest = options.largest or LARGEST[processor]
-    lists = [
-        [(dtype, kind, size) for size in drawn_shapes(kind, options.count or COUNTS[kind], largest, seed)]
-        for kind in options.kind or COUNTS
-        for dtype in options.dtype or TYPES[processor]
-    ]
-    yield from (x for x in chain.from_iterable(zip_longest(*lists)) if x is not None)
+def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> list[Shape]:
+    """Types and kinds in turn, so that a run that is cut short has the same share of each."""
+    largest, found = options.largest or LARGEST[processor], list[tuple[float, Shape]]()
+    for kind in options.kind or COUNTS:
+        count = options.count or COUNTS[kind]
+        for i, size in enumerate(drawn_shapes(kind, count, largest, seed)):
+            found += [((i + 0.5) / count, (dtype, kind, size)) for dtype in options.dtype or TYPES[processor]]
+    return [shape for _, shape in sorted(found, key=lambda x: x[0])]
 
 
 def main(arguments: list[str]) -> int:
@@ -319,10 +334,11 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     known = recorded_rows(folder / FILE, number)
     done = {(row.dtype, row.kind, row.size) for row in known}
-    wanted = list(wanted_shapes(options, processor, seed))
+    wanted = wanted_shapes(options, processor, seed)
     left = [x for x in wanted if x not in done]
     machine: Machine = Cpu() if processor == "cpu" else Gpu()
-    machine.make_ready([x[0] for x in left], options.largest or LARGEST[processor], COMPILING)
+    machine.make_ready(left, options.compiling, options.all)
+    print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
     with (folder / FILE).open("a", encoding="utf-8") as file:
         _write(file, {"environment": _environment(processor), "settings": {"seed": seed, "config": number}})
         for row in measured_rows(machine, left, options, began + options.time_limit):

@@ -1,8 +1,9 @@
 """The models that ship with the package: `python -m benchmarks.shipped` fits them to tunings that are on record.
 
-Of each type the trials of one or more tunings of H200s are put together; what was held out there judges the fit, and no
-entry is taken along: nobody certified anything on the cards of those who install it. `python -m benchmarks.regret` then
-says what the choices are worth on shapes that none of them saw.
+Of each type the trials of one or more tunings of H200s are put together, and what earlier runs of `benchmarks.regret`
+and `benchmarks.gpu_residues` measured of whole calls: of every second shape. The other half of these, and what the
+tunings held out, judge the fit. No entry is taken along: nobody certified anything on the cards of those who install
+it. `python -m benchmarks.regret` then says what the choices are worth on shapes that none of them saw.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 
+from benchmarks.held_out import FILE, OWN, recorded_rows
 from fmm.config import schema, store
 from fmm.config.locate import SHIPPED
 from fmm.config.schema import Raw
+from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, datasheet
+from fmm.problem import Problem
+from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
 from fmm.tuner.findings.doubts import largest_pair, noise_floor
 from fmm.tuner.findings.thresholds import thresholds
 from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
 from fmm.tuner.trials.record import Trials, Tuning
 
-ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parents[1] / "results" / "nvidia-h200"
+SHORTEST = 300e-6  # seconds of the vendor's product: of shorter ones the processor decides the time
 KEY, DEVICE, SHEET = "cuda-9.0-132sm", "NVIDIA H200", "H200"
 # Where the trials of each type are.
 SOURCES = {
@@ -46,8 +53,28 @@ def observed(tunings: Sequence[Tuning], stages: Sequence[str]) -> list[Observati
     return [o for tuning in tunings for o in stage_medians(tuning.trials, stages)]
 
 
-def section(tunings: Sequence[Tuning], dtype: str, sheet: Calibration) -> dict[str, Raw]:
-    fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, observed(tunings, FITTED))
+def whole_calls(folder: Path, dtype: str) -> list[Observation]:
+    """Medians of what was timed in every round beside default calls."""
+    found = []
+    for row in recorded_rows(folder / FILE):
+        if row.dtype.removesuffix(OWN) == dtype and median(row.seconds["vendor"]) >= SHORTEST:
+            plans = [(Plan.parse(name), median(row.seconds[name])) for name in row.whole if name != "default"]
+            # (Of leaves with rates of their own there are too few.)
+            known = [(plan, seconds) for plan, seconds in plans if not plan.leaf_use.leaf.rate]
+            found += [Observation(Problem(*row.size, dtype), Run(plan), seconds) for plan, seconds in known]
+    return found
+
+
+def halves(observed: Sequence[Observation]) -> tuple[list[Observation], list[Observation]]:
+    """Those of every second shape, and the others."""
+    shapes = list(dict.fromkeys(o.problem for o in observed))
+    first = set(shapes[::2])
+    return [o for o in observed if o.problem in first], [o for o in observed if o.problem not in first]
+
+
+def section(tunings: Sequence[Tuning], calls: Sequence[Observation], dtype: str, sheet: Calibration) -> dict[str, Raw]:
+    seen, others = halves(calls)
+    fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, [*observed(tunings, FITTED), *seen])
     largest = max(largest_pair(t.trials) for t in tunings)
     known = fitted.calibration
     rates = {
@@ -55,7 +82,7 @@ def section(tunings: Sequence[Tuning], dtype: str, sheet: Calibration) -> dict[s
         **known.rates,
     }  # of leaves that were not there: the datasheet's
     known = replace(known, rates=MappingProxyType(rates))
-    model = checked_model(known, dtype, observed(tunings, ("held out",)), None, largest)
+    model = checked_model(known, dtype, [*observed(tunings, ("held out",)), *others], None, largest)
     noise = max((x for t in tunings if (x := noise_floor(t.trials)) is not None), default=None)
     runs = ", ".join(t.header.run for t in tunings)
     return {
@@ -74,8 +101,8 @@ def section(tunings: Sequence[Tuning], dtype: str, sheet: Calibration) -> dict[s
 def main() -> int:
     sheet, types = datasheet(SHEET), dict[str, dict[str, Raw]]()
     for dtype, folders in SOURCES.items():
-        tunings = [t for name in folders for t in recorded(ROOT / "results" / "nvidia-h200" / name, dtype)]
-        types[dtype] = section(tunings, dtype, sheet)
+        tunings = [t for name in folders for t in recorded(RESULTS / name, dtype)]
+        types[dtype] = section(tunings, whole_calls(RESULTS, dtype), dtype, sheet)
         known = types[dtype]["calibration"]
         print(dtype, f"margin {known['margin']:.3f}, {known['tiled_margin']:.3f}", *types[dtype]["doubts"])
     store.replace_file(SHIPPED, schema.config_text({KEY: types}))

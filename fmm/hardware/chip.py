@@ -55,6 +55,11 @@ class Chip:
         return self.compute_capability == 90 and self.has_copy_engine
 
     @property
+    def rounds_pairs(self) -> bool:
+        """Are there instructions that round two float32 numbers to float16 at once?"""
+        return self.compute_capability >= 80
+
+    @property
     def has_warp_float64(self) -> bool:
         """Are there instructions by which a warp multiplies float64?"""
         return self.compute_capability >= 80

@@ -11,6 +11,7 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
+from fmm.kernels.cuda.products.f16_planes import PIECE
 from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, PRODUCTS, SINGLE_LEAVES, whole_moduli
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
 
@@ -41,6 +42,12 @@ class Rate:
     # Fewer tiles than this take as long as so many: each is computed by one thread block, whatever the inner dimension.
     # (0: where the device would be idle, products are cut along that too, as the vendor's are.)
     slots: float = 0.0
+    # The vendor computes C in tiles of several sizes, a tile on each of so many multiprocessors at a time, in whole
+    # rounds; then `fill` does not count. (0: rounds do not show.)
+    sms: float = 0.0
+    start: float = (
+        0.0  # seconds that each start takes beside all that: of kernels one after the other, which fill slowly
+    )
     # This package's own tiled kernel takes so many times as long as the vendor's product, both very large; 0: nobody
     # measured it, and no plan is chosen that uses it.
     tiled: float = 0.0
@@ -76,7 +83,7 @@ class Calibration:
     overlap: float = 0.0  # the share of the sums below an overlapped level that is hidden behind products
     batches: bool = False  # do equal products of a batched level start together (as on a GPU)?
     # A plan is chosen only if its predicted time is less than the vendor's by this share of it; or by the second one if
-    # its products are by the tiled kernel, whose time is known less well.
+    # its products are by kernels of ours, whose time is known less well.
     margin: float = 0.01
     tiled_margin: float = 0.08
     # The share of the rate `stream` that sums reach where something slows them down.
@@ -176,14 +183,19 @@ STREAM_SHARE = 0.75
 MARGIN = 0.03  # nothing of this device was measured
 LEAST = 512.0
 LAUNCH = 4e-6
-# On the hosts of two H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after 43
-# to 60 where another leaf does, after 46 to 105 by a plan with levels.
-CALL, CALL_OF_LEAF = 90e-6, 40e-6
+# On the hosts of three H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after
+# 43 to 60 where another leaf does, after 46 to 105 by a plan with levels. Calls that recur are replayed: such ones took
+# 50 to 68 us in all.
+CALL, CALL_OF_LEAF = 70e-6, 40e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
 UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
 ODD = {"float16": 5.7, "bfloat16": 5.7}
 BATCH = {"tf32": 1.12}
+# Types of which the vendor's rounds show. (An H200: with them float32's middling and thin products, which no fit saw,
+# are off by 3 % at the median and 7 % at three quarters, without them by 5 and 10 %; those of float64 and bfloat16 are
+# off as much as without them.)
+IN_ROUNDS = ("float32",)
 # Syrk's time as a share of gemm's, on an H200 at 8192 (of float64 more at 16384: 0.63).
 HALF = {"float32": 0.51, "float64": 0.57}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
@@ -195,6 +207,9 @@ SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
 FILLED = 8  # so many tiles an SM has where the device is busy for all but half of one's time
 PIPE = 32.0
+# From which compute capability on numbers can be split in two of float16; and how many times as much of C fills a
+# device where the vendor multiplies planes.
+PAIRS, FILLS_ANEW = 8.0, 12
 LONG = 8192  # the inner dimension for which moduli are counted
 # Of the vendor's rate in float32, by bytes of a number: that of cupy.matmul's kernels for integers. (An H200.)
 OWN_LOOPS = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
@@ -206,6 +221,9 @@ THREE_PIPE = 512.0
 # every byte that a number has less: A's and B's are read twice or thrice, C's are written.
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 SPLIT_LESS, JOIN_LESS = 2.5, 1.0
+# Seconds that such a product takes beside what grows with its sides. (Of 14 products on an H200; with two levels a
+# guess.) A level halves what its products have of the inner dimension, so that THREE_PIPE counts once more.
+RESIDUE_STARTS = (25e-6, 135e-6, 250e-6)
 
 
 def datasheet(name: str) -> Calibration:
@@ -221,6 +239,7 @@ def datasheet(name: str) -> Calibration:
             odd=ODD.get(t, 1.0),
             batch=BATCH.get(t, 1.0),
             tile=SIDE,
+            sms=gpu.sms if t in IN_ROUNDS else 0.0,
             half=HALF.get(t, Rate.half),
             **_by_tiles(t, gpu),
         )
@@ -233,6 +252,10 @@ def datasheet(name: str) -> Calibration:
             for name, counts in leaves.items():
                 rates[name] = _residue_products(rates["float16"], stream, *counts, DTYPES[dtype].itemsize)
         rates |= dict(_integers(rates, stream))
+    elif "float16" in rates and float(gpu.capability) >= PAIRS:
+        planes = _planes_by_vendor(rates["float16"], stream)
+        if planes.flops > rates["float32"].flops:
+            rates[F16X3_RATE] = planes
     source, terms = "datasheet, not measured", (stream * LAUNCH, LAUNCH, OVERLAP)
     found = Calibration(gpu.name, source, MappingProxyType(rates), stream, *terms, batches=True)
     return replace(found, margin=MARGIN, least=LEAST, call=CALL, call_of_leaf=CALL_OF_LEAF)
@@ -252,6 +275,15 @@ def _three_products(half: Rate, stream: float) -> Rate:
     return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
 
 
+def _planes_by_vendor(half: Rate, stream: float) -> Rate:
+    """The same where the vendor multiplies: all of C is read and written for every piece of the inner dimension, and
+    each of its calls fills the device anew. (This way takes an H200 0.61, 1.79 and 2.21 times less than SGEMM at 1024,
+    4096 and 8192; the formula says 0.6, 1.7 and 2.0.)"""
+    own, flop = _three_products(half, stream), 3 / half.flops + DTYPES["float32"].itemsize / (PIECE * stream)
+    lost = own.rows / (flop * own.flops)
+    return replace(own, flops=1 / flop, fill=FILLS_ANEW * half.fill, pipe=PIPE, rows=lost, cols=lost, slots=0.0)
+
+
 def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item: int = 8) -> Rate:
     """Numbers of so many bytes by products of bytes, which are twice as fast as those of float16, one for each modulus
     (and fewer with levels below). Numbers of A and B are read and perhaps turned, read again, and written as residues;
@@ -261,9 +293,10 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item:
     lost = flops / DTYPES["float64"].flops / stream
     split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
     join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost
-    slots, share = half.fill / TILE * FILLED / 2, (1.0, 0.0) if levels else HALF_OF_PLANES
-    found = Rate(flops, half.fill, join, rows=split, cols=split, tile=SIDE, slots=slots)
-    return replace(found, half_by_tiles=share[0], half_edge=share[1])
+    pipe, slots = join + levels * THREE_PIPE, half.fill / TILE * FILLED / 2
+    found = Rate(flops, half.fill, pipe, split, split, tile=SIDE, slots=slots, start=RESIDUE_STARTS[levels])
+    share, edge = (1.0, 0.0) if levels else HALF_OF_PLANES
+    return replace(found, half_by_tiles=share, half_edge=edge)
 
 
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:

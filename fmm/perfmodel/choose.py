@@ -122,15 +122,22 @@ def candidates(batches: bool, half: bool = False) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """The candidate with the least predicted time within the limits; the vendor unless a plan beats it clearly."""
-    considered = ranked_candidates(problem, calibration)
+    considered = considered_candidates(problem, calibration, limits)
     winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
-    tight = bool(winning) and not winning[0].fits(limits.workspace)
-    if not problem.halved and (problem.flops >= LARGE or tight):
+    if winning and not winning[0].fits(limits.workspace) and problem.flops < LARGE and not problem.halved:
         considered = _by_time(*considered, *composed_candidates(problem, calibration, limits))
         winning = [c for c in considered if c.wins and limits.allow(c.plan, c.error_growth)]
     unchanged = next(c for c in considered if c.plan == VENDOR)
     best = next((c for c in winning if c.fits(limits.workspace)), unchanged)
     return Choice(best, _reason(best, considered, calibration, limits), considered)
+
+
+def considered_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
+    """All candidates, the fastest first; of large products compositions too."""
+    considered = ranked_candidates(problem, calibration)
+    if problem.halved or problem.flops < LARGE:
+        return considered
+    return _by_time(*considered, *composed_candidates(problem, calibration, limits))
 
 
 def ranked_candidates(problem: Problem, calibration: Calibration, among: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
@@ -167,16 +174,18 @@ def _rated(plan: Plan, problem: Problem, calibration: Calibration, base: float) 
         seconds = max(prediction.seconds, call_seconds(plan, calibration))
         time = seconds / base if base else 1.0
         growth = expected_growth(plan, problem.dtype, not calibration.batches)
-        yield Candidate(plan, prediction, time, growth, _margin(plan, problem, calibration))
+        yield Candidate(plan, prediction, time, growth, needed_margin(plan, problem, calibration))
 
 
-def _margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """By how much it must win. Our own kernel alone is as good a choice as the vendor's where it is expected to take as
-    long: it has no sums that the model could be wrong about."""
-    own = calibration.tiled_margin if plan.timed_by_tiles else calibration.margin
+def needed_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
+    """By how much it must win; more where the products are not the vendor's, whose time is known best. Our own tiles
+    alone are as good a choice as the vendor where they are expected to take as long: they have no sums that the model
+    could be wrong about."""
+    own = plan.timed_by_tiles or bool(plan.leaf_use.leaf.rate)
+    least = calibration.tiled_margin if own else calibration.margin
     alone = plan.timed_by_tiles and not plan.levels
     cut = problem.halved and bool(plan.levels) and calibration.batches
-    return (0.0 if alone else own) + HALF_DOUBT * cut + _doubt(plan, problem, calibration)
+    return (0.0 if alone else least) + HALF_DOUBT * cut + _doubt(plan, problem, calibration)
 
 
 def call_seconds(plan: Plan, calibration: Calibration) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf, log2
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.side_by_side import LEAST_FLOPS
 from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.work import Work, counted_work, estimated_work
@@ -70,28 +71,30 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
 
     products  the sum over leaf products of the larger of two times. Computing takes
               flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles
-              (and fewer tiles than `slots` to so many),
+              (and fewer tiles than `slots` to so many; of a type with `sms` instead of the tiles, the slots and `fill`
+              whole rounds of tiles, see _in_rounds),
               times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
               takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds),
               times `tiled_odd` where it reads rows that are not aligned.
-              Reading and writing the operands takes bytes / memory.
+              Reading and writing the operands takes bytes / memory. Each start takes `start` beside that.
     sums      (bytes + small * passes) / stream; bytes that are moved at a share of the rate (sequential, ragged,
               scalar, parts, deep) are divided by that share
     hidden    overlap * min(products, sums below an overlapped level)
     launches  launch * (starts + passes); or, if the processor cannot start products as fast as the device does them,
-              the time by which `host` * starts is longer than all the device's work
+              the time by which `host` * products is longer than all the device's work (those of a batch start together,
+              and one of several launches costs the host little more than one of one)
     ends      with several lanes: idle + spin, the latter no more than if half of every processor but one were lost
 
     With several lanes, a leaf product counts as one of a batch of as many as run at a time, sums and products are the
     time in which all lanes work, and the check for overflow, which reads A and B, counts as a sum.
     """
     lanes = _lanes(plan, problem, calibration)
-    products, starts = _products(plan, problem, work, calibration, lanes)
+    products, begun, starts = _products(plan, problem, work, calibration, lanes)
     sums = _sums(plan, problem, work, calibration, lanes)
     hidden = calibration.overlap * min(products, sums * work.overlapped)
     calls = starts + work.passes
-    launches = max(calibration.launch * calls, calibration.host * starts - (products + sums - hidden))
+    launches = max(calibration.launch * calls, calibration.host * begun - (products + sums - hidden))
     ends = 0.0
     if lanes > 1:
         ends = calibration.idle
@@ -99,8 +102,10 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
 
 
-def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> tuple[float, float]:
-    """Seconds of the leaf products, and how many starts they are."""
+def _products(
+    plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int
+) -> tuple[float, float, float]:
+    """Seconds of the leaf products, how many begin by themselves or as a batch, and in how many launches."""
     dtype = DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
     tiles = work.tiles
@@ -109,9 +114,11 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
     leaf = plan.leaf_use.leaf
     if leaf.keeps and problem.kept and not plan.levels:  # so that operand is not read before the product
         rate = replace(rate, **{"rows" if problem.kept == "B" else "cols": 0.0})
+    if leaf.sums_prepare and plan.levels and not (work.scalar and len(plan.levels) == 1):
+        rate = _prepared_by_sums(rate, plan.levels[-1])
     own = aside * leaf.relative_time
     astray = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    seconds = starts = 0.0
+    seconds = begun = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
@@ -120,10 +127,23 @@ def _products(plan: Plan, problem: Problem, work: Work, calibration: Calibration
             compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(compute, moved)
-            starts += count / batch * leaf.starts
+            seconds += count * max(compute, moved) + count / batch * rate.start
+            begun += count / batch
     more, calls = _halves(plan, work, rate, dtype, calibration, lanes)
-    return seconds + more, starts + calls
+    return seconds + more, begun + calls, begun * leaf.starts + calls
+
+
+PASSES = 3  # over an operand, to prepare it: two that read, and one that writes
+
+
+def _prepared_by_sums(rate: Rate, last: PlanLevel) -> Rate:
+    """Where splits write the leaf's operands as it wants them: of what it does to prepare them one pass over the blocks
+    is left. (Left out: which layouts and coefficients splits cannot do that for.)"""
+    scheme = last.bilinear
+    if not last.batched or scheme is None or last.itemsize_below(1) != 1:  # (parts of complex numbers are not read so)
+        return rate
+    left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
+    return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
 
 
 def _halves(
@@ -168,11 +188,35 @@ def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, la
 
 def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float:
     """How many times as long as flops / rate a product of the vendor's takes, where its rows are aligned."""
+    if rate.sms:
+        return (_in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n) * (
+            rate.batch if together > 1 else 1.0
+        )
     slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
     if rate.tile > 1:
         tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
         slowdown *= tiles * rate.tile**2 / (m * n) * max(rate.slots / (tiles * together), 1)
     return slowdown * (rate.batch if together > 1 else 1.0)
+
+
+# Sides of the tiles in which the vendor's ordinary cores compute C; what a tile of half the size takes longer for each
+# number. (Settled on the products of five H200s.)
+ROUND_TILES, HALVED = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
+
+
+def _in_rounds(rate: Rate, m: float, k: float, n: float, together: float) -> float:
+    """The same where every multiprocessor computes a tile at a time: by tiles of the size with which it is done first.
+    If there are fewer than multiprocessors, each is cut along the inner dimension, as often as there are some to spare.
+    """
+    least = inf
+    for rows, cols in ROUND_TILES:
+        tiles = ceil(m / rows) * ceil(n / cols) * together
+        cuts = max(rate.sms // tiles, 1)
+        rounds = ceil(tiles * cuts / rate.sms) * rate.sms / (tiles * cuts)
+        whole = tiles / together * rows * cols / (m * n)
+        slower = 1 + HALVED * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
+        least = min(least, rounds * whole * slower * (1 + rate.pipe * cuts / k))
+    return least
 
 
 def _lanes(plan: Plan, problem: Problem, calibration: Calibration) -> int:

@@ -16,20 +16,13 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import host_run
+from fmm.runtime.answer import answer_question, launches_at, launches_on
 from fmm.runtime.decide import Decision, decide, leaner_plans, other_plans
 from fmm.runtime.devices import Device
 from fmm.runtime.left_to_vendor import remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes
-from fmm.runtime.prepare import (
-    Call,
-    Question,
-    answer_question,
-    launches_at,
-    launches_on,
-    prepare,
-    prepared,
-    writes_there,
-)
+from fmm.runtime.prepare import prepare, prepared, writes_there
+from fmm.runtime.question import Call, Question
 
 
 def product_of_any(library: Library, a: Any, b: Any, out: Any, wishes: Wishes) -> Any:

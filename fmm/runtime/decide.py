@@ -207,7 +207,7 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 def _by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """D'Alberto and Nicolau's rule instead of the model's choice, by a tuning's alpha, pi and epsilon if there is
     one."""
-    known = _calibration_of(problem, limits, device)
+    known = calibration_of(problem, limits, device)
     if known is None or known.known_rate(problem.dtype) is None:
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
     tuned = files.configs_in_force().tuned(device.identity, problem.dtype)
@@ -232,7 +232,7 @@ def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
     problem = half.problem
     assert problem is not None
     whole = Problem(*problem.size, problem.dtype)
-    known = _calibration_of(problem, limits, device)
+    known = calibration_of(problem, limits, device)
     if known is None or problem.dtype not in known.rates or problem.k > MOST_INNER * problem.m:
         return False
     best = decide(whole, limits, device).plan
@@ -246,7 +246,7 @@ def faster_as_half(half: Decision, limits: Limits, device: Device) -> bool:
 MOST_INNER = 16
 
 
-def _calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
+def calibration_of(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """What the model knows of the device: of its tuning, else otherwise."""
     if problem.type.exact:
         return _known_of_integers(problem, limits, device)[0]
@@ -322,7 +322,7 @@ LEANER = 0.8  # a share that makes a difference where memory is in pieces
 
 def _considered(problem: Problem, limits: Limits, device: Device) -> tuple[Candidate, ...]:
     """What the model considers within the limits, the fastest first."""
-    known = _calibration_of(problem, limits, device)
+    known = calibration_of(problem, limits, device)
     if known is None or problem.dtype not in known.rates:
         return ()
     return choose(without_layouts(problem), known, limits).considered

@@ -31,8 +31,9 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
+from fmm.runtime.answer import cublas_scratch
 from fmm.runtime.devices import chip_as_tuned, cuda_device
-from fmm.runtime.prepare import Call, cublas_scratch
+from fmm.runtime.question import Call
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy one, which cannot be captured

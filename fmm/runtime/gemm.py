@@ -18,7 +18,8 @@ from fmm.runtime.decide import Decision
 from fmm.runtime.left_to_vendor import small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes
 from fmm.runtime.operands import byte_span, spans_meet
-from fmm.runtime.prepare import Call, prepare, prepared, writes_there
+from fmm.runtime.prepare import prepare, prepared, writes_there
+from fmm.runtime.question import Call
 
 # What SciPy's gemm, BLAS and people call it: as it is, transposed, transposed and conjugated.
 OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}  # False is 0, True is 1

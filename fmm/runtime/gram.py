@@ -21,7 +21,8 @@ from fmm.problem import Fill
 from fmm.runtime.call import by_plan, kernel_lines
 from fmm.runtime.decide import Decision
 from fmm.runtime.limits import LIFETIME, NO_WISHES, Wishes, good_until, memory_share
-from fmm.runtime.prepare import CALLS, Call, KeptCall, prepare, prepared, writes_there
+from fmm.runtime.prepare import CALLS, KeptCall, prepare, prepared, writes_there
+from fmm.runtime.question import Call
 
 Half = Literal["full", "lower", "upper"]
 HALVES: tuple[Half, ...] = ("full", "lower", "upper")

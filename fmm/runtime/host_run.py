@@ -24,7 +24,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import leaf_products
 from fmm.problem import Problem
 from fmm.runtime.overflow import may_overflow
-from fmm.runtime.prepare import Call
+from fmm.runtime.question import Call
 
 SMALL = 256 * 1024  # bytes of each operand and of the product, below which a plan gains nothing from a second thread
 

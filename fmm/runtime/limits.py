@@ -9,6 +9,7 @@ from fmm.arrays.library import Library
 from fmm.kernels.plans.level_steps import PLAIN, Asked
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
+from fmm.runtime.card_sharers import processes_on
 
 SHARE = 0.5  # of the free memory that a workspace may take, unless the caller says otherwise
 LIFETIME = 1.0  # seconds for which the free memory is taken for known
@@ -53,11 +54,13 @@ _shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device:
 def memory_share(library: Library, number: int) -> int:
     """Bytes that a workspace may take if the caller names no limit: asked for at most once a second.
 
-    Rounded down, so that calls and choices under it are found again.
+    Of a device that several processes use, each takes its part of that: all of them see the same memory free. Rounded
+    down, so that calls and choices under it are found again.
     """
     known, now = _shares.get((library.name, number)), time.monotonic()
     if known is None or known[0] < now:
-        share = max(int(library.free_bytes(number) * SHARE), 0)
+        sharers = processes_on(number) if library.processor == "cuda" else 1
+        share = max(int(library.free_bytes(number) * SHARE / sharers), 0)
         step = 1 << max(share.bit_length() - 3, 0)
         known = _shares[library.name, number] = now + LIFETIME, share // step * step
     return known[1]

@@ -27,14 +27,15 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.choose import CPU_GROWTH, Limits
 from fmm.problem import Problem
+from fmm.runtime import answer, devices, left_to_vendor, limits, prepare
 from fmm.runtime import call as product_call
-from fmm.runtime import devices, left_to_vendor, limits, prepare
+from fmm.runtime.answer import answer_question
 from fmm.runtime.decide import decide, leaner_plans
 from fmm.runtime.devices import cuda_index, described_gpu
 from fmm.runtime.left_to_vendor import just_left_to_vendor, remember_vendor
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.operands import NotOursError
-from fmm.runtime.prepare import Call, Question, answer_question
+from fmm.runtime.question import Call, Question
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.devices import H200
@@ -546,7 +547,7 @@ def multiply(library: Any, a: Any, b: Any, out: Any = None, wishes: Wishes = NO_
 
 def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
-    original = prepare.answer_question
+    original = answer.answer_question
     monkeypatch.setattr(prepare, "answer_question", lambda q: prepared.append(q) or original(q))  # type: ignore[func-returns-value]
     library, a, wishes = HostArrays(), draw((64, 64)), Wishes(LEVEL)
     for _ in range(3):
@@ -741,7 +742,7 @@ def test_where_a_plans_kernels_cannot_read_the_arrays_the_vendor_is_named(runs: 
     library: Any = Large()
     a = draw((8, 8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "launches_on", lambda plan, problem, device, given: None)
+        patch.setattr(answer, "launches_on", lambda plan, problem, device, given: None)
         found = product_call.explained(library, a, a, None, NO_WISHES)
     assert found.plan != VENDOR and found.kernels[0].startswith("test.matmul, since")
 

@@ -221,7 +221,7 @@ def test_a_device_without_lanes_is_predicted_as_before() -> None:
 
 def test_complex_products_do_four_times_the_flops() -> None:
     calibration = datasheet("h200")
-    real, complex_ = (predict_vendor(Problem(4096, 4096, 4096, t), calibration) for t in ("float32", "complex64"))
+    real, complex_ = (predict_vendor(Problem(4096, 4096, 4096, t), calibration) for t in ("float64", "complex128"))
     assert complex_.products == pytest.approx(4 * real.products)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.compile_ahead import processes, with_cache
-from benchmarks.gpu_check import FEW, GATED, TIMED, Step, joined, outcome, side_by_side, steps
+from benchmarks.gpu_check import FEW, GATED, SEVERAL, TIMED, Step, joined, outcome, several_steps, side_by_side, steps
 
 
 def test_sanitizers_run_a_few_launches_between_the_tests_and_the_benchmark() -> None:
@@ -35,13 +35,21 @@ def test_tests_run_side_by_side_but_for_those_that_measure(
     together = processes(lambda name: name in packages, cores)
     assert together == options
     _, many, alone, *_ = steps([], None, together)
-    assert many.command[-len(options) - 2 :] == (*options, f"--ignore={TIMED}", "tests")
+    assert many.command[-len(options) - 3 :] == (*options, f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests")
     assert alone.command[-1] == TIMED and "-n" not in alone.command
 
 
 def test_a_few_processors_are_left_to_the_device_and_its_driver() -> None:
     options = side_by_side()
     assert not options or 1 <= int(options[1]) <= 14
+
+
+def test_what_needs_several_devices_is_left_out_where_there_is_one() -> None:
+    tests, benchmark = several_steps(2, "results/device-x2")
+    assert tests.command[-1] == SEVERAL and not tests.missing
+    assert benchmark.command[4:6] == ("--nproc-per-node", "2") and not benchmark.missing
+    assert benchmark.command[-1] == "results/device-x2/distributed.json"
+    assert {step.missing for step in several_steps(1, "")} == {"there is one device"}
 
 
 def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:

@@ -113,7 +113,7 @@ def test_the_first_screen_has_the_example_two_timings_and_the_two_commands() -> 
     assert "NumPy" in first.partition("<!-- results: example -->")[2].partition("<!-- end -->")[0]
     assert "make tune" in first
     assert "make test" in first
-    assert first.index("pip install") < first.index("make tune")
+    assert first.index("pip install") < first.index("make tune") < first.index("When not to use it")
     assert len(first.splitlines()) < 30
 
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tests.support.device_arrays import (
     Gate,
     TorchLibrary,
     close,
+    close_in_parts,
     draw,
     same_places,
 )
@@ -650,16 +652,23 @@ def test_a_candidate_that_is_not_there_for_a_view_gives_way(leaf: str, stacked: 
         close(library, out, a, b, "bfloat16")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.35, 0.6, 1.0])
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (8000, 6001, 9000)], ids=str)
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.35, 0.6, 1.0])
 def test_composed_plans_are_right_within_any_workspace(shape: tuple[int, int, int], share: float, library: Any) -> None:
-    """The limit is a share of what the three arrays take."""
+    """The limit is a share of what the three arrays take. Leaner plans may err more: li-fig23 above a fused level, for
+    which a fifth is enough, by 4.5e-3 in a simulation, where the bound of sums without levels is 3.3e-3."""
     m, k, n = shape
-    a, b = library.array(draw((m, k)), "float32"), library.array(draw((k, n)), "float32")
+    a, b = (library.array(x, "float32") for x in large_operands(shape))
     limit = int(share * 4 * (m * k + k * n + m * n))
     decision = fmm.explain(a, b, workspace=limit)
     assert decision.workspace <= limit
-    close(library, fmm.matmul(a, b, workspace=limit), a, b, "float32")
+    close_in_parts(library, fmm.matmul(a, b, workspace=limit), a, b, "float32", max(decision.error_growth, 1.0))
+
+
+@lru_cache(maxsize=2)
+def large_operands(shape: tuple[int, int, int]) -> tuple[Any, Any]:
+    rng, (m, k, n) = np.random.default_rng(shape), shape
+    return rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
 
 
 @pytest.mark.parametrize("plan", [

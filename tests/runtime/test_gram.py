@@ -15,11 +15,12 @@ from fmm.arrays.library import Operand, Setting
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.runtime import call, devices, gram, host_run, prepare
+from fmm.runtime import answer, call, devices, gram, host_run
+from fmm.runtime.answer import answer_question
 from fmm.runtime.decide import Decision
 from fmm.runtime.gram import HALVES
 from fmm.runtime.limits import NO_WISHES
-from fmm.runtime.prepare import Question, answer_question
+from fmm.runtime.question import Call, Question
 from tests.support.chips import H200
 
 Matrix = np.ndarray[Any, Any]
@@ -308,7 +309,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(host_run, "run_call", short_of_memory)
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
-    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
+    monkeypatch.setattr(answer, "decide", lambda problem, *rest: Decision(first, problem, "for the test"))
     monkeypatch.setattr(call, "OUT_OF_MEMORY", call.Failure(lambda *rest: iter([second])))
     a = np.random.default_rng(10).standard_normal((61, 53))
     np.testing.assert_allclose(fmm.gram(a), a.T @ a)
@@ -338,13 +339,13 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
     """On a GPU no plan that may have to begin anew adds to `out`."""
     fast, ran = fmm.Plan.parse("gram > strassen > vendor"), list[tuple[str, bool]]()
 
-    def answered(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> prepare.Call:
+    def answered(library: Any, a: Any, b: Any, out: Any, wishes: Any) -> Call:
         chosen = wishes.plan or fast
         decision = Decision(chosen, None, "for the test", (SimpleNamespace(plan=fast, time=predicted),))  # type: ignore[arg-type]
         spans = ((0, 8),) * 3
-        return prepare.Call(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
+        return Call(decision, Setting(0), plan=chosen, direct=out is not None, spans=spans)
 
-    def run(library: Any, ready: prepare.Call, a: Any, b: Any, out: Any, wishes: Any) -> Any:
+    def run(library: Any, ready: Call, a: Any, b: Any, out: Any, wishes: Any) -> Any:
         ran.append((str(ready.plan), out is None))
         return np.zeros((4, 4)) if out is None else out
 

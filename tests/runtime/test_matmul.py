@@ -26,7 +26,7 @@ from fmm.problem import Problem
 from fmm.runtime import call as calls
 from fmm.runtime import devices, left_to_vendor
 from fmm.runtime.limits import Wishes
-from fmm.runtime.prepare import Call as Prepared
+from fmm.runtime.question import Call as Prepared
 from tests.support import configs as tuned
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

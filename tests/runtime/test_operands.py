@@ -16,7 +16,8 @@ from fmm.kernels.plans.plan import Plan
 from fmm.runtime.host_run import _products
 from fmm.runtime.limits import NO_WISHES, Wishes
 from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
-from fmm.runtime.prepare import Call, prepare
+from fmm.runtime.prepare import prepare
+from fmm.runtime.question import Call
 
 Array = np.ndarray[Any, Any]
 X = np.zeros((6, 7))

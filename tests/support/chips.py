@@ -3,4 +3,4 @@
 from fmm.hardware.datasheets import device
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 
-A100, H200 = (datasheet_chip(device(name)) for name in ("A100", "H200"))
+A100, H200, V100 = (datasheet_chip(device(name)) for name in ("A100", "H200", "V100"))

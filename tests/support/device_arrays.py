@@ -78,10 +78,29 @@ def close(library: Any, found: Any, a: Any, b: Any, dtype: str, growth: float = 
     expected = np.matmul(x, y)
     got = library.host(found)
     assert got.shape == expected.shape
-    bound = growth * (x.shape[-1] ** 0.5 + 16) * 16 * EPS[dtype] * np.abs(x).max() * np.abs(y).max()
+    bound = allowed_error(x.shape[-1], np.abs(x).max(), np.abs(y).max(), dtype, growth)
     bound += 2 * EPS[dtype] * np.abs(expected).max(initial=0)
     worst = np.abs(got - expected).max(initial=0)
     assert worst <= bound, f"{worst:.3g} > {bound:.3g}"
+
+
+def allowed_error(inner: int, left: Any, right: Any, dtype: str, growth: float) -> float:
+    """Of sums of so many products of numbers up to these."""
+    return float(growth * (inner**0.5 + 16) * 16 * EPS[dtype] * float(left) * float(right))
+
+
+def close_in_parts(library: Any, found: Any, a: Any, b: Any, dtype: str, growth: float) -> None:
+    """The same of a large product, on the device: rows that are drawn entry by entry, and of every row the sum of its
+    entries with signs that are drawn."""
+    assert tuple(found.shape) == (a.shape[0], b.shape[1])
+    x, y, got = (z.double() if hasattr(z, "double") else z.astype(np.float64) for z in (a, b, found))
+    rng = np.random.default_rng(list(found.shape))
+    rows = sorted(int(i) for i in rng.choice(a.shape[0], 32, replace=False))
+    signs = library.array(rng.choice((-1.0, 1.0), b.shape[1]))
+    bound = allowed_error(a.shape[1], abs(x).max(), abs(y).max(), dtype, growth)
+    worst, summed = abs(got[rows] - x[rows] @ y).max(), abs(got @ signs - x @ (y @ signs)).max()
+    assert worst <= bound, f"{worst:.3g} > {bound:.3g}"
+    assert summed <= bound * len(signs), f"{summed:.3g} > {bound * len(signs):.3g}"
 
 
 # ---- inf and NaN

@@ -32,6 +32,7 @@ class GemmOp:
     half: Literal["", "loose", "lower", "full"] = ""
     checked: bool = False  # is every entry to be right beside its own size, or the flag to be raised?
     kept: str = ""  # the base, A or B, behind whose matrix stands what the leaf makes of it
+    by_sums: str = ""  # operands, L and R, whose planes the sums before it have written
     dest_dtype: str = ""  # of dest, where it is not that of the operands
 
     @property
@@ -61,7 +62,7 @@ class GemmOp:
     @property
     def by_vendor(self) -> GemmOp:
         """The same product by the vendor's usual call."""
-        return replace(self, leaf="vendor", half="", checked=False, kept="")
+        return replace(self, leaf="vendor", half="", checked=False, kept="", by_sums="")
 
 
 def gemm_op(

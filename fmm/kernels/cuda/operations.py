@@ -8,6 +8,7 @@ from functools import cached_property
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.mirrored import MirroredOp
+from fmm.kernels.cuda.products.f16_sums import PlaneSums
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp
@@ -15,7 +16,7 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-Operation = SumOp | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | Turn
+Operation = SumOp | PlaneSums | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | Turn
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, strategy_of, updating_op
 from fmm.kernels.cuda.rank import rank_op
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, recompute_launches
-from fmm.kernels.cuda.select import Target, kept_launches, select_launches
+from fmm.kernels.cuda.select import Target, kept_launches, select_launches, with_plane_sums
 from fmm.kernels.cuda.sums.mirror import MirrorOp
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
 from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, operand_views
@@ -61,7 +61,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     if kept is not None:
         steps += _keeping(problem, kept, target)
         lanes += [0] * len(steps)
-    for op, lane in zip(wanted.ops, wanted.lanes, strict=True):
+    for op, lane in zip(with_plane_sums(wanted.ops, target), wanted.lanes, strict=True):
         found = (op,) if isinstance(op, Turn) else select_launches(op, target)
         steps += found
         lanes += [lane] * len(found)

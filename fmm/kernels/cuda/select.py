@@ -6,10 +6,10 @@ selected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
@@ -17,6 +17,7 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
 from fmm.kernels.cuda.mirrored import MirroredOp
 from fmm.kernels.cuda.products.f16_split import split_launch
+from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sum_launches, plane_sums
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches
 from fmm.kernels.cuda.products.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
@@ -77,11 +78,13 @@ class Target:
 
 
 def select_launches(
-    op: SumOp | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup, target: Target
+    op: SumOp | PlaneSums | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup, target: Target
 ) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
         return (sum_launch(op, target.divides, target.flagged),)
+    if isinstance(op, PlaneSums):
+        return plane_sum_launches(op, target.divides)
     if isinstance(op, MirrorOp):
         return (mirror_launch(op, target.flagged),)
     if isinstance(op, RankOp):
@@ -148,11 +151,35 @@ def _by_three_planes(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | V
         planes = plane_launches(made, target.chip.multiprocessors, target.divides)
         return *planes, f16x3_launch(made, target.flagged)
     found: tuple[Launch | VendorCall, ...] | str = "alpha or beta is complex"
-    if not target.chip.has_warpgroups:
+    if not target.chip.rounds_pairs:
+        found = "only from compute capability 8.0 on are there the instructions by which numbers are split"
+    elif not target.chip.has_warpgroups:
         found = vendor_steps(op, target.chip.multiprocessors, target.divides, target.flagged)
     if not isinstance(found, str):
         return found
     return (VendorCall(op.by_vendor, _batch_label(f"cuBLAS, not {op.leaf}, because {found}", op)),)
+
+
+Noted = TypeVar("Noted")
+
+
+def with_plane_sums(ops: Sequence[Noted], target: Target) -> list[Noted | PlaneSums]:
+    """The same operations; where a split is followed by a batch of products of planes, it writes these itself.
+
+    (Both splits of a level stand right before the one batch that multiplies what they write, and nobody else reads it.)
+    """
+    found: list[Any] = list(ops)
+    apart = not target.chip.has_warpgroups
+    if not target.chip.rounds_pairs:
+        return found
+    for i, op in enumerate(ops):
+        if isinstance(op, GemmOp) and op.use.leaf.name == "f16x3":
+            for j in range(max(i - 2, 0), i):
+                split = ops[j]
+                made = plane_sums(split, op, target.divides, apart) if isinstance(split, SumOp) else None
+                if made is not None:
+                    found[j], found[i] = made, replace(found[i], by_sums=found[i].by_sums + made.side)
+    return found
 
 
 def _by_residues(op: GemmOp, dtype: str, target: Target) -> tuple[Launch | VendorCall, ...]:

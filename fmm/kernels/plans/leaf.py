@@ -77,6 +77,9 @@ class Leaf:
     # What it can keep of an operand for other products, told the bytes of a number, how many lines there are and their
     # length: bytes up to where that begins, behind the operand itself, and of what is kept. None: nothing.
     keeps: Callable[[int, int, int], tuple[int, int]] | None = None
+    # May a batched level's splits write its operands at once as it wants them? They are then not read again for that,
+    # but blocks are, to find how far sums reach.
+    sums_prepare: bool = False
     # Under which name a calibration has its rate, if not under that of the type; `{}` stands for the type's name.
     rate: str = ""
     relative_time: float = 1.0  # its time as a multiple of the vendor's, where nothing better is known

@@ -25,6 +25,7 @@ from fmm.tuner.trials.record import Header, Size, Trials, Tuning
 
 INTERRUPTED = 130
 COARSE = "coarse"
+PATIENCE = 0.5  # seconds that a first pass waits for kernels, before it is another type's turn
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Job:
 
     @property
     def waits_for_kernels(self) -> bool:
-        """Is it a first pass, on a GPU, which may have waited for the compiler until its time was up?"""
+        """Is it a first pass, on a GPU, which may meet kernels that are still being compiled?"""
         return self.effort == COARSE and not self.again and self.device.chip is not None
 
     @property
@@ -81,7 +82,9 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     limit = before + min(float("inf") if left is None else left, job.planned.most)
     waits = job.planned.most if left is None and job.effort != COARSE else 0.0  # the user's own limit is one
     header = past.header if past else _header(job)
-    journal = Journal(header.run, job.device, past.trials if past else (), trials.add, limit, waits=waits)
+    patience = PATIENCE if job.waits_for_kernels else float("inf")
+    known = past.trials if past else ()
+    journal = Journal(header.run, job.device, known, trials.add, limit, waits=waits, patience=patience)
     progress.begin(f"{job.dtype} ({job.effort}):", job.planned.seconds)
     journal.on_sample = progress.sample
     outcome, full = _measured(journal, job, trials, None if past else header)
@@ -93,7 +96,8 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
         except schema.ConfigError as error:
             print(f"fmm-tune: {error}", file=sys.stderr)
             return End(1, str(error), journal.elapsed - before)
-    _say(job, path, options, outcome, why_not)
+    if outcome.section is not None or not job.waits_for_kernels:  # else it will have another go
+        _say(job, path, options, outcome, why_not)
     doubts = (outcome.section or {}).get("doubts") or []
     code = INTERRUPTED if outcome.stopped == "interrupted" else int(full)
     return End(code, why_not or "; ".join(doubts), journal.elapsed - before)

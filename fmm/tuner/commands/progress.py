@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from fmm.config import schema
+from fmm.tuner.findings.described import gains_from
+
 BAR = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
 SHOWN = 4  # gains, the latest: a line holds no more
 
@@ -56,16 +59,20 @@ class Bar:
         self.bar.set_postfix_str(f"{left}; gained: {gains}" if gains else left)
 
     def gained(self, dtype: str, section: dict[str, Any] | None) -> None:
-        if gain := best_gain(section):
+        if gain := best_gain(section, dtype):
             self._gains.pop(dtype, None)
             self._gains[dtype] = f"{dtype} {gain}"
 
 
-def best_gain(section: dict[str, Any] | None) -> str:
-    """The largest certified speedup, with the side of the cube with as much work; empty where no plan won."""
+def best_gain(section: dict[str, Any] | None, dtype: str) -> str:
+    """The largest certified speedup, with the side of the cube with as much work; where no plan was certified the side
+    from which on the model takes plans, if it can be trusted; empty where nothing is gained."""
     won = [e for e in (section or {}).get("entries", ()) if e["plan"] != "vendor"]
     if not won:
-        return ""
+        if not section or section.get("doubts") or not section.get("calibration"):
+            return ""
+        side = gains_from(schema.checked_calibration(section["calibration"], "calibration", dtype, "", ""), dtype)
+        return f"from {side} on" if side else ""
     best = max(won, key=lambda e: float(e["speedup"]))
     m, k, n = best["size"]
     return f"{best['speedup']:.2f} at {round((m * k * n) ** (1 / 3))}"

@@ -117,12 +117,13 @@ def output_path(given: Path | None) -> Path:
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:
-    """Several types have a coarse pass each before the first is refined: who stops early has something for each."""
+    """Several types have a coarse pass each before the first is refined: who stops early has something for each. (A
+    quick tuning of a CPU is no more than that.)"""
     if options.time_limit is not None and not options.time_limit > 0:
         raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
     found = [job for device in chosen_devices(options.device) for job in _jobs_of(device, options)]
-    if len(found) > 1 and not options.shapes and options.effort != COARSE:
-        yield from (replace(job, effort=COARSE) for job in found)
+    if len(found) > 1 and not options.shapes:
+        yield from (job for job in (replace(job, effort=COARSE) for job in found) if job.planned != found[0].planned)
     yield from found
 
 

@@ -18,6 +18,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from fmm.kernels.plans.plan import Plan
 
@@ -34,7 +35,17 @@ WORKER = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 # In which order kernels are compiled, and plans probed: those that are quick, our own product kernels, heavy sums.
 SOON, OWN_KERNELS, LAST = TURNS = range(3)
 
-Job = tuple[str, str, tuple[int, int, int], str]  # dtype, plan, size, label
+
+class Job(NamedTuple):
+    """Kernels to compile: those of a plan for a size; of sums, with a label, those alone that have it."""
+
+    dtype: str
+    plan: str
+    size: tuple[int, int, int]
+    label: str = ""
+    flagged: bool = False  # as calls of fmm.matmul launch them, which raise a flag at an inf or NaN
+
+
 # A type, a level that is asked for it, and whether the level is the last of its plan; or a leaf that multiplies by a
 # kernel of ours, and whether sums are inside.
 Place = tuple[str, str, bool]
@@ -51,7 +62,14 @@ def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
             for plan in (p for p in found if compile_turn(p) == turn):
                 for size in OWN_SIZES if turn == OWN_KERNELS else SIZES:
                     for label in LABELS if turn == LAST else ("",):
-                        yield dtype, str(plan), size, label
+                        yield Job(dtype, str(plan), size, label)
+
+
+def call_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[Job]:
+    """The jobs that compile what calls of fmm.matmul launch, by type, plan and size; what takes longest first."""
+    for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -compile_weight(call[1])):
+        for label in (*LABELS, "") if compile_turn(plan) == LAST else ("",):
+            yield Job(dtype, str(plan), size, label, True)
 
 
 def compile_turn(plan: Plan) -> int:
@@ -95,7 +113,7 @@ def compile_weight(plan: Plan) -> int:
 
 
 def _makes(job: Job) -> frozenset[Place]:
-    return kernel_places(Plan.parse(job[1]), job[0])
+    return kernel_places(Plan.parse(job.plan), job.dtype)
 
 
 def stored_type(dtype: str) -> str:
@@ -142,6 +160,11 @@ class Ahead:
                 lambda: all(self._left[x] <= 0 for x in needed) or not self._alive, min(seconds, 3600.0)
             )
 
+    def wait_for_all(self, seconds: float) -> bool:
+        """Until everything is done; False if the seconds were not enough."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(self._left.values()) or not self._alive, seconds)
+
     def close(self) -> None:
         self._queue.clear()
         for worker in self._workers:
@@ -166,8 +189,14 @@ def _started(command: Sequence[str]) -> subprocess.Popen[str]:
 
 @contextmanager
 def compiling_ahead(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[Ahead]:
+    """Workers that compile what a tuning measures."""
+    with working_ahead(device, list(compile_jobs(dict.fromkeys(map(stored_type, dtypes)), plans))) as made:
+        yield made
+
+
+@contextmanager
+def working_ahead(device: int, wanted: Sequence[Job]) -> Iterator[Ahead]:
     """Workers on all processors but two, which the timing needs; they end when this does, however it ends."""
-    wanted = list(compile_jobs(dict.fromkeys(map(stored_type, dtypes)), plans))
     made = Ahead(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MOST))
     try:
         yield made

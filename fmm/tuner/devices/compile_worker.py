@@ -15,16 +15,20 @@ from typing import Any
 
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.recompute.recompute import may_differ
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Problem
+from fmm.tuner.devices.compile_ahead import Job
 
 
-def launched_kernels(dtype: str, plan: str, size: tuple[int, int, int], label: str, chip: Chip) -> Iterator[Kernel]:
+def launched_kernels(job: Job, chip: Chip) -> Iterator[Kernel]:
     """What a plan launches on such a chip; with a label, of its sums those that are so labelled."""
-    found = record_launches(Plan.parse(plan), Problem(*size, dtype), target_on(chip))
-    chosen = (x.kernel for x in found.launches if not label or x.label.startswith(f"block_sums, {label}:"))
+    plan = Plan.parse(job.plan)
+    target = target_on(chip, flagged=job.flagged and may_differ(plan))
+    found = record_launches(plan, Problem(*job.size, job.dtype), target)
+    chosen = (x.kernel for x in found.launches if not job.label or f"_sums, {job.label}:" in x.label)
     yield from dict.fromkeys(chosen)
 
 
@@ -84,8 +88,8 @@ def main(arguments: list[str]) -> int:
     device, folder = int(arguments[0]), Path(arguments[1])
     for line in sys.stdin:
         try:
-            dtype, plan, size, label = json.loads(line)
-            for kernel in launched_kernels(dtype, plan, tuple(size), label, chip_here(device)):
+            dtype, plan, size, *how = json.loads(line)
+            for kernel in launched_kernels(Job(dtype, plan, tuple(size), *how), chip_here(device)):
                 if claim_source(text := kernel.source, folder):
                     compile_to_disk(kernel, text, device)
             said = "done"

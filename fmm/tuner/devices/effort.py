@@ -22,16 +22,20 @@ class Effort:
     heaviest: float = inf  # products of the largest level whose kernels are waited for
 
 
-# `coarse` is the first pass when several types are tuned, so that there is something for each soon.
+# On a CPU, plans are nobody's choice on products that take a tenth of a second or less: with these seconds there are
+# some that take longer, in two rounds. (Three rounds of small ones took as long, and told little of large ones.)
+CPU_QUICK = Effort(15, 21, 2, 6, 3, 2, 7)
+# `coarse` is the first pass when several types are tuned, so that there is something for each soon: for all four types
+# of a CPU in a minute and a half.
 EFFORTS = {
-    "coarse": Effort(12, 20, 3, 8, 2, 1, 6, 3),
-    "quick": Effort(40, 57, 3, 10, 3, 2, 7),
+    "coarse": CPU_QUICK,
+    "quick": CPU_QUICK,
     "default": Effort(150, 290, 5, 60, 10, 4, 11),
     "full": Effort(900, 1500, 7, 120, 24, 6, 21),
 }
 # A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled.
 GPU_EFFORTS = {
-    "coarse": Effort(3, 6, 3, 8, 2, 2, 6, 6, heaviest=49),
+    "coarse": Effort(3, 5, 3, 6, 2, 2, 6, 6, heaviest=49),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
     "default": Effort(70, 280, 5, 60, 10, 4, 11, blocks=True),
     "full": Effort(450, 1500, 7, 120, 24, 6, 21, blocks=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -45,7 +46,13 @@ FITTED = (SCALE, "rates", "probe", "tiles")
 
 def fit_journal(journal: Journal, dtype: str, stages: Sequence[str] = FITTED) -> fitting.Fit:
     start = starting_calibration(journal.device.untuned(), dtype)
-    return fitting.fit_calibration(start, dtype, fitting.stage_medians(journal.recorded, stages))
+    return _fitted(start, dtype, tuple(fitting.stage_medians(journal.recorded, stages)))
+
+
+@lru_cache(maxsize=8)
+def _fitted(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.Fit:
+    """Kept: a fit takes seconds, and the search that follows it adds nothing to what it sees."""
+    return fitting.fit_calibration(start, dtype, observed)
 
 
 def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:

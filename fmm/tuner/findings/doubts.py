@@ -40,18 +40,20 @@ LOST = 0.98  # of the vendor's speed: a plan that reaches less was a bad choice
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
-    """The largest median ratio that a pair of twins showed, less one; of products large enough to matter.
+    """The largest median ratio that a pair of twins showed, less one; None if no pair was measured."""
+    return max(twin_differences(trials).values(), default=None)
 
-    None if no pair was measured.
-    """
+
+def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
+    """By how much equal products differ, by their sizes: those that are large enough to matter."""
     pairs: dict[Size, tuple[list[float], list[float]]] = {}
     for t in trials:
         if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
             pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
-    complete = [(a[: len(b)], b[: len(a)]) for a, b in pairs.values() if a and b]
-    longest = max((median(a) for a, _ in complete), default=0.0)
-    relevant = ((a, b) for a, b in complete if median(a) >= RELEVANT * longest)
-    return max((abs(median(certify.paired_ratios(a, b)) - 1) for a, b in relevant), default=None)
+    complete = {size: (a[: len(b)], b[: len(a)]) for size, (a, b) in pairs.items() if a and b}
+    longest = max((median(a) for a, _ in complete.values()), default=0.0)
+    relevant = {size: pair for size, pair in complete.items() if median(pair[0]) >= RELEVANT * longest}
+    return {size: abs(median(certify.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
 
 
 def disturbance(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:

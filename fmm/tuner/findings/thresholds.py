@@ -9,9 +9,9 @@ from math import inf, isfinite
 
 from fmm.config.certify import GAIN
 from fmm.config.thresholds import Spread, Thresholds
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose, usual_growth
+from fmm.perfmodel.choose import Limits, considered_candidates, needed_margin, usual_growth
 from fmm.perfmodel.papers import li_thresholds, recursion_points
 from fmm.perfmodel.papers.hasa_rule import alpha, alpha_over_pi, pi
 from fmm.problem import Problem
@@ -26,24 +26,37 @@ LEVELS = (1, 2, 3)
 def chosen_from(calibration: Calibration, dtype: str, levels: int) -> float:
     """The side from which the model chooses plans of so many levels, or more, for square products; infinite if it
     never does up to 65536. (A size at which it does, while at the next larger one it does not, is passed over.)"""
-    deep = [chosen_depth(calibration, dtype, side) >= levels for side in GRID]
-    firm = [i for i in range(len(GRID)) if deep[i] and (i + 1 == len(GRID) or deep[i + 1])]
-    if not firm:
+
+    def deep(i: int) -> bool:
+        return chosen_depth(calibration, dtype, GRID[i]) >= levels
+
+    firm = next((i for i in range(len(GRID)) if deep(i) and (i + 1 == len(GRID) or deep(i + 1))), None)
+    if firm is None:
         return inf
-    high = GRID[firm[0]]
-    low = GRID[max(firm[0] - 1, 0)]
+    high = GRID[firm]
+    low = GRID[max(firm - 1, 0)]
     while high > CLOSE * low and high - low > 16:
         middle = (low + high) // 2 // 16 * 16
         low, high = (low, middle) if chosen_depth(calibration, dtype, middle) >= levels else (middle, high)
     return float(high)
 
 
-@lru_cache(maxsize=2048)
 def chosen_depth(calibration: Calibration, dtype: str, side: int) -> int:
     """How many levels the model chooses for a square product, however much workspace they need."""
+    problem = Problem(side, side, side, dtype)
+    for plan, time in _ranked(replace(calibration, margin=0.0, tiled_margin=0.0), problem):
+        if time <= 1 - needed_margin(plan, problem, calibration):
+            return sum(level.depth for level in plan.levels if level.splits)
+    return 0
+
+
+@lru_cache(maxsize=2048)
+def _ranked(calibration: Calibration, problem: Problem) -> tuple[tuple[Plan, float], ...]:
+    """The candidates within the usual limit of the error and their predicted times, the vendor's being 1: the same
+    whatever the margin is."""
     limits = Limits(1 << 62, usual_growth(calibration.batches))
-    plan = choose(Problem(side, side, side, dtype), calibration, limits).best.plan
-    return sum(level.depth for level in plan.levels if level.splits)
+    known = considered_candidates(problem, calibration, limits)
+    return tuple((c.plan, c.time) for c in known if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
 
 
 # ---- all of them

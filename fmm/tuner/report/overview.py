@@ -20,6 +20,7 @@ NO_LIMIT = 1 << 62
 SIDES = tuple(1024 << i for i in range(7))
 REACH = 2.0  # times the largest side that was measured: beyond, nothing is shown
 MEASURED, PREDICTED, LEFT = "measured", "predicted", "vendor"
+BEYOND = "beyond"  # predicted, further than REACH: where the model's first plans are
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,27 @@ class Gain:
 
 def shown_gains(cases: Sequence[Case]) -> list[Gain]:
     """Of all types, on the sides that are shown: of products, and of halves where they were measured."""
-    found = [at(case, side) for case in cases for at in (gain_at, half_gain_at) for side in SIDES]
-    return [gain for gain in found if gain is not None]
+    found: list[Gain] = []
+    for case in cases:
+        products, halves = ([g for side in SIDES if (g := at(case, side))] for at in (gain_at, half_gain_at))
+        beyond = [] if won_by(products, case.dtype) else gains_beyond(case, products)
+        found += [*products, *beyond, *halves]
+    return found
+
+
+def won_by(gains: Sequence[Gain], dtype: str) -> list[Gain]:
+    """The products of a type that are not left to the vendor."""
+    return [gain for gain in gains if gain.kind != LEFT and gain.op == "product" and gain.dtype == dtype]
+
+
+def gains_beyond(case: Case, shown: Sequence[Gain]) -> list[Gain]:
+    """Of a type for which the model takes plans beyond all that was measured only: the first two sides that it does."""
+    if case.tuned.trusted is None:
+        return []
+    last = max((gain.side for gain in shown), default=0)
+    found = [(side, _choice(case, side).best) for side in SIDES if side > last]
+    gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
+    return [_gain(case, side, BEYOND, plan, (gain, gain, gain)) for side, plan, gain in gains]
 
 
 def half_gain_at(case: Case, side: int) -> Gain | None:
@@ -102,12 +122,14 @@ def gains_frame(gains: Sequence[Gain]) -> Any:
 
 def meaning(gains: Sequence[Gain]) -> str:
     """From which size, how much; at which error and workspace."""
-    won = [gain for gain in gains if gain.kind != LEFT and gain.op == "product"]
+    types = dict.fromkeys(gain.dtype for gain in gains)
+    won = [gain for dtype in types for gain in won_by(gains, dtype)]
     if not won:
         return "On this device the vendor's product is the fastest at all sizes that were tried: fmm leaves all to it."
-    first = {dtype: min(g.side for g in won if g.dtype == dtype) for dtype in dict.fromkeys(g.dtype for g in won)}
-    starts = ", ".join(f"{side} ({dtype})" for dtype, side in first.items())
-    best = max(won, key=lambda gain: gain.speedup)
+    first = [min(won_by(won, dtype), key=lambda g: g.side) for dtype in types if won_by(won, dtype)]
+    beyond = ": predicted, nothing as large was measured"
+    starts = ", ".join(f"{g.side} ({g.dtype}{beyond if g.kind == BEYOND else ''})" for g in first)
+    best = max([g for g in won if g.kind != BEYOND] or won, key=lambda gain: gain.speedup)
     worst, largest = (max(won, key=key) for key in (lambda g: g.error_growth, lambda g: g.workspace))
     return (
         f"On square matrices fmm.matmul is faster than the vendor's product from a side of {starts} on, up to "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from textwrap import dedent
 from typing import Any
 
 from fmm.tuner.findings.described import NOT_MEASURED, described
@@ -28,7 +29,7 @@ table {{ border-collapse: collapse; width: 100%; font-size: 0.95rem; font-varian
 td, th {{ padding: 0.3rem 0.4rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }}
 td:first-child, th:first-child {{ text-align: left; }}
 small {{ display: block; color: #666; font-size: 0.75rem; line-height: 1.2; }}
-.measured {{ font-weight: 600; }} .predicted {{ color: #555; }} .vendor, .none {{ color: #999; }}
+.measured {{ font-weight: 600; }} .predicted, .beyond {{ color: #555; }} .vendor, .none {{ color: #999; }}
 details {{ border-top: 1px solid #ddd; padding: 0.5rem 0; }}
 summary {{ cursor: pointer; font-weight: 600; }}
 pre {{ background: #f6f6f6; padding: 0.7rem; white-space: pre-wrap; font-size: 0.85rem; }}
@@ -51,7 +52,8 @@ pre {{ background: #f6f6f6; padding: 0.7rem; white-space: pre-wrap; font-size: 0
 LEGEND = (
     "Times as fast as the vendor's product, on square matrices of this side. Bold: measured, below it the 95 % "
     "interval; with ≈: predicted; “vendor”: nothing is faster, so that fmm leaves it to the vendor; empty: beyond what "
-    "was measured. Rows named gram: a matrix times its adjoint, one half of which is computed."
+    "was measured, where only the first plans are shown of a type that has none before. “Vendor” is NumPy's BLAS, or "
+    "cuBLAS. Rows named gram: a matrix times its adjoint, one half of which is computed."
 )
 
 
@@ -100,7 +102,7 @@ def _cell(gain: Any, side: int) -> str:
 def _case_html(case: Case, pictures: Mapping[str, str]) -> str:
     header = case.tuning.header
     how = f"Effort {header.settings.get('effort')}, {header.started[:10]}, {len(case.tuning.trials)} samples."
-    text = escape("\n".join(line.strip() for line in described(case.section, case.dtype)))
+    text = escape(dedent("\n".join(described(case.section, case.dtype))))
     drawn = "\n".join(
         f"<figure>{svg}<figcaption>{escape((PICTURES[name].__doc__ or '').strip())}</figcaption></figure>"
         for name, svg in pictures.items()

@@ -105,7 +105,7 @@ class Race:
         self.spent += sum(map(sum, samples.values()))
         found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
-        if found and len(samples[run]) == self.rounds:
+        if found and len(samples[run]) >= self.rounds:
             self.best_low = max(
                 self.best_low, certify.median_interval(certify.paired_ratios(samples[base], samples[run]))[0]
             )

@@ -14,26 +14,31 @@ from fmm.config import certify
 from fmm.kernels.plans.candidates import leaves_on
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import ranked_candidates
+from fmm.perfmodel.choose import candidates, ranked_candidates
 from fmm.perfmodel.work import estimated_work, rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import BEST, Device, Run
 from fmm.tuner.devices.effort import Effort
 from fmm.tuner.findings.conclude import concluded_section, fit_journal, starting_calibration
-from fmm.tuner.findings.doubts import UNDISTURBED, noise_floor
+from fmm.tuner.findings.doubts import UNDISTURBED, noise_floor, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import Found, leanest_plan, needs_no_workspace, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
-from fmm.tuner.trials.journal import Journal, RoundLimits, TimeUpError
+from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
 FRESH = 1  # the seed of the operands on which the search's results are confirmed
-SEEDS = {"probe": 5, "held out": 11}  # of random shapes
+HELD_OUT = "held out"
+SEEDS = {"probe": 5, HELD_OUT: 11}  # of random shapes
 SHARES = {"probe": 0.15, "held out": 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
 # On a CPU with several lanes, only plans are probed that are predicted to take at most so many times as long as the
 # best one: plans of many small steps take ten times as long as those that matter.
 WORTH_PROBING = 1.5
+UNLIKE = 1.1  # times as long as the other is a sample of two of which one was disturbed
+CALM = 0.03  # by so much equal products may differ; of those that differ most more rounds are measured ...
+SETTLING = 0.08  # ... for this share of the planned seconds
+TWINS = Run(), Run(twin=1)
 OWN = 2  # on one of so many random shapes (those with round sides) a plan with our own kernel is measured too
 PATIENCE = 0.4  # until this share of the planned seconds is spent, medians that scatter get more rounds ...
 SHORTEST, SHORT = 256, 4e-3  # side of the first of those products; seconds that the last takes at most
@@ -76,6 +81,10 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
                 found = race_plans(journal, problem, plans, effort)
                 confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
         tune_halves(journal, [] if wanted else problems, calibration, effort, noise)
+    except NotReadyError:
+        stopped = "kernels are being compiled"
+        if not any(t.stage == HELD_OUT for t in journal.recorded):
+            return Outcome(None, stopped)  # a fit takes seconds, and nothing would confirm it
     except TimeUpError:
         stopped = "the time was up"
     except KeyboardInterrupt:
@@ -116,15 +125,16 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     and is checked whenever the time is up: on a GPU first what is soon compiled.
 
     On a GPU sums are measured up to half of the largest side, since they reach their rate long before that, and since
-    filling large operands takes longer than adding them. On a CPU with several lanes sums and products are timed inside
-    whole plans, and the largest square is left out: it would take more time than it tells.
+    filling large operands takes longer than adding them. On a CPU sums and products are timed inside whole plans, and
+    the largest square is left out: it would take more time than it tells. The next one comes last, so that for as long
+    as possible a tuning that is stopped has held-out shapes to be checked on.
     """
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in light_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
     for size in shapes.probe_shapes(side):
         _raced(journal, "rates", Problem(*size, dtype), [Run()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
-    squares = squares[1:] if device.untuned().lanes > 1 else squares
+    squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
     scattered = list(probe_scattered(device, dtype, side, effort))
     for turn in TURNS:
         probe_squares(journal, squares, [p for p in plans if turn_of(p, gpu) == turn], turn, side, effort)
@@ -135,6 +145,8 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
             runs = [Run(p) for p in able if turn_of(p, gpu) == turn]
             if runs or (turn == SOON and not able):
                 _raced(journal, stage, problem, [Run(), *runs], effort)
+    probe_squares(journal, last, plans, SOON, side, effort)
+    settle_twins(journal, dtype, effort)
 
 
 def turn_of(plan: Plan, gpu: bool) -> int:
@@ -145,14 +157,29 @@ def turn_of(plan: Plan, gpu: bool) -> int:
 def probe_squares(
     journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], turn: int, side: int, effort: Effort
 ) -> None:
-    """Sums and products of the plans, of the largest squares whole plans too; in the first turn twins beside them."""
+    """Sums and products of the plans, of some large squares whole plans too; in the first turn twins beside them.
+
+    On a CPU the whole plans are not those of the largest square, where they would take as long as their parts again.
+    """
+    gpu = journal.device.untuned().batches
     for problem in squares:
         own = [p for p in plans if within_limits(journal.device, p, problem)]
         runs = [Run(p, part) for p in own for part in ("sums", "products")]
-        if side // 2 <= problem.m + shapes.STEP < side:
-            runs += [Run(p) for p in own]
-        twins = (Run(), Run(VENDOR, "whole", 1)) if turn == SOON else ()
-        _raced(journal, "probe", problem, [*twins, *runs], effort)
+        if (side // 2 <= problem.m + shapes.STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
+            runs += [Run(p) for p in (*own, *plans_of_other_numbers(journal.device, problem)[:2])]
+        _raced(journal, "probe", problem, [*(TWINS if turn == SOON else ()), *runs], effort)
+
+
+def settle_twins(journal: Journal, dtype: str, effort: Effort) -> None:
+    """More rounds of the equal products that differ most, at another moment: of two or three rounds a single
+    interruption is the median, and the device would be taken for a disturbed one."""
+    end = journal.spent + SETTLING * effort.seconds
+    while journal.spent < end and (found := twin_differences(journal.recorded)):
+        worst = max(found, key=lambda size: found[size])
+        if found[worst] <= CALM:
+            return
+        with journal.open("probe", Problem(*worst, dtype)) as timed:
+            timed.rounds(TWINS, RoundLimits(effort.rounds + 1))
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
@@ -183,6 +210,24 @@ def light_candidates(device: Device, effort: Effort) -> list[Plan]:
     return [p for p in device.candidates() if not p.levels or compile_weight(p) <= effort.heaviest]
 
 
+def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
+    """On a CPU, the candidates that change the numbers (a complex product into real ones), the model's best first."""
+    untuned = starting_calibration(device.untuned(), problem.dtype)
+    if untuned.batches:
+        return []
+    taking = [p for p in candidates(False) if p.takes_type(problem.dtype)]
+    found = [p for p in taking if p.leaf_type(problem.dtype) != problem.dtype]
+    return worth_probing(device, problem, found) if found else []
+
+
+def worth_probing(device: Device, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
+    """Those between which the model is to choose, by what is believed before anything is measured the fastest first."""
+    untuned = starting_calibration(device.untuned(), problem.dtype)
+    known = [c for c in ranked_candidates(problem, untuned, plans) if c.plan != VENDOR]
+    near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
+    return [c.plan for c in (near if len(near) > 1 else known[:2])]
+
+
 def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Candidates with our own kernel that could be chosen for the problem if the kernel proved as fast as possible."""
     plans = [p for p in light_candidates(device, effort) if p.timed_by_tiles and within_limits(device, p, problem)]
@@ -207,20 +252,20 @@ def probe_scattered(
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
     """Random shapes: every second one is held out, no fit sees it. In turns, so that drift hits both alike."""
     fitted, held = (shapes.scattered_shapes(side, effort, SHARES[stage], seed) for stage, seed in SEEDS.items())
-    untuned, light = starting_calibration(device.untuned(), dtype), light_candidates(device, effort)
+    gpu, light = device.untuned().batches, light_candidates(device, effort)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
             # Whoever forbids emulation needs a model that is right without it.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
-            known = [c for c in ranked_candidates(problem, untuned, usual) if c.plan != VENDOR]
-            near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
-            plans = [c.plan for c in (near if len(near) > 1 else known[:2])]
+            plans, above = worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
             others = plans[1:] or plans  # for a small product a GPU may have a single plan
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
             beside += plans_of_own_rate(device, problem, effort)
-            found = plans[:2] if stage == "held out" else [plans[0], others[i % len(others)]]
-            if untuned.batches:  # for others there may be no time
+            found = plans[:2] if stage == HELD_OUT else [plans[0], others[i % len(others)]]
+            if above:  # one of these beside one without them
+                found = [above[0], found[0]] if stage == HELD_OUT else [above[i % len(above)], found[i % 2]]
+            if gpu:  # for others there may be no time
                 found += [p for p in plans if turn_of(p, True) == SOON][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
@@ -229,7 +274,7 @@ def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     """The effort's rounds at least; more where they cost next to nothing, or where times scatter and there is time."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
-    return RoundLimits(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned)
+    return RoundLimits(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned, unlike=UNLIKE)
 
 
 def tune_halves(

@@ -27,6 +27,10 @@ class TimeUpError(Exception):
     """The tuning's time is over."""
 
 
+class NotReadyError(TimeUpError):
+    """What is wanted next is still being compiled, and there is something else to do meanwhile."""
+
+
 class ReplayedError(Exception):
     """A replay is asked for what was not recorded."""
 
@@ -49,9 +53,11 @@ class Journal:
         live: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         waits: float = 0.0,
+        patience: float = float("inf"),
     ) -> None:
         self.run, self.device, self.keep, self.limit, self.live = run, device, keep, limit, live
         self.waits = waits  # seconds for which others (a compiler) may be waited for without the limit's coming nearer
+        self.patience = patience  # seconds after which it is not waited for others any more, limit or not
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
         self.recorded: list[Trial] = list(past)
@@ -119,7 +125,8 @@ def _key(trial: Trial) -> Key:
 class RoundLimits:
     """How many rounds: `least` at least; up to `most` while they have taken less than `seconds`; and up to `patient`
     while some median is uncertain by more than the share `steady` (others use the machine too) and the rounds have
-    taken less than `dear` seconds."""
+    taken less than `dear` seconds. A third one if of the first two samples one is more than `unlike` times the other:
+    it tells which of them was disturbed."""
 
     least: int
     most: int = 0
@@ -127,6 +134,7 @@ class RoundLimits:
     patient: int = 0
     steady: float = 0.02
     dear: float = float("inf")
+    unlike: float = float("inf")
 
     def go_on(self, done: int, samples: Samples) -> bool:
         if done < max(self.least, self.most):
@@ -135,6 +143,8 @@ class RoundLimits:
         return self._patient(done, samples)
 
     def _patient(self, done: int, samples: Samples) -> bool:
+        if done == 2 and any(max(s) > self.unlike * min(s) for s in samples.values() if s):
+            return True
         if done >= self.patient or sum(map(sum, samples.values())) >= self.dear:
             return False
         return any(median_uncertainty(s) > self.steady for s in samples.values() if s)
@@ -198,11 +208,12 @@ class TimedProblem:
         if run.plan == VENDOR:
             return
         before = journal.elapsed
-        ready = journal.device.wait(self.problem.dtype, run.plan, journal.limit + journal.waits - before)
+        seconds = journal.limit + journal.waits - before
+        ready = journal.device.wait(self.problem.dtype, run.plan, min(seconds, journal.patience))
         free = min(journal.elapsed - before, journal.waits)
         journal.limit, journal.waits = journal.limit + free, journal.waits - free
         if not ready:
-            raise TimeUpError
+            raise NotReadyError if seconds > journal.patience else TimeUpError
 
     def leave(self) -> None:
         """Let go of the operands: the next problem needs the room."""

@@ -40,7 +40,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     device = FakeDevice()
     monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
     for name in EFFORTS:
-        monkeypatch.setitem(EFFORTS, name, tuned.SMALL)
+        first = name == "coarse"  # which is another effort than those that refine it
+        monkeypatch.setitem(EFFORTS, name, replace(tuned.SMALL, most=tuned.SMALL.most + first))
     return device
 
 
@@ -93,7 +94,7 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
         "from fmm.tuner.devices import fake\n"
         "trials, late = (Path(sys.argv[-1]) / name for name in ('trials.jsonl', 'late'))\n"
         "def sleep(seconds):\n"
-        "    if not late.exists() and trials.read_text().count('\\n') > 400:\n"
+        "    if not late.exists() and trials.read_text().count('\\n') > 270:\n"
         "        late.touch()\n"
         "        time.sleep(60)\n"
         "    time.sleep(seconds)\n"
@@ -413,7 +414,13 @@ def test_a_tuning_says_what_it_found(fake: FakeDevice, tmp_path: Path, capsys: p
     arguments = ["--shapes", str(shapes), "--output", str(tmp_path)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    for expected in ("a fake CPU (cpu-fake-2t), float64", "Gflop/s", "one level from tau1", "held-out pairs"):
+    for expected in (
+        "a fake CPU (cpu-fake-2t), float64",
+        "Gflop/s",
+        "one level from ",
+        "(tau1, tau2, tau3)",
+        "held-out pairs",
+    ):
         assert expected in printed
     assert "6000 x 6000 x 6000: winograd > " in printed and f"written to {tmp_path / 'config.json'}" in printed
     assert main([*arguments, "--json"]) == 0
@@ -445,6 +452,22 @@ def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(fake: FakeDevice, t
     assert 0 < counts[0] < counts[1] < counts[2]
 
 
+# From which size, how much, at which error and workspace; then alpha, pi, n1 by the model and measured, epsilon, tau.
+WHAT_A_NEWCOMER_ASKS = (
+    r"gain +fmm.matmul is faster than NumPy's product on squares from a side of about \d+ on;",
+    r"predicted times as fast: 1.\d\d at \d+, ",
+    r"cost +an error of up to \d+.\d times the usual one is expected \(max_error_growth= limits it\);",
+    r"memory beside the operands, where there is so much \(workspace= limits it\): \d.* GiB at \d+",
+    r"noise +the same product, timed twice, differs by up to \d",
+)
+WHAT_THE_PAPERS_ASK = (
+    r"alpha \d.\d*e-\d+ s to add an element, pi \d.\d*e-\d+ s a flop",
+    r"from a side of n1 = \d+ on \(Equation 3\); (measured: from \d+ on|no measured square shows such a side), and",
+    r"and Equation 2 .*epsilon",
+    r"one level from \d+, two from \d+, three (from \d+|never) \(tau1, tau2, tau3\);",
+)
+
+
 def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = tmp_path / "shapes"
     shapes.write_text("6000 6000 6000\n")
@@ -453,8 +476,10 @@ def test_show_validate_export_and_merge(fake: FakeDevice, tmp_path: Path, capsys
     assert main(["show", where]) == 0
     shown = capsys.readouterr().out
     assert "cpu-fake-2t, float32 (a fake CPU; default, 20" in shown
-    said = r"fmm.matmul gains on squares from a side of about \d+ on; predicted times as fast: 1.\d\d at \d+, "
-    assert re.search(said, shown), "what it means to those who know none of the papers"
+    for said in WHAT_A_NEWCOMER_ASKS:
+        assert re.search(said, shown), "what it means to those who know none of the papers"
+    for said in WHAT_THE_PAPERS_ASK:
+        assert re.search(said, shown), "D'Alberto and Nicolau's Table 3, Li's thresholds"
     assert main(["show", where, "--json"]) == 0
     assert {row["dtype"] for row in json.loads(capsys.readouterr().out)} == {"float32", "float64"}
     assert main(["validate", where]) == 0
@@ -493,6 +518,23 @@ def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatc
     assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
     coarse = [("float32", "coarse", 8.0), ("float64", "coarse", 14.0)]  # these are certain to have their turn
     assert limits == [*coarse, ("float32", "default", 6.0), ("float64", "default", 10.0)]
+
+
+@pytest.mark.parametrize(("gpu", "efforts"), [(False, ["quick"]), (True, ["coarse", "quick"])], ids=["cpu", "gpu"])
+def test_a_quick_tuning_of_a_cpu_is_one_pass(
+    gpu: bool, efforts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
+    seen: list[tuple[str, str]] = []
+
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+        seen.append((job.effort, job.dtype))
+        return End(0, "", 2.0)
+
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [FakeDevice(gpu=gpu)])
+    monkeypatch.setattr(commands_tune, "tune_job", tuned)
+    assert main(["--effort", "quick", "--output", str(tmp_path)]) == 0
+    assert seen == [(effort, dtype) for effort in efforts for dtype in ("float32", "float64")]
 
 
 def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(

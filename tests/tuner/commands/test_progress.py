@@ -42,8 +42,20 @@ def test_the_bar_tells_what_is_left_and_what_was_gained() -> None:
 
 
 def test_no_gain_is_no_text() -> None:
-    assert best_gain(None) == best_gain(tuned.section()) == best_gain({"entries": [{"plan": "vendor"}]}) == ""
+    slow_sums = {"stream": 1e5, "margin": 0.02, "rate": {"flops": 1e12, "fill": 0.0, "pipe": 0.0}}
+    nothing = (
+        None,
+        tuned.section(calibration=slow_sums),
+        tuned.section(doubts=["the noise was not measured"]),
+        {**tuned.section(calibration=None), "entries": [{"plan": "vendor"}]},
+    )
+    assert [best_gain(section, "float64") for section in nothing] == [""] * 4
     assert spelled_seconds(-3) == "0 s" and spelled_seconds(119) == "119 s" and spelled_seconds(180) == "3 min"
+
+
+def test_where_nothing_was_certified_the_model_says_what_is_gained() -> None:
+    """A quick tuning of a CPU measures no product that is large enough for an entry."""
+    assert best_gain(tuned.section(), "float64") == "from 256 on"
 
 
 def test_nobody_who_looks_sees_nothing(monkeypatch: Any) -> None:
@@ -55,7 +67,7 @@ def test_nobody_who_looks_sees_nothing(monkeypatch: Any) -> None:
 
 
 def test_a_first_pass_over_all_types_takes_a_minute_and_a_half_on_a_cpu_and_one_on_a_gpu() -> None:
-    assert len(CpuDevice().dtypes) * EFFORTS["coarse"].most <= 90
+    assert len(CpuDevice().dtypes) * EFFORTS["coarse"].most <= 90 and EFFORTS["coarse"] == EFFORTS["quick"]
     assert 7 * GPU_EFFORTS["coarse"].most <= 60
     for efforts in (EFFORTS, GPU_EFFORTS):
         assert list(efforts) == ["coarse", "quick", "default", "full"]

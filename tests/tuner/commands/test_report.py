@@ -113,6 +113,20 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     assert list(gains_frame(gains).columns)[:3] == ["dtype", "side", "kind"] and len(gains_frame(gains)) == len(gains)
 
 
+def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path) -> None:
+    """A quick tuning of a CPU measures no product that is large enough for a plan, and the model takes plans all the
+    same: `fmm-tune show` and the report say the same."""
+    (case,) = tuned_cases(folder / "config.json")
+    small = tuple(t for t in case.tuning.trials if max(t.size) <= 2000)
+    gains = shown_gains(
+        [replace(case, tuning=replace(case.tuning, trials=small), tuned=replace(case.tuned, entries={}))]
+    )
+    kinds = {gain.side: gain.kind for gain in gains}
+    assert kinds == {1024: "vendor", 2048: "vendor", 4096: "beyond", 8192: "beyond"}
+    assert "from a side of 4096 (float64: predicted, nothing as large was measured) on" in meaning(gains)
+    assert '<td class="beyond" data-side="8192"' in gains_table(gains)
+
+
 def test_halves_are_rows_of_their_own(folder: Path) -> None:
     """Measured ones, which say nothing of whole products: neither in the sentences nor as points of their picture."""
     (case,) = tuned_cases(folder / "config.json")

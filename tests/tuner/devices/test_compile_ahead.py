@@ -21,6 +21,8 @@ from fmm.tuner.devices.compile_ahead import (
     SIZES,
     TURNS,
     Ahead,
+    Job,
+    call_jobs,
     compile_jobs,
     compile_turn,
     has_own_kernel,
@@ -42,7 +44,7 @@ def worker(does: str) -> tuple[str, ...]:
 
 
 LIGHT, HEAVY = (Plan.parse(f"{x}.batched > vendor") for x in ("strassen", "strassen^3"))
-WANTED = [(dtype, str(plan), (1, 2, 3), "") for dtype in ("float32", "float64") for plan in (LIGHT, HEAVY) * 2]
+WANTED = [Job(dtype, str(plan), (1, 2, 3)) for dtype in ("float32", "float64") for plan in (LIGHT, HEAVY) * 2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "tf32", "bfloat16"])
@@ -68,7 +70,7 @@ def test_a_plan_waits_for_its_own_levels_alone() -> None:
 
 
 def test_light_kernels_come_first() -> None:
-    plans = [Plan.parse(plan) for _, plan, _, _ in compile_jobs(["float32"], probed_plans("cuda"))]
+    plans = [Plan.parse(job.plan) for job in compile_jobs(["float32"], probed_plans("cuda"))]
     turns = [compile_turn(plan) for plan in plans]
     assert turns == sorted(turns) and set(turns) == set(TURNS)
     sums = [p for p in plans if p.leaf == "vendor"]
@@ -80,10 +82,10 @@ def test_leaves_with_kernels_of_their_own_are_waited_for() -> None:
     """Alone and with sums inside; cuBLASLt's candidates have none."""
     leaves = [Plan(leaf=name) for name in ("tile", "f16x3", "lt3")]
     jobs = list(compile_jobs(["float32"], [*leaves, Plan.parse("strassen.batched.pad16 > f16x3")]))
-    assert {plan for _, plan, _, _ in jobs} == {"tile", "f16x3", "strassen.batched.pad16 > f16x3"}
+    assert {job.plan for job in jobs} == {"tile", "f16x3", "strassen.batched.pad16 > f16x3"}
     made = Ahead(0, jobs[:1], 1, worker("hangs"))
     try:
-        assert not made.wait("float32", Plan.parse(jobs[0][1]), 0.1)
+        assert not made.wait("float32", Plan.parse(jobs[0].plan), 0.1)
         assert made.wait("float32", leaves[2], 30)
     finally:
         made.close()
@@ -92,7 +94,7 @@ def test_leaves_with_kernels_of_their_own_are_waited_for() -> None:
 def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> None:
     """Those of real numbers are made once, be it for real products or for complex ones."""
     plans = [Plan.parse(text) for text in ("strassen.batched > vendor", "3m > strassen.batched > vendor")]
-    jobs = [(dtype, plan) for dtype, plan, size, _ in compile_jobs(["float32", "complex64"], plans) if size == SIZES[0]]
+    jobs = [(job.dtype, job.plan) for job in compile_jobs(["float32", "complex64"], plans) if job.size == SIZES[0]]
     assert jobs == [("float32", str(plans[0])), ("complex64", str(plans[0])), ("complex64", str(plans[1]))]
     assert kernel_places(plans[1], "complex64") == {
         ("complex64", "3m", False),
@@ -138,13 +140,37 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     assert first.startswith("PlanError") and second == "done" and len(compiled) == 1
 
 
+def test_the_jobs_of_calls_make_what_they_launch() -> None:
+    """Kernels that raise a flag are others than those that a tuning times; three levels' are a job each."""
+    sizes = ((4096, 4096, 4096), (4133, 2053, 3001))
+    plans = [Plan.parse(x) for x in ("f16x3", "strassen.batched.pad16 > vendor", "strassen^3.batched.pad16 > f16x3")]
+    calls = [("float32", plan, size) for plan in plans for size in sizes]
+    jobs = list(call_jobs([*calls, *calls]))
+    assert len(jobs) == 2 * (1 + 1 + 4) and "^3" in jobs[0].plan, "the longest first"
+    made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(job, H200)}
+    met = set[Kernel]()
+    for dtype, plan, size in calls:
+        met |= {x.kernel for x in record_launches(plan, Problem(*size, dtype), target_on(H200, flagged=True)).launches}
+    plain = {k for job in jobs for k in compile_worker.launched_kernels(job._replace(flagged=False), H200)}
+    assert made == met != plain
+
+
+def test_all_jobs_are_waited_for() -> None:
+    for does, expected in (("done", True), ("hangs", False)):
+        made = Ahead(0, WANTED, 2, worker(does))
+        try:
+            assert made.wait_for_all(30 if expected else 0.2) == expected
+        finally:
+            made.close()
+
+
 @pytest.mark.parametrize(("does", "least"), [("sums", 20), ("product", 7)])
 def test_the_jobs_make_the_kernels_that_a_tuning_meets(does: str, least: int) -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
     plans = [p for p in probed_plans("cuda") if "^3" not in str(p) and p.considered_for("float32")]
     plans = [p for p in plans if has_own_kernel(p) == (does == "product") and (p.levels or has_own_kernel(p))]
     jobs = list(compile_jobs(["float32"], plans))
-    made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(*job, H200)}
+    made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(job, H200)}
     rng, met = random.Random(1), set[Kernel]()
     for step in (1, 32) * 2:
         m, k, n = (rng.randint(1000, 9000) // step * step for _ in range(3))

@@ -82,6 +82,20 @@ def test_waiting_for_the_compiler_does_not_count_up_to_a_bound(cold: ColdGpu) ->
     assert cold.now == pytest.approx(11.0) and journal.waits == 0
 
 
+def test_who_has_something_else_to_do_does_not_wait_for_the_compiler(cold: ColdGpu) -> None:
+    """The first pass ends with what needs no kernels, and concludes nothing; the second one goes on there."""
+    effort = cold.efforts["coarse"]
+    first = Journal("run", cold, limit=effort.most, clock=cold.clock, patience=0.1)
+    outcome = tune_type(first, "float64", effort)
+    assert outcome.section is None and "compiled" in outcome.stopped
+    assert cold.now < SOON and {t.plan for t in first.recorded} == {"vendor"}
+    cold.now = SOON
+    before = max(t.elapsed for t in first.recorded)
+    second = Journal("run", cold, first.recorded, limit=before + effort.most, clock=cold.clock)
+    section = tune_type(second, "float64", effort).section
+    assert section is not None and section["error"]["speedup"]["count"] >= 5 and section["doubts"] == []
+
+
 @pytest.mark.slow
 def test_what_is_soon_compiled_is_checked_before_the_rest_is_waited_for(cold: ColdGpu) -> None:
     """The time is up while the compiler works: the model was fitted to what had been measured, and is used."""

@@ -28,7 +28,7 @@ from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import FailedError, Run
-from fmm.tuner.devices.effort import EFFORTS
+from fmm.tuner.devices.effort import EFFORTS, Effort
 from fmm.tuner.devices.fake import TRUTH, FakeDevice, FakeSession
 from fmm.tuner.devices.formula import cached_work, formula_seconds
 from fmm.tuner.findings.conclude import searched_entries
@@ -40,12 +40,13 @@ from fmm.tuner.search.race import within_limits
 from fmm.tuner.search.space import built_plan, choices_of_plans, search_space
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesError
-from fmm.tuner.stages.tuning import Outcome, probe_scattered, tune_type
+from fmm.tuner.stages.tuning import Outcome, probe_scattered, settle_twins, tune_type
 from fmm.tuner.trials.journal import Journal, ReplayedError, RoundLimits, paired_speedup
 from fmm.tuner.trials.record import Header, Trial, Trials
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
 
+MINUTE = Effort(40, 57, 3, 10, 3, 2, 7)  # a tuning of most of a minute: more than a quick one of a CPU
 BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
 
 
@@ -109,12 +110,13 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
 
 def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
     journal = Journal("run", FakeDevice(truth, seed=seed, noise=0.02))
-    outcome = tune_type(journal, "float64", EFFORTS["quick"])
+    outcome = tune_type(journal, "float64", MINUTE)
     found = schema.checked_section(outcome.section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
     return found.calibration
 
 
+TWO_TYPES = replace(TRUTH, rates=MappingProxyType({x: Rate(1.5e11, 2e4, 20.0) for x in ("complex128", "float64")}))
 # Two cores that run two products at a time, and the sums beside them.
 LANES = replace(
     TRUTH,
@@ -125,7 +127,7 @@ LANES = replace(
 
 @pytest.mark.parametrize("seed", quick_and_slow([0], [1, 2]))
 def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
-    """A quick tuning measures up to 4000 or so; by the model, products twice as long are not left to the vendor."""
+    """A minute measures up to 4000 or so; by the model, products twice as long are not left to the vendor."""
     found = fresh(seed, LANES)
     assert found.margin < 0.04
     problem = Problem(8192, 8192, 8192)
@@ -274,6 +276,35 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
 # ---- rounds
 
 
+def test_the_third_sample_tells_which_of_two_was_disturbed() -> None:
+    limits, like = RoundLimits(2, unlike=1.1), Run(Plan.parse("winograd > vendor"))
+    assert limits.go_on(2, {Run(): [1.0, 1.02], like: [2.0, 2.3]})
+    assert not limits.go_on(2, {Run(): [1.0, 1.02], like: [2.0, 2.1]})
+    assert not limits.go_on(3, {Run(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
+    assert not RoundLimits(2).go_on(2, {Run(): [1.0, 3.0]})
+
+
+@pytest.mark.parametrize(("noise", "settled"), [(0.002, True), (1.0, False)], ids=["an interruption", "a noisy device"])
+def test_equal_products_that_differ_are_measured_again(noise: float, settled: bool) -> None:
+    """At another moment: what interrupted a few rounds is over then, and what disturbs the device is not."""
+    sizes = (2000, 2000, 2000), (3000, 3000, 3000)
+    twins = {0: (0.5, 0.5), 1: (0.62, 0.49)}
+    past = [
+        Trial("run", "probe", size, "float64", "vendor", "whole", twin, 0, 1.0, seconds)
+        for size in sizes
+        for twin, found in twins.items()
+        for seconds in found
+    ]
+    journal = Journal("run", FakeDevice(noise=noise), past[:4] if settled else past)
+    for trial in journal.recorded:
+        journal.recall((trial.stage, trial.problem, trial.seed, trial.what))
+    assert (noise_floor(journal.recorded) or 0.0) > 0.08
+    settle_twins(journal, "float64", EFFORTS["quick"])
+    more = len(journal.recorded) - (4 if settled else 8)
+    assert more > 0 and more % (2 * (EFFORTS["quick"].rounds + 1)) == 0
+    assert ((noise_floor(journal.recorded) or 0.0) <= 0.03) == settled
+
+
 def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
     orders = []
     for _ in range(2):
@@ -326,6 +357,14 @@ def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) 
     for _, problem, plans in found:
         assert plans and VENDOR not in plans
         assert all(min(problem.size) >= 1000 for p in plans if "strassen" in str(p))
+
+
+def test_what_is_chosen_for_complex_numbers_is_held_out_too() -> None:
+    """Plans that make real products of a complex one, beside those that do not; of real numbers there are none."""
+    for dtype, changed in (("complex128", 1), ("float64", 0)):
+        for _, problem, plans in probe_scattered(FakeDevice(TWO_TYPES), dtype, 1500, EFFORTS["quick"]):
+            real = [p for p in plans if p.leaf_type(dtype) != dtype]
+            assert problem.dtype == dtype and len(plans) == 2 and len(real) == changed
 
 
 def test_cheap_runs_get_more_rounds() -> None:

@@ -32,14 +32,14 @@ TWO_CORES = replace(
 def test_a_quick_tuning_of_an_idle_processor_is_used(
     seed: int, dtypes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of each type, within its seconds by the device's own clock."""
+    """Of each type; of all four within a minute and a half by the device's own clock."""
     device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
     monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
     monkeypatch.setattr(one_type, "Journal", partial(Journal, clock=device.clock))
     path = tmp_path / "config.json"
     chosen = ["--dtype", ",".join(dtypes)] if dtypes != list(RATES) else []  # all, of which nobody need speak
     assert main(["--device", "cpu", "--effort", "quick", "--quiet", "--output", str(path), *chosen]) == 0
-    assert not capsys.readouterr().err
+    assert not capsys.readouterr().err and device.now < 90
     sections = files.read_config(path)[device.identity.key]
     assert set(sections) == set(dtypes)
     for dtype, section in sections.items():

@@ -10,15 +10,12 @@
 // the inner dimension end with zeros, whole 64 numbers.
 #pragma once
 
-#include "gemm_common.cuh"
+#include "f16_numbers.cuh"
 #include "ptx_tma.cuh"
 
 namespace fmm {
 namespace planes {
 
-constexpr int TOP = 14;         // the largest number has this exponent
-constexpr int CHUNK = 64;       // numbers whose hi and lo stand behind each other
-constexpr float BELOW = 2048;   // lo is so many times what hi leaves
 constexpr int THREADS = 256;
 constexpr int CLUSTER = 8;      // thread blocks that share the lines of a strip of positions
 
@@ -33,83 +30,6 @@ struct Operand {
     int layers;
     int blocks;            // thread blocks that do this operand
 };
-
-// ---- numbers
-
-__device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
-
-// The exponent by which the numbers whose largest magnitude is x are scaled; zeros, inf and NaN stay what they are.
-__device__ __forceinline__ int scaling(float x) {
-    const int up = x < power_of_two(-100) ? 64 : 0;
-    const int bits = __float_as_int(x * power_of_two(up)), e = bits >> 23 & 255;
-    return e == 255 || bits == 0 ? 0 : TOP - (e - 127 - up);
-}
-
-// x 2^e, rounded once (twice below the normal numbers).
-__device__ __forceinline__ float scaled_by(float x, int e) {
-    const int first = max(min(e, 120), -120), second = max(min(e - first, 120), -120), third = e - first - second;
-    return x * power_of_two(first) * power_of_two(second) * power_of_two(max(min(third, 120), -120));
-}
-
-// In two steps, because 2^e may be no float32.
-struct Scale {
-    float first, second;
-    __device__ __forceinline__ explicit Scale(int e) : first(power_of_two(e / 2)), second(power_of_two(e - e / 2)) {}
-    __device__ __forceinline__ float operator()(float x) const { return x * first * second; }
-};
-
-__device__ __forceinline__ float larger(float x, float y) {  // a NaN is larger than all
-    float z;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(fabsf(y)));
-    return z;
-}
-
-__device__ __forceinline__ unsigned pair_of(float x, float y) {
-    unsigned both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
-    return both;
-}
-__device__ __forceinline__ float first_of(unsigned both) {
-    float x;
-    asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(x) : "r"(both));
-    return x;
-}
-__device__ __forceinline__ float second_of(unsigned both) {
-    float x;
-    asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b;}" : "=f"(x) : "r"(both));
-    return x;
-}
-
-struct Four {
-    float x[4];
-};
-
-// Where hi and lo stand: of every 64 numbers of a line one behind the other, or all hi before all lo.
-struct InTurns {
-    static constexpr int STEP = 2;  // as many planes' lines are one behind the other
-    static __device__ __forceinline__ int place(int at) { return at / CHUNK * (2 * CHUNK) + at % CHUNK; }
-    template <class Told>
-    static __device__ __forceinline__ long long low(const Told&) {
-        return CHUNK;
-    }
-};
-struct Apart {
-    static constexpr int STEP = 1;
-    static __device__ __forceinline__ int place(int at) { return at; }
-    template <class Told>
-    static __device__ __forceinline__ long long low(const Told& p) {
-        return static_cast<long long>(p.layers) * p.lines * p.room;
-    }
-};
-
-// Hi and lo of four neighbours, the first of which stands at `to`; lo so far behind.
-__device__ __forceinline__ void put_four(unsigned short* to, long long low, const Four& v) {
-    const unsigned a = pair_of(v.x[0], v.x[1]), b = pair_of(v.x[2], v.x[3]);
-    *reinterpret_cast<uint2*>(to) = {a, b};
-    const unsigned c = pair_of((v.x[0] - first_of(a)) * BELOW, (v.x[1] - second_of(a)) * BELOW);
-    const unsigned d = pair_of((v.x[2] - first_of(b)) * BELOW, (v.x[3] - second_of(b)) * BELOW);
-    *reinterpret_cast<uint2*>(to + low) = {c, d};
-}
 
 // Four neighbours of a line, zeros behind its end.
 template <bool WIDE>

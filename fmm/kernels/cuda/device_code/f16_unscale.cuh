@@ -24,8 +24,8 @@ __device__ __forceinline__ void unscale(const Unscaled& p) {
         const int layer = static_cast<int>(row / p.m), line = static_cast<int>(row % p.m), e = p.rows[row];
         const long long start = layer * p.layer + line * p.leading;
         for (int col = threadIdx.x; col < p.n; col += THREADS) {
-            const float x = p.factor * scaled_by(p.source[start + col], -e - p.columns[layer * p.n + col]);
-            finite = finite && fabsf(x) < __int_as_float(0x7f800000);
+            const float x = mul(p.factor, scaled_by(p.source[start + col], -e - p.columns[layer * p.n + col]));
+            finite = finite && (__float_as_int(x) & 0x7f800000) != 0x7f800000;
             p.dest[start + col] = x;
         }
     }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.f16_planes import CHUNK, ITEM, PLANES, exponent_room, plane_room, whole
+from fmm.kernels.cuda.products.f16_planes import CHUNK, ITEM, PLANES, exponent_room, matrix_room, plane_room, whole
 from fmm.kernels.cuda.products.tiled import WIDE
+from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
 from fmm.kernels.cuda.products.wgmma_source import LINE
 from fmm.kernels.cuda.tensor_map import TensorMap
@@ -123,6 +125,29 @@ class Planes:
         piece = Piece(self.base, self.offset, self.lines, halves)
         box = (CHUNK, most if self.along == "inner" else CHUNK)
         return TensorMap(piece, "float16", halves, self.lines, self.count, halves, halves * self.lines, box, LINE)
+
+
+def operand_planes(op: GemmOp) -> tuple[Planes, Planes]:
+    """Of a product's A and B, in the kernel's terms: in the leaf's scratch, or those that are kept."""
+    first, second, along = kernel_operands(op)
+    m, n, k = op.n, op.m, op.k
+    left = (m, k) if along[0] == "inner" else (k, m)
+    right = (n, k) if along[1] == "inner" else (k, n)
+    a = _kept_or_made(op, Planes(first, along[0], *left, op.count, op.scratch))
+    after = op.scratch if a.is_kept else a.end
+    return a, _kept_or_made(op, Planes(second, along[1], *right, op.count, after))
+
+
+def _kept_or_made(op: GemmOp, x: Planes) -> Planes:
+    """The same, or those that are kept behind the matrix itself."""
+    if op.kept != x.source.base or op.checked:
+        return x
+    return replace(x, base=op.kept, offset=matrix_room(x.lines, x.length))
+
+
+def planes_to_make(op: GemmOp, planes: Sequence[Planes]) -> list[Planes]:
+    """Of A's and B's those that neither are kept nor come from the sums before."""
+    return [x for x, side in zip(planes, "LR", strict=True) if not x.is_kept and side not in op.by_sums]
 
 
 @lru_cache(maxsize=64)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.f16_planes import CHUNK, matrix_room
-from fmm.kernels.cuda.products.f16_split import Planes, split_launch
+from fmm.kernels.cuda.products.f16_planes import CHUNK
+from fmm.kernels.cuda.products.f16_split import Planes, operand_planes, planes_to_make, split_launch
 from fmm.kernels.cuda.products.f16_spread import Spread, spread_launches
 from fmm.kernels.cuda.products.f16x3_source import F16x3Kernel, f16x3_source
 from fmm.kernels.cuda.products.tiled import GROUP
-from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
 from fmm.kernels.cuda.products.tiled_source import ENTRY
 from fmm.kernels.cuda.products.wgmma import sizes_for, tiles_of
 from fmm.kernels.cuda.products.wgmma_source import WgmmaSizes
@@ -33,6 +32,7 @@ class F16x3Op:
     kernel: F16x3Kernel
     left: Planes
     right: Planes
+    made: tuple[Planes, ...]  # of these, those that are not there yet
     dest: Factor
     m: int
     n: int
@@ -80,24 +80,14 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
         return None
-    left, right, along = kernel_operands(op)
     m, n, k = op.n, op.m, op.k
-    inner = along[0] == "inner", along[1] == "inner"
-    a = _planes(op, Planes(left, along[0], *((m, k) if inner[0] else (k, m)), op.count, op.scratch))
-    after = op.scratch if a.is_kept else a.end
-    b = _planes(op, Planes(right, along[1], *((n, k) if inner[1] else (k, n)), op.count, after))
+    a, b = operand_planes(op)
     spread = Spread(a, b, b.end) if op.checked else None
     s = sizes_for(m, n, op.count, multiprocessors, SIZES)
     clusters = max(multiprocessors // s.cluster, 1)
-    kernel = F16x3Kernel(s, along, op.checked)
-    return F16x3Op(kernel, a, b, op.dest, m, n, k, alpha.real, beta.real, clusters, spread)
-
-
-def _planes(op: GemmOp, x: Planes) -> Planes:
-    """The same, or those that are kept behind the matrix itself."""
-    if op.kept != x.source.base or op.checked:
-        return x
-    return replace(x, base=op.kept, offset=matrix_room(x.lines, x.length))
+    kernel = F16x3Kernel(s, (a.along, b.along), op.checked)
+    made = tuple(planes_to_make(op, (a, b)))
+    return F16x3Op(kernel, a, b, made, op.dest, m, n, k, alpha.real, beta.real, clusters, spread)
 
 
 # ---- the launches on a chip
@@ -107,8 +97,7 @@ def plane_launches(op: F16x3Op, multiprocessors: int, divides: Mapping[str, int]
     """What makes the planes that are not kept."""
     if op.spread is not None:
         return spread_launches(op.spread, multiprocessors, divides)
-    made = [x for x in (op.left, op.right) if not x.is_kept]
-    return (split_launch(made, divides),) if made else ()
+    return (split_launch(op.made, divides),) if op.made else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:

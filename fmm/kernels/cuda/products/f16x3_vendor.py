@@ -17,8 +17,7 @@ from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, VendorCall
 from fmm.kernels.cuda.products.f16_planes import PIECE
-from fmm.kernels.cuda.products.f16_split import THREADS, Planes, split_launch
-from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
+from fmm.kernels.cuda.products.f16_split import THREADS, Planes, operand_planes, planes_to_make, split_launch
 from fmm.kernels.cuda.products.tiled_source import ENTRY
 from fmm.kernels.cuda.views import Factor
 
@@ -32,13 +31,11 @@ def vendor_steps(
     """Splitting, products of planes, scaling; or why not."""
     if op.beta or complex(op.alpha).imag or op.checked:
         return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
-    first, second, along = kernel_operands(op)
-    m, n, k = op.n, op.m, op.k
-    inner = along[0] == "inner", along[1] == "inner"
-    a = Planes(first, along[0], *((m, k) if inner[0] else (k, m)), op.count, op.scratch)
-    b = Planes(second, along[1], *((n, k) if inner[1] else (k, n)), op.count, a.end)
-    calls = tuple(_call(op, a, b, *part) for part in _parts(k))
-    return split_launch((a, b), divides, "apart"), *calls, _unscaling(op, a, b, multiprocessors, flagged)
+    a, b = operand_planes(op)
+    made = planes_to_make(op, (a, b))
+    splits = (split_launch(made, divides, "apart"),) if made else ()
+    calls = (_call(op, a, b, *part) for part in _parts(op.k))
+    return *splits, *calls, _unscaling(op, a, b, multiprocessors, flagged)
 
 
 def _parts(k: int) -> list[tuple[int, int, bool, bool, float, float]]:

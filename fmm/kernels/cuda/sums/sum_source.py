@@ -30,6 +30,18 @@ def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     lines = [
         '#include "block_sums.cuh"',
         "",
+        *step_lines(kernel),
+        f'extern "C" __global__ void __launch_bounds__({kernel.bounds})',
+        f"{ENTRY}(const __grid_constant__ {parameters} p) {{",
+        f"    fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.lanes}, {variant}>(p);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")
+
+
+def step_lines(kernel: SumKernel) -> Iterator[str]:
+    """The program itself, as what block_sums.cuh calls a Step."""
+    yield from (
         "struct Step {",
         f"    static constexpr bool LONG = {str(kernel.long).lower()};",
         f"    static constexpr bool APART = {str(kernel.apart).lower()};",
@@ -46,12 +58,7 @@ def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
         "    }",
         "};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({kernel.bounds})',
-        f"{ENTRY}(const __grid_constant__ {parameters} p) {{",
-        f"    fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.lanes}, {variant}>(p);",
-        "}",
-    ]
-    return with_headers("\n".join(lines) + "\n")
+    )
 
 
 def _any_of(arrays: frozenset[int]) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fmm.config.identity import Identity
 from fmm.config.schema import calibration_fields, checked_calibration
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
@@ -26,12 +29,15 @@ from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import datasheet
+from fmm.perfmodel.calibration import _planes_by_vendor, datasheet
 from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
+from fmm.runtime.answer import launches_on
+from fmm.runtime.devices import Device
 from tests.support.chips import A100, H200
-from tests.support.nvrtc import in_parallel, nvrtc, report
+from tests.support.nvrtc import compile_cuda, in_parallel, nvrtc, report
 
 Array = np.ndarray[Any, Any]
 SMS = 132
@@ -144,8 +150,9 @@ def test_the_workspace_is_what_is_recorded(plan: str, size: tuple[int, int, int]
 
 
 def test_a_batch_is_split_and_multiplied_at_once() -> None:
+    """Where sums do not leave as planes: of rows of which 16 bytes cannot be read at a time."""
     found = record_launches(
-        Plan.parse("strassen.batched.pad16 > f16x3"), Problem(2048, 2048, 2048, "float32"), target_on(H200)
+        Plan.parse("strassen.batched.pad16 > f16x3"), Problem(2050, 2050, 2050, "float32"), target_on(H200)
     )
     labels = [step.label for step in found.steps if isinstance(step, Launch)]
     assert sum("f16_planes" in label for label in labels) == 1
@@ -247,6 +254,14 @@ def test_kernels_for_other_chips_compile(architecture: str) -> None:
         assert r.local == 0 and r.registers <= 128, r
 
 
+@pytest.mark.parametrize("text", [split_source(SPLITS[0], "apart"), unscale_source()], ids=["split", "unscale"])
+def test_no_kernel_for_other_chips_takes_tiny_numbers_for_zero(text: str) -> None:
+    """CuPy compiles them with -ftz=true, which nothing that we pass undoes: numbers of about 2^-126 would be lost."""
+    _, ptx = compile_cuda(text, "compute_80", "--std=c++17", "-ftz=true")
+    assert "mul.rn.f32" in ptx
+    assert re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx) == []
+
+
 def test_sizes() -> None:
     """The last round of clusters is to end early."""
     assert sizes_for(8192, 8192, 1, SMS, SIZES) == SIZES[0]
@@ -267,17 +282,49 @@ def chosen(n: int, limits: Limits, name: str = "h200") -> Plan:
 
 
 def test_where_it_is_chosen() -> None:
-    """On Hopper, from about a thousand on, and nowhere else; not where emulation is forbidden, nor for who wants the
-    vendor's error."""
+    """On Hopper from about a thousand on, and where the vendor multiplies the planes, from a few thousand on, if its
+    float16 products are fast enough; not where emulation is forbidden, nor for who wants the vendor's error."""
     free = Limits(1 << 36, 16.0)
     for n in (1024, 2048, 4096, 8192, 16384):
         assert chosen(n, free).leaf == "f16x3"
         assert chosen(n, Limits(1 << 36, 16.0, emulation=False)).leaf != "f16x3"
         assert chosen(n, Limits(1 << 36, 1.0)) == VENDOR or not chosen(n, Limits(1 << 36, 1.0)).leaf_use.leaf.emulates
-        for name in ("a100", "b200", "rtx4090", "rtx5090", "v100"):
+        for name in ("rtx4090", "rtx5090", "v100"):
             assert chosen(n, free, name).leaf != "f16x3", name
+        for name in ("a100", "b200"):
+            assert (chosen(n, free, name).leaf == "f16x3") == (n > 1024), name
+            assert chosen(n, Limits(1 << 36, 16.0, emulation=False), name).leaf != "f16x3", name
     assert chosen(256, free) == VENDOR
     assert choose(Problem(8192, 8192, 8192, "float64"), datasheet("h200"), free).best.plan.leaf != "f16x3"
+
+
+def test_a_product_of_two_launches_is_begun_once() -> None:
+    """On a host that is slow to start products: what the device does in half of the time is not left to the vendor."""
+    slow = replace(datasheet("h200"), host=38e-6)
+    problem = Problem(1024, 1024, 1024, "float32")
+    own, vendor = (quick_prediction(Plan.parse(leaf), problem, slow).seconds for leaf in ("f16x3", "vendor"))
+    assert own < 45e-6 < vendor
+    assert choose(problem, slow, Limits(1 << 36, 16.0)).best.plan.leaf == "f16x3"
+
+
+def test_how_fast_the_vendors_products_of_planes_are() -> None:
+    """What this way took on an H200 at 1024, 4096 and 8192, as a multiple of SGEMM's speed, the model knows about."""
+    known = datasheet("h200")
+    planes = _planes_by_vendor(known.rates["float16"], known.stream)
+    other = replace(known, rates={**known.rates, "f16x3": planes})
+    for n, measured in ((1024, 0.61), (4096, 1.79), (8192, 2.21)):
+        problem = Problem(n, n, n, "float32")
+        own, vendor = (quick_prediction(Plan.parse(leaf), problem, other).seconds for leaf in ("f16x3", "vendor"))
+        assert 0.85 * measured <= vendor / own <= 1.05 * measured
+
+
+@pytest.mark.parametrize("given", [{"beta": 1}, {"componentwise": True}])
+def test_what_a_chip_cannot_do_is_not_chosen(given: Any) -> None:
+    """Where the vendor cannot multiply planes either, nothing says that it would."""
+    problem = Problem(4096, 4096, 4096, "float32", **given)
+    a100 = Device(Identity("cuda-8.0-108sm", "A100"), datasheet("a100"), chip=A100)
+    assert launches_on(Plan.parse("f16x3"), problem, a100, False) is None
+    assert launches_on(Plan.parse("f16x3"), problem, a100, True) is not None
 
 
 def test_why_it_is_not_chosen() -> None:

@@ -63,7 +63,7 @@ def test_random_spreads(seed: int) -> None:
 
 
 def test_the_copy_has_the_kernels_numbers() -> None:
-    text = header_text("f16_spread.cuh") + header_text("f16_planes.cuh")
+    text = header_text("f16_spread.cuh") + header_text("f16_numbers.cuh")
     numbers = {name: value for name, value in re.findall(r"constexpr \w+ (\w+) = ([-\w.<>+/ ]+);", text)}
     assert int(numbers["TOP"]) == host.TOP and int(numbers["CHUNK"]) == host.CHUNK
     assert int(numbers["FURTHEST"]) == host.FURTHEST and float(numbers["BELOW"]) == host.BELOW

@@ -19,6 +19,7 @@ pytest.importorskip("cupy")
 
 import cupy
 
+from fmm.kernels.cuda import record
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
@@ -174,6 +175,65 @@ def test_componentwise_chooses_no_plan_that_saves_products(monkeypatch: pytest.M
     assert found.plan.leaf == "f16x3" and not found.plan.levels and "|A| |B|" in str(found)
     with pytest.raises(fmm.PlanError, match="entry by entry"):
         fmm.matmul(a, b, plan="strassen > vendor", componentwise=True)
+
+
+# ---- sums that leave as planes
+
+LEVELS = ("strassen.batched.pad16", "winograd.batched.pad16", "strassen^2.batched.pad16")
+
+
+def by_plan(plan: str, a: Any, b: Any) -> tuple[Any, tuple[str, ...]]:
+    """C in poisoned memory, and what was launched."""
+    (m, k), n = a.shape, b.shape[1]
+    layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
+    problem = Problem(m, k, n, "float32", layouts)  # type: ignore[arg-type]
+    launches = record_launches(Plan.parse(plan), problem, target_on(chip_of(cupy.cuda.runtime.getDevice())))
+    c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
+    DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
+    return c, tuple(launches.describe())
+
+
+PLANE_SHAPES = [(512, 512, 512), (720, 1072, 592), (1100, 900, 1300), (2048, 130, 260)]
+PLANE_CASES = [
+    *((LEVELS[0], shape, orders) for shape in PLANE_SHAPES for orders in ("CC", "CF", "FC", "FF")),
+    *((level, *case) for level in LEVELS[1:] for case in ((PLANE_SHAPES[1], "CC"), (PLANE_SHAPES[2], "FF"))),
+]
+
+
+@pytest.mark.parametrize(("level", "shape", "orders"), PLANE_CASES)
+def test_sums_that_leave_as_planes(
+    level: str, shape: tuple[int, int, int], orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit what is computed where they leave as float32 and are split then: a power of two more or less changes
+    nothing."""
+    m, k, n = shape
+    a, b = (cupy.asarray(normal(s, i), order=o) for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True)))
+    a *= cupy.asarray(np.exp2(np.arange(m) % 13 - 6.0).astype(np.float32))[:, None]
+    b *= cupy.asarray(np.exp2(np.arange(n) % 11 - 5.0).astype(np.float32))
+    record_launches.cache_clear()
+    found, launched = by_plan(f"{level} > f16x3", a, b)
+    with monkeypatch.context() as without:
+        without.setattr(record, "with_plane_sums", lambda ops, target: ops)
+        record_launches.cache_clear()
+        expected, usual = by_plan(f"{level} > f16x3", a, b)
+    record_launches.cache_clear()
+    aligned = [x % 4 == 0 for x in (m if orders[0] == "F" else k, k if orders[1] == "F" else n)]
+    assert sum("f16_sums, split" in line for line in launched) == sum(aligned)
+    assert any("f16_planes" in line for line in usual)
+    assert bool((found == expected).all())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_sums_as_planes_of_every_kind_of_data(level: str) -> None:
+    """As far from the product as the same level's by the vendor, but for what f16x3 itself may lose."""
+    for name, (a, b) in hard_matrices(256, 512, 320).items():
+        x, y = cupy.asarray(a), cupy.asarray(b)
+        exact = a.astype(np.float64) @ b.astype(np.float64)
+        own, vendor = (
+            np.abs(fmm.matmul(x, y, plan=f"{level} > {leaf}").get() - exact).max() for leaf in ("f16x3", "vendor")
+        )
+        most = float(np.abs(a).max()) * float(np.abs(b).max()) * a.shape[1]
+        assert own <= 4 * vendor + 2.0**-18 * most + 2.0**-149, name
 
 
 # ---- prepared operands

@@ -1,0 +1,86 @@
+"""`import fmm.distributed`: products that several devices share, `fmm.distributed.matmul(a, b)` of DTensors.
+
+`plan` predicts without torch and without devices: how so many of them would share a product, and how long it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fmm.dtypes import DTYPES
+from fmm.hardware.datasheets import device as datasheet_row
+from fmm.hardware.links import Network, link, network_of
+from fmm.kernels.distributed.layout import Layout
+from fmm.kernels.distributed.quadrants import level_above
+from fmm.runtime.devices import described_gpu
+from fmm.runtime.sharing import Asked, SharedDecision, decide_sharing
+
+__all__ = ["SharedDecision", "explain", "matmul", "plan"]
+
+
+def matmul(
+    a: Any, b: Any, /, *, plan: str | None = None, placements: Any = None, max_error_growth: float | None = None
+) -> Any:
+    """The product of two matrices that are sharded over a mesh of processes (torch's DTensors), by all of them.
+
+    Which process computes which block of C, and in how many pieces panels of A and B are sent for, is chosen by the
+    predicted time; each process multiplies by fmm.matmul. All processes of the mesh call it alike.
+
+    plan
+        A level above: "winograd" or any other scheme makes seven shared products of blocks for eight, "vendor" none.
+        Chosen unless given.
+    placements
+        How the result is to be sharded; unless given, as it was computed, and evenly by rows what had to be added up.
+    max_error_growth
+        As fmm.matmul has it, for all levels together.
+
+    Products that are no such matrices are torch.matmul's.
+    """
+    from fmm.integrations import sharded_tensors
+
+    return sharded_tensors.matmul(a, b, sharded_tensors.Wanted(plan, placements, max_error_growth))
+
+
+def explain(a: Any, b: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> SharedDecision:
+    """How `matmul` would share the product, and why. Nothing is sent: each process can ask alone."""
+    from fmm.integrations import sharded_tensors
+
+    return sharded_tensors.explained(a, b, sharded_tensors.Wanted(plan, None, max_error_growth))
+
+
+def plan(
+    m: int,
+    k: int,
+    n: int,
+    *,
+    mesh: int | Sequence[int],
+    dtype: str = "float32",
+    device: str = "H200",
+    together: int = 8,
+    links: tuple[str, str] | None = None,
+    plan: str | None = None,
+    max_error_growth: float | None = None,
+) -> SharedDecision:
+    """How so many GPUs of a kind would share an m x k by k x n product, on paper.
+
+    mesh
+        Their number, or the sides of a mesh, whose first dimension cuts rows of A and B and whose second one columns.
+    device, together, links
+        A name of fmm.hardware.datasheets; how many are in one machine; names of fmm.hardware.links, inside a machine
+        and between machines (what such devices usually have, unless given).
+    """
+    sides = (mesh,) if isinstance(mesh, int) else tuple(mesh)
+    if not 1 <= len(sides) <= 2 or min(sides) < 1 or min(m, k, n) < 1:
+        raise ValueError(f"a product of positive sizes on a mesh of one or two dimensions, not {(m, k, n)} on {sides}")
+    row = datasheet_row(device)
+    network = network_of(row.capability, together)
+    if links is not None:
+        network = Network(link(links[0]), link(links[1]), together)
+    gpu = described_gpu(f"NVIDIA {row.name}", row.capability, row.sms)
+    cuts = tuple(range(len(sides)))
+    layout = Layout(m, k, n, sides, cuts, cuts, cuts)
+    own = sum(layout.holdings[operand].box(0).size for operand in layout.holdings)
+    room = row.memory_gb * 1e9 - (own + m * n / layout.ranks) * DTYPES[dtype].itemsize
+    asked = Asked(max(room, 0.0), max_error_growth, None if plan is None else level_above(plan))
+    return decide_sharing(layout, dtype, gpu, network, asked)

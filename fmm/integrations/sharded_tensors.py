@@ -1,0 +1,269 @@
+"""Products of torch's DTensors, by all processes of their mesh: fmm.distributed.matmul.
+
+How a product is shared, the first process of the mesh decides at the first product like it, and tells the others: what
+they would decide could differ, by their configs or free memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from fmm.api import gemm
+from fmm.api import matmul as local_product
+from fmm.arrays.torch_library import NAMES, TORCH, TORCH_ON_HOST
+from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
+from fmm.dtypes import STORED
+from fmm.hardware.links import Network, network_of
+from fmm.integrations.product_of_blocks import product_of_blocks
+from fmm.integrations.shared_product import BegunProduct, Processes, told_of_loss
+from fmm.kernels.distributed.blocks import Cuts
+from fmm.kernels.distributed.layout import K, Layout, M, N, kept_layout
+from fmm.kernels.distributed.quadrants import level_above, quadrants
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.runtime.devices import Device, device_of
+from fmm.runtime.sharing import Asked, SharedDecision, decide_sharing, growth_of
+
+KEPT = 256  # decisions for each mesh
+ROOM = 0.8  # of the free memory that panels and blocks may take
+PLACED = {M: Shard(0), N: Shard(1), K: Partial()}
+
+
+class Wanted(NamedTuple):
+    """What the caller asks besides the product."""
+
+    plan: str | None = None
+    placements: Sequence[Any] | None = None
+    error_growth: float | None = None
+
+
+class Way(NamedTuple):
+    """What the first process tells the others: which product it is, and how it is shared."""
+
+    question: str
+    layout: Layout
+    above: str
+    rest: float  # of the error's growth, for each process's own products
+
+
+def matmul(a: Any, b: Any, wanted: Wanted) -> Any:
+    """The product of two sharded matrices; torch's own for everything else."""
+    above = _above(wanted)
+    if not _ours(a, b):
+        if above not in (None, VENDOR):
+            raise PlanError(f"the plan {wanted.plan} is one for two matrices of one floating-point type on one mesh")
+        found = torch.matmul(a, b)
+        return found if wanted.placements is None else found.redistribute(placements=wanted.placements)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return SharedProduct.apply(a, b, wanted)
+    return _product(a, b, wanted)
+
+
+def explained(a: Any, b: Any, wanted: Wanted) -> SharedDecision:
+    """How it would be shared, as far as this process can tell."""
+    above = _above(wanted)
+    if not _ours(a, b):
+        raise TypeError("fmm.distributed shares products of two DTensors, matrices of one type on one mesh")
+    return _decided(a, b, above, wanted.error_growth)
+
+
+class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
+    """The product as autograd knows it; its gradients are shared products too, sharded as the operands are."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, wanted: Wanted) -> Any:
+        ctx.save_for_backward(a, b)
+        ctx.wanted = wanted
+        return _product(a.detach(), b.detach(), wanted)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        a, b = ctx.saved_tensors
+        (gradient,) = gradients
+        plan, _, growth = ctx.wanted
+        need_a, need_b, _ = ctx.needs_input_grad
+        of_a = matmul(gradient, _adjoint(b), Wanted(plan, a.placements, growth)) if need_a else None
+        of_b = matmul(_adjoint(a), gradient, Wanted(plan, b.placements, growth)) if need_b else None
+        return of_a, of_b, None
+
+
+def _adjoint(x: Any) -> Any:
+    turned = x.detach().transpose(0, 1)
+    return turned.conj().resolve_conj() if turned.is_complex() else turned
+
+
+def _above(wanted: Wanted) -> Plan | None:
+    return None if wanted.plan is None else level_above(wanted.plan)
+
+
+def _ours(a: Any, b: Any) -> bool:
+    """Two matrices of one type, sharded plainly over one mesh, of which this process is a part?"""
+    if not (isinstance(a, DTensor) and isinstance(b, DTensor)) or a.dim() != 2 or b.dim() != 2:
+        return False
+    plain = all(type(place) in (Shard, Replicate, Partial) for place in (*a.placements, *b.placements))
+    alike = a.device_mesh == b.device_mesh and a.dtype is b.dtype and NAMES.get(a.dtype) in STORED
+    shapes = a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape)
+    return plain and alike and shapes and a.device_mesh.get_coordinate() is not None
+
+
+# ---- the product
+
+
+def _product(a: Any, b: Any, wanted: Wanted) -> Any:
+    a, b = _added_up(a), _added_up(b)
+    processes = processes_of(a.device_mesh)
+    found = product_by(_agreed(a, b, wanted, processes), a, b)
+    return _placed(found, wanted.placements, processes)
+
+
+def product_by(way: Way, a: Any, b: Any) -> Any:
+    """The product, shared in this way, and placed as it comes."""
+    mesh, above, layout = a.device_mesh, Plan.parse(way.above), kept_layout(way.layout)
+    processes, local = processes_of(mesh), partial(_multiplied, way.rest)
+    a, b = _held(a, layout.a), _held(b, layout.b)
+
+    def begin(block: Layout, left: Any, right: Any) -> BegunProduct:
+        return BegunProduct(processes, kept_layout(block), left, right)
+
+    def finish(begun: BegunProduct) -> Any:
+        return begun.finish(local)
+
+    with torch.no_grad():
+        if above == VENDOR:
+            c = finish(begin(layout, a, b))
+        else:
+            c = product_of_blocks(quadrants(layout, above), above, processes.place, a, b, begin, finish)
+    placed = [PLACED[axis] for axis in layout.work if axis is not None]
+    shape = torch.Size((layout.m, layout.n))
+    return DTensor.from_local(c, mesh, placed, run_check=False, shape=shape, stride=(layout.n, 1))
+
+
+def _multiplied(growth: float, left: Any, right: Any, c: Any, added: bool) -> None:
+    """One process's product of panels, by fmm on its own device."""
+    if added:
+        gemm(left, right, c, beta=1, out=c, max_error_growth=growth)
+    else:
+        local_product(left, right, out=c, max_error_growth=growth)
+
+
+def _added_up(x: Any) -> Any:
+    """Without parts that are still to be added up."""
+    if any(type(place) is Partial for place in x.placements):
+        wanted = [Shard(0) if type(place) is Partial else place for place in x.placements]
+        return x.redistribute(placements=wanted)
+    return x
+
+
+def _held(x: Any, cuts: Cuts) -> Any:
+    """What this process holds of a matrix that is cut so."""
+    if cuts != _cuts(x):
+        x = x.redistribute(placements=[Replicate() if cut is None else Shard(cut) for cut in cuts])
+    local = x.detach().to_local()
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def _cuts(x: Any) -> Cuts:
+    """Which axis each dimension of the mesh cuts; what is to be added up will be cut by rows."""
+    return tuple(_cut(place) for place in x.placements)
+
+
+def _cut(place: Any) -> int | None:
+    if type(place) is Shard:
+        return int(place.dim) % 2
+    return 0 if type(place) is Partial else None
+
+
+def _placed(found: Any, placements: Sequence[Any] | None, processes: Processes) -> Any:
+    if placements is None:
+        placements = [Shard(0) if type(place) is Partial else place for place in found.placements]
+    if tuple(placements) == tuple(found.placements):
+        return found
+    with told_of_loss(processes, "the result is brought to its places"):
+        return found.redistribute(placements=placements)
+
+
+# ---- agreeing on a way
+
+_groups: dict[Any, Processes] = {}
+_ways: dict[Any, dict[str, Way]] = {}
+
+
+def processes_of(mesh: Any) -> Processes:
+    """Those of a mesh, counted row by row."""
+    found = _groups.get(mesh)
+    if found is None:
+        numbers = tuple(mesh.mesh.flatten().tolist())
+        if mesh.ndim == 1:
+            group = mesh.get_group()
+        elif len(numbers) == dist.get_world_size():
+            group = dist.group.WORLD
+        else:
+            group = mesh._flatten().get_group()
+        found = _groups[mesh] = Processes(group, numbers, numbers.index(dist.get_rank()))
+    return found
+
+
+def _agreed(a: Any, b: Any, wanted: Wanted, processes: Processes) -> Way:
+    """As the first process decided at the first product like this one."""
+    asked = a.shape[0], *b.shape, a.dtype, _cuts(a), _cuts(b), wanted.plan, wanted.error_growth
+    question = " ".join(map(str, (*asked, tuning_mode(), tuning_disabled(), emulation_allowed())))
+    known = _ways.setdefault(a.device_mesh, {})
+    if question in known:
+        return known[question]
+    told: list[Any] = [None]
+    if processes.place == 0:
+        told[0] = _first_answer(question, a, b, wanted)
+    device = torch.device("cuda", a.to_local().get_device()) if a.device_mesh.device_type == "cuda" else None
+    with told_of_loss(processes, "how to share the product"):
+        dist.broadcast_object_list(told, processes.numbers[0], processes.group, device)
+    if isinstance(told[0], Exception):
+        raise told[0]
+    way: Way = told[0]
+    if way.question != question:
+        raise ValueError(f"the processes of a mesh ask for different products: {way.question}; here {question}")
+    if len(known) >= KEPT:
+        known.clear()
+    known[question] = way
+    return way
+
+
+def _first_answer(question: str, a: Any, b: Any, wanted: Wanted) -> Way | Exception:
+    """What the first process tells: the others wait, so an error is told too."""
+    try:
+        found = _decided(a, b, _above(wanted), wanted.error_growth)
+    except Exception as error:
+        return error
+    usual = wanted.error_growth if wanted.error_growth is not None else _device(a).error_growth
+    rest = usual / growth_of(found.best, found.dtype)
+    return Way(question, found.best.layout, str(found.best.above), rest)
+
+
+def _decided(a: Any, b: Any, above: Plan | None, growth: float | None) -> SharedDecision:
+    """By what this process knows of its device."""
+    mesh, device = a.device_mesh, _device(a)
+    (m, k), n = a.shape, b.shape[1]
+    layout = Layout(m, k, n, tuple(mesh.mesh.shape), _cuts(a), _cuts(b), (M,) * mesh.ndim)
+    local = a.to_local()
+    library = TORCH if local.is_cuda else TORCH_ON_HOST
+    room = library.free_bytes(library.device_number(local)) - layout.m * layout.n / layout.ranks * local.element_size()
+    asked = Asked(max(room * ROOM, 0.0), growth, above)
+    return decide_sharing(layout, NAMES[a.dtype], device, _network(mesh, device), asked)
+
+
+def _device(x: Any) -> Device:
+    local = x.to_local()
+    library = TORCH if local.is_cuda else TORCH_ON_HOST
+    return device_of(library.processor, library.device_number(local))
+
+
+def _network(mesh: Any, device: Device) -> Network:
+    """What usually joins such devices; torchrun says how many processes there are on a machine."""
+    capability = device.identity.key.split("-")[1] if mesh.device_type == "cuda" else "cpu"
+    together = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or mesh.size()
+    return network_of(capability, together)

@@ -1,0 +1,262 @@
+"""The time of a product that several devices share, and the way to share it that takes the least.
+
+A simulation of the layout's own steps: panels of the next piece arrive while this one is multiplied. All devices are
+taken for alike, and each step for as long as its slowest device needs. Left out: that sending takes multiprocessors and
+memory from the products beside it, that others use the network, and the first call's setting up of connections.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from fmm.hardware.links import Link, Network
+from fmm.kernels.distributed.blocks import Cuts
+from fmm.kernels.distributed.layout import K, Layout, M, N, Operand
+from fmm.kernels.distributed.quadrants import HELD, level_parts, quadrants
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.registry import depends_on_rows
+from fmm.perfmodel.cost import cost
+
+ABOVE = ("winograd > vendor",)  # levels above that are compared unasked
+WORTH = 1e-3  # seconds from which on pieces and levels are compared: that takes some time itself
+REFINED = 3  # of the ways to share the work, the fastest in one piece, that are compared in pieces too
+OTHER_PIECES = (2, 4, 8)  # of rows or columns
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What the devices are, all alike: seconds of one's product of these sizes, bytes a second that its sums move, how
+    they are joined, and bytes of a number."""
+
+    product_seconds: Callable[[int, int, int], float]
+    stream: float
+    network: Network
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """One way to share a product: its layout, the level above it, and the predicted seconds and bytes of a device."""
+
+    layout: Layout
+    above: Plan
+    products: float  # seconds of one device's products
+    waiting: float  # and in which it waits for panels
+    sums: float  # of the level above, and of products that are added to what C holds
+    around: float  # of bringing A and B to where the level above wants them, and C to where it is wanted
+    received: float  # bytes, by the device that receives most
+    memory: float  # bytes of panels, and of the blocks of the level above
+
+    @property
+    def seconds(self) -> float:
+        return self.products + self.waiting + self.sums + self.around
+
+    def __str__(self) -> str:
+        return f"{described_work(self.layout)}, {_pieces(self.layout)}{_above(self.above)}"
+
+
+def described_work(layout: Layout) -> str:
+    """By what each dimension of the mesh is cut: "rows by 2, columns by 4"."""
+    names = {M: "rows", K: "inner dimension", N: "columns"}
+    cuts = [f"{names[axis]} by {side}" for side, axis in zip(layout.mesh, layout.work, strict=True) if axis is not None]
+    return ", ".join(cuts) or "everything on each"
+
+
+def _above(plan: Plan) -> str:
+    return "" if plan == VENDOR else f", below {' > '.join(map(str, plan.levels))}"
+
+
+def _pieces(layout: Layout) -> str:
+    if layout.pieces == 1:
+        return "in one piece"
+    return f"{layout.pieces} pieces of the {('rows', 'inner dimension', 'columns')[layout.along]}"
+
+
+def predicted_sharing(layout: Layout, above: Plan, devices: Devices) -> Sharing:
+    """What this way to share a product takes; PlanError where the level above cannot be done so."""
+    if above == VENDOR:
+        found = _pipelined(layout, devices)
+        return replace(found, around=_added_up(layout, devices))
+    return _below_a_level(layout, above, devices)
+
+
+def ranked_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
+    """The ways that are compared, from the fastest down. `above`: the levels among them; PlanError where none can be
+    done."""
+    works = [replace(layout, work=work, pieces=1) for work in product((M, N, K), repeat=len(layout.mesh))]
+    first = [predicted_sharing(candidate, VENDOR, devices) for candidate in works]
+    first.sort(key=lambda way: way.seconds)
+    plans = (VENDOR, *map(Plan.parse, ABOVE)) if above is None else above
+    found, refused = first if VENDOR in plans else [], None
+    refined = first[: REFINED if first[0].seconds >= WORTH else 0] if VENDOR in plans else first
+    for way in refined:
+        for candidate, plan in product(in_pieces(way.layout), plans):
+            try:
+                found.append(predicted_sharing(candidate, plan, devices))
+            except PlanError as error:
+                refused = error
+    if refused is not None and not found:
+        raise refused
+    return tuple(sorted(found, key=lambda way: way.seconds))
+
+
+def in_pieces(layout: Layout) -> Iterator[Layout]:
+    """The same work in pieces: of the inner dimension as many as it is held in, or twice as many; of rows or columns,
+    where one operand need not be sent for."""
+    held = max(_parts(layout.mesh, layout.a, 1), _parts(layout.mesh, layout.b, 0))
+    every = max(held // max(_parts(layout.mesh, layout.work, K), 1), 1)
+    counts = {(K, 1), (K, every), (K, 2 * every), *((axis, count) for axis in (M, N) for count in OTHER_PIECES)}
+    sides = layout.m, layout.k, layout.n
+    for along, pieces in sorted(counts):
+        if pieces <= sides[along]:
+            yield replace(layout, pieces=pieces, along=along)
+
+
+def canonical_layout(layout: Layout) -> Layout:
+    """The same work with A and B held as a level above wants them: A as the rows of C, B as its columns."""
+    return replace(layout, a=_held_as_wanted("A", layout), b=_held_as_wanted("B", layout))
+
+
+def _held_as_wanted(operand: Operand, layout: Layout) -> Cuts:
+    """As it is, where that will do; else cut."""
+    cuts = layout.a if operand == "A" else layout.b
+    table = HELD[operand]
+    pairs = zip(cuts, layout.work, strict=True)
+    return tuple(cut if cut in table[axis] else table[axis][0] for cut, axis in pairs)
+
+
+# ---- one product in pieces
+
+
+def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
+    """Step by step: panels arrive when those before have arrived and there is room for them, which is when the product
+    before the last one is done. `times`: so many such products, the panels of each sent for beside the one before."""
+    size = devices.itemsize
+    arrived = done = before = products = sums = 0.0
+    received: dict[int, float] = defaultdict(float)
+    steps = [_one_step(layout, step, devices) for step in range(layout.pieces)]
+    for seconds, adding, exchange in steps * times:
+        arrived = max(arrived, before) + exchange
+        before, done = done, max(done, arrived) + seconds + adding
+        products, sums = products + seconds, sums + adding
+    for transfer in (each for step in layout.steps for each in step):
+        received[transfer.dest] += transfer.box.size * size * times
+    waiting = done - products - sums
+    return Sharing(
+        layout, VENDOR, products, waiting, sums, 0.0, max(received.values(), default=0.0), _panels(layout, size)
+    )
+
+
+def _one_step(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
+    """Seconds of the slowest product, of adding it to what C holds, and until all panels are there."""
+    sizes = {_sizes(layout, rank, step) for rank in range(layout.ranks)}
+    seconds = max(devices.product_seconds(*sides) if 0 not in sides else 0.0 for sides in sizes)
+    added = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K else 0.0
+    return seconds, added if step else 0.0, _exchange_seconds(layout, step, devices)
+
+
+def _sizes(layout: Layout, rank: int, step: int) -> tuple[int, int, int]:
+    needs = layout.needs(rank, step)
+    return needs["A"].rows.size, needs["A"].cols.size, needs["B"].cols.size
+
+
+def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
+    """Until everybody has sent and received what this step wants: links inside and between work at the same time."""
+    loads: dict[tuple[int, bool, str], float] = defaultdict(float)
+    for transfer in layout.steps[step]:
+        used = devices.network.link(transfer.source, transfer.dest)
+        for rank, sends in ((transfer.source, True), (transfer.dest, False)):
+            loads[rank, sends, used.name] += transfer.box.size * devices.itemsize
+    links = {used.name: used for used in (devices.network.inside, devices.network.between)}
+    return max((links[name].seconds(sent) for (_, _, name), sent in loads.items()), default=0.0)
+
+
+def _panels(layout: Layout, itemsize: int) -> float:
+    """Bytes of the panels of two steps, where they are not what a device holds anyway."""
+    most = 0.0
+    for rank in range(layout.ranks):
+        total = 0.0
+        for operand, box in layout.needs(rank, 0).items():
+            if layout.holdings[operand].box(rank).shared(box) != box:
+                total += box.size * (1 if layout.stays(operand) else min(layout.pieces, 2))
+        most = max(most, total)
+    return most * itemsize
+
+
+def _added_up(layout: Layout, devices: Devices) -> float:
+    """Parts of C that several devices have of one block, added up so that each has an equal part of the sum."""
+    times = layout.added_over
+    if times == 1:
+        return 0.0
+    block = max(_block(layout, rank) for rank in range(layout.ranks)) * devices.itemsize
+    used = _slowest(layout, devices.network)
+    return used.seconds(block * (times - 1) / times) + 2 * block / devices.stream
+
+
+def _block(layout: Layout, rank: int) -> int:
+    share = layout.share(rank)
+    return share.rows.size * share.cols.size
+
+
+def _slowest(layout: Layout, network: Network) -> Link:
+    return network.inside if layout.ranks <= network.together else network.between
+
+
+# ---- below a level
+
+
+def _below_a_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
+    """Fewer products of blocks, one after the other, and sums of what each device holds."""
+    wanted = canonical_layout(layout)
+    found = quadrants(wanted, above)
+    size, stream = devices.itemsize, devices.stream
+    held = {operand: wanted.holdings[operand].box(0).size for operand in wanted.holdings}
+    block = _block(wanted, 0)
+    count, additions = level_counts(above)
+    every = _pipelined(found.block, devices, count)
+    moved = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
+    packed = 2.0 * (held["A"] + held["B"] + block)  # blocks are copied out of A and B, and into C
+    return Sharing(
+        wanted,
+        above,
+        every.products,
+        every.waiting,
+        (moved + packed) * size / stream + every.sums,
+        _brought(layout, wanted, devices) + _added_up(wanted, devices),
+        every.received,
+        2 * every.memory + packed * size,
+    )
+
+
+@depends_on_rows
+@lru_cache(maxsize=64)
+def level_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
+    """The products of blocks that levels make, and how often their additions go over A, B and C: from counts of sizes
+    of which one is twice as large."""
+    parts = level_parts(above)
+    m, k, n = parts
+    once = cost(above, m, k, n, 1).additions
+    doubled = [cost(above, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
+    blocks = (m * k, k * n, m * n)  # numbers in A, B, C where each block is one number
+    # Twice as many rows: twice the additions of A and C, and so on.
+    times = [(2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)]
+    count = sum(times for _, times in cost(above, m, k, n, 1).leaves)
+    return count, (times[0], times[1], times[2])
+
+
+def _brought(layout: Layout, wanted: Layout, devices: Devices) -> float:
+    """Seconds until A and B are held as the level wants them."""
+    lacking = 0
+    for operand, there in wanted.holdings.items():
+        own = layout.holdings[operand]
+        lacking += max((box := there.box(rank)).size - own.box(rank).shared(box).size for rank in range(layout.ranks))
+    return _slowest(layout, devices.network).seconds(lacking * devices.itemsize)
+
+
+def _parts(mesh: Sequence[int], cuts: Cuts, axis: int) -> int:
+    return prod(side for side, cut in zip(mesh, cuts, strict=True) if cut == axis)

@@ -1,0 +1,30 @@
+"""Products of DTensors by several GPUs, which talk through NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.sharded_processes import run_processes
+
+pytestmark = pytest.mark.gpu
+torch: Any = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def count() -> int:
+    found = int(torch.cuda.device_count())
+    if found < 2 or not torch.distributed.is_nccl_available():
+        pytest.skip(f"several CUDA devices and NCCL are wanted; this torch has {found} device")
+    return min(found, 4)
+
+
+def test_all_placements_types_and_uneven_sizes(count: int) -> None:
+    for ended in run_processes(count, "products", "cuda"):
+        assert ended.status == 0 and "is done" in ended.output, ended.output
+
+
+def test_large_products_run_plans_on_each(count: int) -> None:
+    for ended in run_processes(count, "large", "cuda"):
+        assert ended.status == 0 and "is done" in ended.output, ended.output

@@ -1,0 +1,32 @@
+"""Products of DTensors by several processes, which talk through gloo; what needs no torch is in tests/kernels and
+tests/perfmodel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.sharded_processes import run_processes
+
+pytestmark = pytest.mark.slow
+torch = pytest.importorskip("torch", reason="torch is not installed")
+if not torch.distributed.is_available():
+    pytest.skip("this torch has no torch.distributed", allow_module_level=True)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_all_placements_types_and_uneven_sizes(count: int) -> None:
+    for ended in run_processes(count, "products"):
+        assert ended.status == 0 and "is done" in ended.output, ended.output
+
+
+@pytest.mark.parametrize("case", ["explained", "hooked"])
+def test_of_two_processes(case: str) -> None:
+    for ended in run_processes(2, case):
+        assert ended.status == 0 and "is done" in ended.output, ended.output
+
+
+def test_a_lost_process_ends_the_others_with_a_clear_error() -> None:
+    first, second = run_processes(2, "lost")
+    assert second.status < 0  # it was killed
+    assert first.status == 3, first.output
+    assert "LostProcessError" in first.output and "one of the processes 1 is lost" in first.output, first.output

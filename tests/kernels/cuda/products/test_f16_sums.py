@@ -1,0 +1,209 @@
+"""Splits that write planes of float16, without a GPU: which of them can, what NVRTC makes of them, and what they write,
+on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.hardware.chip import Chip
+from fmm.kernels.cuda.gemm import GemmOp
+from fmm.kernels.cuda.launch_list import Launch
+from fmm.kernels.cuda.products.f16_planes import CHUNK
+from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
+from fmm.kernels.cuda.products.tiled_source import ENTRY
+from fmm.kernels.cuda.record import record_operations
+from fmm.kernels.cuda.select import ALIGNED, with_plane_sums
+from fmm.kernels.cuda.sums.sum_kernel import THREADS
+from fmm.kernels.cuda.sums.sum_launch import SumOp
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.tile_choice import target_on
+from fmm.problem import Layout, Problem
+from tests.support.chips import A100, H200, V100
+from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.nvrtc import in_parallel, nvrtc, report
+
+Array = np.ndarray[Any, Any]
+DIVIDES = dict.fromkeys("ABCW", 256)
+
+
+def splits(plan: str, problem: Problem, chip: Chip = H200) -> list[PlaneSums]:
+    """Those of a plan that write planes."""
+    ops = record_operations(Plan.parse(f"{plan} > f16x3"), problem).ops
+    return [op for op in with_plane_sums(ops, target_on(chip)) if isinstance(op, PlaneSums)]
+
+
+def square(n: int, **given: Any) -> Problem:
+    return Problem(n, n, n, "float32", **given)
+
+
+# How many splits of a plan write planes.
+CASES = [
+    ("strassen.batched.pad16", square(1024), 2),
+    ("strassen^2.batched.pad16", square(1024), 2),
+    ("winograd.batched.pad16", square(1040), 2),  # blocks of 528: the planes' lines are longer
+    ("winograd.overlapped.pad16 > strassen.batched.pad16", square(1024), 14),
+    ("strassen.batched.pad16 > strassen.batched.pad16", square(1024), 14),
+    ("strassen.batched.pad16", Problem(1024, 1026, 1024, "float32"), 1),  # A's rows do not begin at 16 bytes
+    ("strassen.batched.pad16", square(1026), 0),
+    ("strassen.overlapped.pad16", square(1024), 0),  # one product after the other reads blocks where they are
+    ("strassen.pad16", square(1024), 0),
+    ("strassen.batched.pad16", square(1024, componentwise=True), 0),  # what is noted of numbers, only a split notes
+]
+
+
+@pytest.mark.parametrize(("plan", "problem", "count"), CASES)
+def test_which_splits_write_planes(plan: str, problem: Problem, count: int) -> None:
+    assert len(splits(plan, problem)) == count
+
+
+def test_elsewhere_none_does() -> None:
+    ops = record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(1024)).ops
+    assert with_plane_sums(ops, target_on(V100)) == list(ops)
+    assert [x.apart for x in with_plane_sums(ops, target_on(A100)) if isinstance(x, PlaneSums)] == [True, True]
+    assert with_plane_sums(ops, target_on(H200, (4, 4, 256, 256))) == list(ops)
+    split, other = (op for op in ops[:2] if isinstance(op, SumOp))
+    gemm = next(op for op in ops if isinstance(op, GemmOp))
+    assert plane_sums(split, gemm, DIVIDES) is not None
+    # Products of another operand, or of fewer.
+    elsewhere = [op for op in record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(2048)).ops[:2]]
+    assert plane_sums(elsewhere[1], gemm, DIVIDES) is None  # type: ignore[arg-type]
+    assert ALIGNED and other is not split
+
+
+LEVELS = [
+    "strassen",
+    pytest.param("strassen^2", marks=pytest.mark.slow),
+    pytest.param("strassen^3", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_sum_leaves_the_registers(level: str) -> None:
+    nvrtc()
+    found = [x for op in splits(f"{level}.batched.pad16", square(1024)) for x in plane_sum_launches(op, DIVIDES)]
+    told = ("fmm::planes::Extent", "fmm::planes::Bounds<{}>", "fmm::planes::Told<fmm::Parameters<2, 0>>")
+    jobs = []
+    for i, launch in enumerate(found):
+        name = told[i % 3].format(struct.unpack_from("<i", launch.parameters, 16)[0] and launch.grid[1])
+        size = f"static_assert(sizeof({name}) == {len(launch.parameters)});"
+        jobs.append((launch.label, f"{launch.kernel.source}{size}\n", "sm_90a", ("--std=c++17",)))
+    for r in in_parallel(report, jobs):
+        assert r.local == 0, r
+
+
+# ---- on the host
+
+DRIVER = r"""
+extern "C" int launch(const void* parameters, int across, int down, int threads) {{
+    gridDim = {{unsigned(across), unsigned(down), 1}};
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+            for (threadIdx.x = 0; threadIdx.x < unsigned(threads); ++threadIdx.x)
+                {entry}(*static_cast<const {told}*>(parameters));
+    return sizeof({told});
+}}
+"""
+FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
+
+
+def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
+    text = launch.kernel.source.replace("#pragma once", "")
+    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
+    assert changed
+    told = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
+    assert told is not None
+    driver = DRIVER.format(entry=ENTRY, told=told[1])
+    library = shared_library(header("sum_host.h") + header("f16_host.h") + text + driver, FLAGS)
+    parameters = np.frombuffer(launch.parameters, np.int64).copy()
+    for word, base, offset in launch.slots:
+        parameters[word] = bases[base].ctypes.data + offset
+    size = library.launch(parameters.ctypes.data_as(ctypes.c_void_p), *launch.grid[:2], launch.kernel.threads)
+    assert size == parameters.nbytes
+
+
+def aligned(count: int) -> Array:
+    """Bytes of 255 from a multiple of 64 on."""
+    raw = np.full(count + 64, 255, np.uint8)
+    return raw[-raw.ctypes.data % 64 :][:count]
+
+
+def largest(op: PlaneSums, x: Array) -> Array:
+    """What the first launch finds: the bits of the largest magnitudes, by block and line or position."""
+    a, (down, across) = op.source, op.blocks
+    found = np.zeros((down * across, a.height if op.lines else a.width), np.float32)
+    for i, j in product(range(down), range(across)):
+        block = np.abs(x[i * a.height : (i + 1) * a.height, j * a.width : (j + 1) * a.width])
+        most = block.max(axis=1 if op.lines else 0, initial=0)
+        found[i * across + j, : len(most)] = most
+    return found.view(np.int32)
+
+
+SLOW = pytest.mark.slow
+HOST_CASES = [
+    ((264, 300, 136), "CC", H200),
+    pytest.param((264, 300, 136), "FF", H200, marks=SLOW),
+    pytest.param((64, 516, 260), "CF", H200, marks=SLOW),
+    pytest.param((64, 516, 260), "FC", A100, marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("size", "orders", "chip"), HOST_CASES)
+def test_planes_on_the_host(size: tuple[int, int, int], orders: str, chip: Chip) -> None:
+    """Exponents such that no number is too large, and hi and lo of each, zeros behind the lines' ends."""
+    required_compiler()
+    m, k, n = size
+    sides = (m, k), (k, n)
+    layouts = [Layout(o, s[1] if o == "C" else s[0]) for o, s in zip(orders, sides, strict=True)]  # type: ignore[arg-type]
+    problem = Problem(m, k, n, "float32", (*layouts, Layout("C", n)))  # type: ignore[arg-type]
+    rng = np.random.default_rng(m)
+    for op, name, side, order in zip(splits("strassen.batched.pad16", problem, chip), "AB", sides, orders, strict=True):
+        x = (rng.standard_normal(side) * 2.0 ** rng.integers(-9, 9, side)).astype(np.float32)
+        lies = np.ascontiguousarray(x if order == "C" else x.T)  # line by line
+        _, bound, sums = plane_sum_launches(op, DIVIDES)
+        operations = record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), problem)
+        memory = {name: aligned(lies.nbytes), "W": aligned(operations.workspace)}
+        memory[name][:] = lies.view(np.uint8).ravel()
+        found = largest(op, lies)
+        start = op.planes.source.offset
+        memory["W"][start : start + found.nbytes] = found.view(np.uint8).ravel()
+        run_on_host(bound, memory)
+        run_on_host(sums, memory)
+        _check_planes(op, lies, memory["W"])
+
+
+def _check_planes(op: PlaneSums, lies: Array, memory: Array) -> None:
+    a, planes, (_, across) = op.source, op.planes, op.blocks
+    height, width = planes.lines, planes.length
+    padded = np.zeros((op.blocks[0] * a.height, across * a.width))
+    padded[: lies.shape[0], : lies.shape[1]] = lies
+    blocks = [padded[s.i * a.height :, s.j * a.width :][:height, :width] for s in op.split.kernel.reads]
+    exponents = memory[planes.exponents :].view(np.int32)[: planes.count * planes.outer].reshape(planes.count, -1)
+    half = memory[planes.offset :][: 4 * planes.count * height * planes.room].view(np.float16).astype(np.float64)
+    if op.apart:
+        hi, lo = half.reshape(2, planes.count, height, planes.room)
+    else:
+        half = half.reshape(planes.count, height, planes.room // CHUNK, 2, CHUNK)
+        hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.room) for i in (0, 1))
+    assert not hi[:, :, width:].any() and not lo[:, :, width:].any()
+    for p, row in enumerate(op.split.kernel.program.matrix()):
+        total = (
+            np.sum([float(c.real) * x for c, x in zip(row, blocks, strict=True)], axis=0)
+            .astype(np.float32)
+            .astype(np.float64)
+        )
+        e = exponents[p][:, None] if op.lines else exponents[p][None]
+        scaled = np.ldexp(total.astype(np.float64), e)
+        assert 2.0**11 <= np.abs(scaled).max() < 2.0**15
+        np.testing.assert_allclose((hi + lo / 2048)[p, :, :width], scaled, rtol=2.0**-21, atol=2.0**-35)
+
+
+def test_a_thread_block_has_the_kernels_threads() -> None:
+    (op, _) = splits("strassen.batched.pad16", square(1024))
+    assert [x.kernel.threads for x in plane_sum_launches(op, DIVIDES)] == [EXTENT_THREADS, EXTENT_THREADS, THREADS]

@@ -1,0 +1,44 @@
+"""Several processes that multiply together: each runs a case of tests/support/sharded_ranks.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+from tests.support import ROOT
+
+LIMIT = 240  # seconds
+
+
+class Ended(NamedTuple):
+    status: int
+    output: str
+
+
+def run_processes(count: int, case: str, device: str = "cpu") -> list[Ended]:
+    """How each of them ended, and what it printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    command = [sys.executable, str(ROOT / "tests/support/sharded_ranks.py"), case, device]
+    started = [
+        subprocess.Popen(
+            command,
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        return [Ended(process.wait(LIMIT), process.communicate()[0]) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

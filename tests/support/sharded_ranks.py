@@ -1,0 +1,211 @@
+"""What each process of a test of fmm.distributed does: `torchrun ... tests/support/sharded_ranks.py CASE DEVICE`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import fmm
+import fmm.distributed
+from fmm.integrations import sharded_tensors
+from fmm.integrations.report import begin_report, end_report
+from fmm.kernels.distributed.layout import K, Layout, M, N
+from fmm.kernels.plans.plan import PlanError
+from fmm.perfmodel.sharing import in_pieces
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+TOLERANCE[torch.complex64] = 1e-5
+PLACES = (Shard(0), Shard(1), Replicate())
+
+
+def meshes(device: str) -> Iterator[Any]:
+    """All of the processes in a row, and as a rectangle if they make one."""
+    count = dist.get_world_size()
+    yield init_device_mesh(device, (count,))
+    if count % 2 == 0 and count > 2:
+        yield init_device_mesh(device, (2, count // 2))
+
+
+def drawn(m: int, n: int, dtype: Any, device: str, seed: int) -> Any:
+    """The same on all processes."""
+    found = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    if dtype.is_complex:
+        found = torch.complex(found, found.flip(0))
+    return found.to(dtype).to(device)
+
+
+def check(found: Any, a: Any, b: Any, what: str, times: float = 1.0) -> None:
+    wide = torch.complex128 if a.dtype.is_complex else torch.float64
+    expected = a.to(wide) @ b.to(wide)
+    error = (found.full_tensor().to(wide) - expected).abs().norm() / max(float(expected.abs().norm()), 1e-30)
+    assert found.dtype is a.dtype and tuple(found.shape) == tuple(expected.shape), what
+    assert float(error) <= times * TOLERANCE[a.dtype], f"{what}: error {float(error)}"
+
+
+def products(device: str) -> None:
+    """All placements, uneven sizes, levels above, results where they are wanted."""
+    sizes = [(24, 20, 28), (7, 9, 5), (dist.get_world_size() - 1, 3, 2), (33, 1, 17)]
+    for mesh in meshes(device):
+        pairs = list(product(product(PLACES, repeat=mesh.ndim), repeat=2))
+        cases = list(product(sizes, ("vendor", "winograd", "strassen^2"), pairs))
+        for (m, k, n), plan, places in cases[:: 2 if mesh.ndim == 1 else 16]:
+            a, b = drawn(m, k, torch.float64, device, 1), drawn(k, n, torch.float64, device, 2)
+            x, y = (distribute_tensor(matrix, mesh, place) for matrix, place in zip((a, b), places, strict=True))
+            try:
+                found = fmm.distributed.matmul(x, y, plan=plan)
+            except PlanError as error:
+                assert plan != "vendor" and "inner dimension" in str(error), error
+                continue
+            check(found, a, b, f"{(m, k, n)} {plan} {places} {mesh}")
+    every_way(device)
+    types(device)
+    elsewhere(device)
+
+
+def every_way(device: str) -> None:
+    """Each way that could be chosen, one after the other."""
+    for mesh in meshes(device):
+        cuts = tuple(range(mesh.ndim))
+        start = Layout(21, 17, 26, tuple(mesh.mesh.shape), cuts, cuts, cuts)
+        a, b = drawn(21, 17, torch.float64, device, 1), drawn(17, 26, torch.float64, device, 2)
+        x, y = (distribute_tensor(matrix, mesh, [Shard(cut) for cut in cuts]) for matrix in (a, b))
+        for work in product((M, K, N), repeat=mesh.ndim):
+            for number, layout in enumerate(in_pieces(replace(start, work=work))):
+                if mesh.ndim == 1 or number % 4 == 0:
+                    way = sharded_tensors.Way("", layout, "vendor", 10.0)
+                    check(sharded_tensors.product_by(way, x, y), a, b, str(layout))
+
+
+def types(device: str) -> None:
+    mesh = next(meshes(device))
+    for dtype in TOLERANCE:
+        a, b = drawn(45, 64, dtype, device, 3), drawn(64, 31, dtype, device, 4)
+        for plan in ("vendor", "winograd"):
+            x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
+            check(fmm.distributed.matmul(x, y, plan=plan), a, b, f"{dtype} {plan}", 4)
+
+
+def elsewhere(device: str) -> None:
+    """Results at wanted places, transposed operands, what is still to be added up, gradients, and torch's own."""
+    mesh = next(meshes(device))
+    a, b = drawn(20, 30, torch.float64, device, 5), drawn(30, 10, torch.float64, device, 6)
+    x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
+    for place in PLACES:
+        found = fmm.distributed.matmul(x, y, placements=[place])
+        assert tuple(found.placements) == (place,)
+        check(found, a, b, str(place))
+    check(fmm.distributed.matmul(y.T, x.T), b.T, a.T, "transposed")
+    parts = DTensor.from_local(a / dist.get_world_size(), mesh, [Partial()])
+    check(fmm.distributed.matmul(parts, y), a, b, "parts", 10)
+    gradients(mesh, a, b)
+    vector = distribute_tensor(b[:, 0].contiguous(), mesh, [Replicate()])
+    assert torch.allclose(fmm.distributed.matmul(x, vector).full_tensor(), a @ b[:, 0])
+
+
+def gradients(mesh: Any, a: Any, b: Any) -> None:
+    x = distribute_tensor(a, mesh, [Shard(0)]).requires_grad_()
+    y = distribute_tensor(b, mesh, [Shard(1)]).requires_grad_()
+    weights = torch.arange(a.shape[0] * b.shape[1], dtype=a.dtype, device=a.device).reshape(a.shape[0], -1)
+    (fmm.distributed.matmul(x, y) * distribute_tensor(weights, mesh, [Replicate()])).sum().backward()
+    assert tuple(x.grad.placements) == (Shard(0),) and tuple(y.grad.placements) == (Shard(1),)
+    assert torch.allclose(x.grad.full_tensor(), weights @ b.T) and torch.allclose(y.grad.full_tensor(), a.T @ weights)
+
+
+def explained(device: str) -> None:
+    """Each process may ask alone."""
+    mesh = next(meshes(device))
+    x = distribute_tensor(drawn(64, 64, torch.float32, device, 7), mesh, [Shard(0)])
+    if dist.get_rank() == 0:
+        text = str(fmm.distributed.explain(x, x))
+        assert "product: 64 x 64 x 64, float32" in text and "compared, predicted seconds" in text, text
+    dist.barrier()
+
+
+def hooked(device: str) -> None:
+    """torch's own product of sharded matrices, with fmm installed below: each process's part goes through it."""
+    mesh = next(meshes(device))
+    a, b = drawn(256, 512, torch.float64, device, 10), drawn(512, 384, torch.float64, device, 11)
+    x, y = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
+    report = begin_report()
+    try:
+        with fmm.installed("torch" if device == "cuda" else "torch-cpu"):
+            found = torch.mm(x, y)
+    finally:
+        end_report()
+    check(found, a, b, "hooked")
+    assert "1  torch.mm, float64, " in str(report), str(report)
+
+
+def large(device: str) -> None:
+    """Products that run plans, in every way; float32 and bfloat16, installed below torch's own too."""
+    mesh = next(meshes(device))
+    count, rank = mesh.size(), mesh.get_local_rank()
+    for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+        n = 4096 * count
+        torch.manual_seed(rank)
+        parts = [torch.randn(n // count, n, device=device, dtype=dtype) for _ in range(2)]
+        x, y = (DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for part in parts)
+        whole = y.full_tensor()
+        expected = parts[0][:32].double() @ whole.double()
+        for plan in (None, "vendor", "winograd"):
+            found = fmm.distributed.matmul(x, y, plan=plan, placements=[Shard(0)]).to_local()
+            assert relative(found[:32], expected) < bound, f"{dtype} {plan}"
+        start = Layout(n, n, n, (count,), (0,), (0,), (M,))
+        for work, along in product((M, N, K), (M, N, K)):
+            way = sharded_tensors.Way("", replace(start, work=(work,), pieces=count, along=along), "vendor", 16.0)
+            found = sharded_tensors.product_by(way, x, y).redistribute(placements=[Shard(0)]).to_local()
+            assert relative(found[:32], expected) < bound, f"{dtype} {way}"
+        with fmm.installed("torch"):
+            assert relative(torch.mm(x, y).to_local()[:32], expected) < bound
+
+
+def relative(found: Any, expected: Any) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def lost(device: str) -> None:
+    """The second process ends in the midst of it; the first one is told so."""
+    mesh = next(meshes(device))
+    a = distribute_tensor(drawn(64, 64, torch.float32, device, 8), mesh, [Shard(0)])
+    fmm.distributed.matmul(a, a)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        while time.monotonic() - began < 20:
+            fmm.distributed.matmul(a, a)
+    except RuntimeError as error:
+        print(f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {error}", flush=True)
+        os._exit(3)
+    os._exit(0)
+
+
+CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in (products, explained, hooked, large, lost)}
+
+
+def main(case: str, device: str = "cpu") -> None:
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=10))
+    torch.set_num_threads(1)
+    CASES[case](device)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(f"{case}: process {os.environ['RANK']} is done", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
