@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -29,7 +29,12 @@ from fmm.tuner.trials.environment import device_folder, environment
 ROOT = Path(__file__).parents[1]
 KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # of tropical-gemm
 MINIMA = 64  # FMNMX, or VIADDMNMX, of a multiprocessor in a clock (docs/shortest_paths.md)
+LONG = 1.0  # seconds of a way from which on its first timing is the first round
 LEAST = 0.004  # seconds of a sample: shorter calls are repeated
+HOST_SIZES = (512, 1024, 2048)
+PATH_SIZES = (1024, 2048, 4096, 8191, 8192, 16384)
+HOST_TYPES = ("float64", "float32", "int32", "int16")
+LARGE = ("float64", "float32")  # the types of large graphs
 
 
 @dataclass
@@ -65,7 +70,10 @@ def edges_of(xp: Any, n: int, dtype: str, rng: Any, negative: bool = False) -> A
 
 def sampled(row: Row, calls: Calls, rounds: int, timed: Callable[[Callable[[], Any], int], float]) -> Row:
     """Each way in each round, in another order."""
-    repeats = {way: max(int(LEAST / max(timed(call, 1), 1e-7)), 1) for way, call in calls.items()}
+    first = {way: timed(call, 1) for way, call in calls.items()}
+    repeats = {way: max(int(LEAST / max(x, 1e-7)), 1) for way, x in first.items()}
+    if max(first.values()) > LONG:
+        row.samples, rounds = {way: [x] for way, x in first.items()}, rounds - 1
     for _ in range(rounds):
         for way in random.sample(list(calls), len(calls)):
             row.samples.setdefault(way, []).append(timed(calls[way], repeats[way]))
@@ -96,12 +104,14 @@ def by_numpy(call: Callable[[], Any]) -> Any:
         semiring_compiled.can_compile = kept
 
 
-def host_rows(quick: bool, timed: Callable[[Callable[[], Any], int], float]) -> Iterator[Row]:
+def host_rows(
+    sizes: Sequence[int], dtypes: Sequence[str], rounds: int, timed: Callable[[Callable[[], Any], int], float]
+) -> Iterator[Row]:
     from scipy.sparse.csgraph import floyd_warshall
 
     rng = np.random.default_rng(1)
-    for n in (512, 1024) if quick else (512, 1024, 2048):
-        for dtype in ("float64", "float32", "int32", "int16") if n < 1024 else ("float64", "float32"):
+    for n in sizes:
+        for dtype in dtypes if n < 1024 else [x for x in dtypes if x in LARGE]:
             edges = edges_of(np, n, dtype, rng)
             given = edges.astype(np.float64)
             calls: Calls = {
@@ -111,9 +121,9 @@ def host_rows(quick: bool, timed: Callable[[Callable[[], Any], int], float]) -> 
             if semiring_compiled.can_compile():
                 calls["compiled"] = lambda edges=edges: fmm.shortest_paths(edges)  # type: ignore[misc]
             wanted = calls["scipy"]()
-            for way in calls:
+            for way in set(calls) - {"scipy"}:
                 np.testing.assert_allclose(calls[way](), wanted, rtol=1e-5)
-            yield sampled(Row("paths", dtype, n), calls, 3, timed)
+            yield sampled(Row("paths", dtype, n), calls, rounds, timed)
 
 
 # ---- on a GPU
@@ -125,17 +135,17 @@ def device_seconds(call: Callable[[], Any], repeats: int) -> float:
     return event_milliseconds(lambda _: call(), repeats) / 1e3
 
 
-def device_rows(quick: bool, only: str) -> Iterator[Row]:
+def device_rows(quick: bool, only: str, sizes: Sequence[int], most: int) -> Iterator[Row]:
     import cupy
 
     chip, clock = cupy.cuda.Device(), 1e3 * cupy.cuda.Device().attributes["ClockRate"]
     rate = chip.attributes["MultiProcessorCount"] * MINIMA * clock
-    rng, rounds = cupy.random.default_rng(2), 5 if quick else 11
-    for n in () if only == "paths" else (4096,) if quick else (1024, 2048, 4096, 8192):
+    rng, rounds = cupy.random.default_rng(2), min(5 if quick else 11, most)
+    for n in () if only == "paths" else sizes or ((4096,) if quick else (1024, 2048, 4096, 8192)):
         yield sampled(Row("minplus", "all", n, bound=n**3 / rate), product_calls(n, rng), rounds, device_seconds)
-    for n in () if only == "minplus" else (1024, 8192, 16384) if quick else (1024, 2048, 4096, 8191, 8192, 16384):
+    for n in () if only == "minplus" else sizes or ((1024, 8192, 16384) if quick else PATH_SIZES):
         row = Row("paths", "all", n, bound=n**3 / rate)
-        yield sampled(row, path_calls(n, rng), 3 if n > 8192 else rounds, device_seconds)
+        yield sampled(row, path_calls(n, rng), min(rounds, 3) if n > 8192 else rounds, device_seconds)
         cupy.get_default_memory_pool().free_all_blocks()
 
 
@@ -229,17 +239,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cpu", help="cpu, or 0 for the first CUDA device")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--only", choices=("", "minplus", "paths"), default="", help="on a GPU: these alone")
+    parser.add_argument("--sizes", type=int, nargs="+", help="these alone")
+    parser.add_argument("--dtypes", nargs="+", choices=HOST_TYPES, default=HOST_TYPES, help="on a CPU: these alone")
+    parser.add_argument("--rounds", type=int, help="of each case, at most")
     parser.add_argument("--processor-time", action="store_true", help="on a CPU: of all threads, not of the clock")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     if options.device == "cpu":
         timed = processor_seconds if options.processor_time else host_seconds
-        where, made = environment(["python -m benchmarks.shortest_paths", *arguments]), host_rows(options.quick, timed)
+        sizes = options.sizes or HOST_SIZES[: 2 if options.quick else 3]
+        where = environment(["python -m benchmarks.shortest_paths", *arguments])
+        made = host_rows(sizes, options.dtypes, options.rounds or 3, timed)
         folder = device_folder()
     else:
         from benchmarks import gpu
 
-        where, made, folder = gpu.environment(), device_rows(options.quick, options.only), gpu.results_folder().name
+        where, folder = gpu.environment(), gpu.results_folder().name
+        made = device_rows(options.quick, options.only, options.sizes or (), options.rounds or 11)
     output = options.output or ROOT / "results" / folder
     output.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []

@@ -17,7 +17,8 @@ import numpy as np
 from fmm.api import gemm, matmul
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.rescaling import LineExponents, Rescaled
 from fmm.kernels.plans.walk import Operands, Triple
 
 Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nobody wrote yet
@@ -58,6 +59,8 @@ class ChunkTasks:
         return {}
 
     def sum(self, step: Sum, reads: Sequence[Grid], writes: Sequence[Grid]) -> None:
+        if isinstance(step, LineExponents | Rescaled):
+            raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
         places = [np.ndindex(write.shape) for write in writes]
         made: list[tuple[Grid, tuple[int, ...], Cell | None]] = []
         known: dict[tuple[int, ...], list[Cell | None]] = {}

@@ -11,17 +11,22 @@ rest, that roundings of one product are not independent, and rows and columns be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.level import PlanLevel
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import plan_schemes
 
 Array = Any
-PIECE = 256  # terms that a product adds up before it begins a new sum, which it then adds to the others
+Stage = Scheme | None  # None: a complex product becomes three real ones
+# Terms that a product adds up before it begins a new sum, which it then adds to the others; of complex numbers half as
+# many. (A complex product errs as its four real ones do, each of which is added up by itself.)
+PIECE = 256
 STEP = 32
 VECTORS = 4
 
@@ -31,20 +36,38 @@ def growth_on_data(plan: Plan, a: Array, b: Array, piece: int = PIECE, seed: int
 
     `piece`: of how many terms a partial sum of the vendor's product is; 0 if it adds up all of k in one sum.
     """
-    schemes = plan_schemes(plan)
-    m, k, n = (prod(s.size[axis] for s in schemes) for axis in range(3))
+    stages = plan_stages(plan)
+    m, k, n = (prod(s.size[axis] for s in stages if s) for axis in range(3))
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
     rng = np.random.default_rng(seed)
     whole = _variance((), a, b, piece, rng)
-    own = plan.leaf_use.leaf.relative_error * prod(level.error_growth for level in plan.levels)
-    return own * sqrt(_variance(schemes, a, b, piece, rng) / whole) if whole else own
+    own = plan.leaf_use.leaf.relative_error * prod(x.error_growth for x in plan.levels if not _in_parts(x))
+    return own * sqrt(_variance(stages, a, b, piece, rng) / whole) if whole else own
 
 
-def _variance(schemes: Sequence[Scheme], a: Array, b: Array, piece: int, rng: Any) -> float:
+def plan_stages(plan: Plan) -> tuple[Stage, ...]:
+    """What the levels do to the numbers, outermost first; levels that only cut or scale do nothing."""
+    found: list[Stage] = []
+    for level in plan.levels:
+        found += [None] if _in_parts(level) else []
+        found += plan_schemes(Plan((level,), VENDOR.leaf))
+    return tuple(found)
+
+
+def _in_parts(level: PlanLevel) -> bool:
+    """Does it multiply the real and imaginary parts of complex numbers?"""
+    return level.dtype_below("complex128") != "complex128"
+
+
+def _variance(stages: Sequence[Stage], a: Array, b: Array, piece: int, rng: Any) -> float:
     """The error's variance, summed over C, in units of the square of a rounding."""
-    if not schemes:
+    if not stages:
         return _of_product(a, b, piece, rng)
-    first, rest = schemes[0], schemes[1:]
+    first, rest = stages[0], stages[1:]
+    if first is None:
+        pairs = (a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag)
+        p, q, r = (_variance(rest, *pair, piece, rng) for pair in pairs)
+        return 2 * p + 2 * q + r  # P - Q, and R - P - Q
     lefts, rights = _blocks(a, first.m, first.k), _blocks(b, first.k, first.n)
     additions = [sum(1 for c in row if c) - 1 for row in first.w]
     columns = zip(*(zip(*x, strict=True) for x in (first.u, first.v, first.w)), strict=True)
@@ -70,6 +93,9 @@ def _combined(coefficients: Sequence[Any], blocks: Sequence[Array]) -> Array:
 
 def _of_product(a: Array, b: Array, piece: int, rng: Any) -> float:
     """Of a classical product: all of its partial sums, squared; their sizes are taken at every STEP-th term."""
+    if a.dtype.kind == "c":
+        parts = product((a.real, a.imag), (b.real, b.imag))
+        return sum(_of_product(x, y, piece // 2, rng) for x, y in parts)
     k = a.shape[1]
     right = b @ rng.choice((-1.0, 1.0), (b.shape[1], VECTORS))
     total = np.zeros((len(a), VECTORS), right.dtype)

@@ -19,6 +19,7 @@ from fmm.kernels.plans.level import PlanLevel
 from fmm.kernels.plans.level_steps import OPERANDS, Asked, LevelSteps, Mirror, Place, ProductWithSums, Sum
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.rescaling import LineExponents
 from fmm.kernels.registry import depends_on_rows
 from fmm.problem import Shape
 
@@ -60,7 +61,9 @@ def counted_level(plan: Plan, shape: Shape, asked: Asked) -> LevelCounts | None:
 
 
 def _counted(steps: LevelSteps) -> LevelCounts:
-    sums = Counter(_summed(step) for step in steps.steps if isinstance(step, Sum | ProductWithSums))
+    exponents = [step for step in steps.steps if isinstance(step, LineExponents)]
+    passes = (x for x in steps.steps if isinstance(x, Sum | ProductWithSums) and not isinstance(x, LineExponents))
+    sums = Counter(map(_summed, passes))
     additions = launches = 0
     read: Counter[Moved] = Counter()
     written: Counter[Moved] = Counter()
@@ -78,6 +81,10 @@ def _counted(steps: LevelSteps) -> LevelCounts:
         launches += 1
         read[before, _below([mirror.source])[0]] += 1
         written[after, _below([mirror.dest])[0]] += 1
+    for found in exponents:
+        launches += 1
+        read[found.source.rows * found.source.cols, _below([found.source])[0]] += 1
+        written[found.writes[0].cols, True] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
     calls = Counter((p.plan, p.size, p.asked) for p in steps.products)
     return LevelCounts(additions, read, written, launches, temporaries, calls, steps.lanes)

@@ -25,7 +25,7 @@ from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.recompute import trust as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
-from fmm.perfmodel.choose import CPU_GROWTH, Limits
+from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import answer, devices, left_to_vendor, limits, prepare
 from fmm.runtime import call as product_call
@@ -398,13 +398,10 @@ def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decis
 
 
 def test_the_types_own_error_limits_the_choice() -> None:
-    """Three levels of bfloat16: within the limit that holds unless another is given, and beyond the hosts' 10."""
+    """Three levels of bfloat16: within the limit that holds unless another is given, and beyond 10."""
     problem = Problem(49152, 49152, 49152, "bfloat16")
-    usual, strict = (
-        decide(problem, Limits(1 << 40, growth), H200)
-        for growth in (H200.error_growth, devices.cpu_device(2).error_growth)
-    )
-    assert strict.error_growth <= CPU_GROWTH == 10 < usual.error_growth <= H200.error_growth
+    usual, strict = (decide(problem, Limits(1 << 40, growth), H200) for growth in (H200.error_growth, 10.0))
+    assert strict.error_growth <= 10 < usual.error_growth <= H200.error_growth
     assert "expected error: 13.8 times" in str(usual)
 
 

@@ -16,9 +16,10 @@ from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.products.tiled_source import Scalar as Given
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp
+from fmm.kernels.cuda.sums.rescale import ExponentsOp, RescaleOp
 from fmm.kernels.cuda.sums.sum_kernel import Scalar, Spot
 from fmm.kernels.cuda.sums.sum_launch import Array, SumOp
-from fmm.kernels.cuda.views import Factor, Lines, Piece
+from fmm.kernels.cuda.views import Factor, Lines, Piece, View
 from fmm.problem import Problem
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -41,6 +42,8 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
             _rank(op, memory, np.dtype(DTYPES[op.dtype].stored))
         elif isinstance(op, MirrorOp):
             _mirror(op, memory)
+        elif isinstance(op, ExponentsOp | RescaleOp):
+            _rescale(op, memory)
         elif isinstance(op, TileOp | TileGroup):
             for product in op.ops if isinstance(op, TileGroup) else (op,):
                 (tile or _tile)(product, memory)
@@ -126,6 +129,29 @@ def _mirror(op: MirrorOp, memory: Memory) -> None:
         np.einsum("ii->i", dest).imag[...] = 0
     if op.full:
         np.copyto(dest, dest.conj().T.copy(), where=~lower)
+
+
+def _rescale(op: ExponentsOp | RescaleOp, memory: Memory) -> None:
+    """By the exponents as they are, once more in other words: the largest number's, found by logarithms of integers."""
+    source, dest = (_viewed(x, memory) for x in (op.source, op.dest))
+    if isinstance(op, ExponentsOp):
+        lines = source if op.axis == 0 else source.T
+        shifts = _exponents(op.shifts, memory)
+        size = np.maximum(abs(lines.real), abs(lines.imag)) if lines.dtype.kind == "c" else abs(lines)
+        each = np.where(size > 0, np.frexp(size)[1] + shifts, -9999).max(axis=1)
+        found = np.where(each > -9999, each, 0)
+        dest[0] = (found - _exponents((op.against, 1), memory)) // 2 if op.against else found
+        return
+    factors = _exponents(op.rows, memory), _exponents(op.cols, memory)
+    dest[...] = source * (np.exp2(factors[0])[:, None] if op.rows[0] else 1) * np.exp2(factors[1])
+
+
+def _exponents(given: tuple[View | None, int], memory: Memory) -> Any:
+    return 0 if given[0] is None else given[1] * _viewed(given[0], memory)[0].real.astype(float)
+
+
+def _viewed(x: View, memory: Memory) -> Matrix:
+    return _strided(memory[x.base], x.offset, x.shape, x.strides, np.dtype(x.dtype))
 
 
 def _factor(x: Factor, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:

@@ -15,10 +15,11 @@ from functools import lru_cache
 from importlib import resources
 from typing import NamedTuple
 
-from fmm.kernels.algorithms.step_table import Step
-from fmm.kernels.algorithms.table_kernel import CALL, PRODUCT, StepError, kernel_table
+from fmm.kernels.algorithms.step_table import Step, kernel_step
+from fmm.kernels.algorithms.table_kernel import PRODUCT, StepError, TableCall, table_text
 from fmm.kernels.algorithms.words import EMPTY, Letter, Words, both, either, repeated, same_walks
 
+HEAD = ("name", "source", "blocks", "temps")
 # The blocks, in this order: from which side of the cut to which one they lead.
 SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
 
@@ -49,36 +50,22 @@ class ClosureTable:
 
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
     """A closure table from its text form; StepError names the file and the line."""
-    head: dict[str, str] = {}
-    steps: list[Step | Close] = []
-    for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
-        word, _, rest = line.partition(" ")
-        if call := CALL.fullmatch(line):
-            places = tuple(p.strip() for p in call[2].split(","))
-            steps.append(_step(call[1], places, f"{origin}, line {number}"))
-        elif word in ("name", "source", "blocks", "temps") and word not in head:
-            head[word] = rest.strip()
-        elif line:
-            raise StepError(f"{origin}, line {number}: cannot read {line!r}")
-    if missing := [word for word in ("name", "source", "blocks", "temps") if word not in head]:
-        raise StepError(f"{origin}: {', '.join(missing)} missing")
+    head, calls = table_text(text, origin, HEAD)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
     if len(blocks) != len(SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
         raise StepError(f"{origin}: four blocks and the temporaries must have names of their own")
-    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(steps))
+    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_step, calls)))
 
 
-def _step(name: str, places: tuple[str, ...], where: str) -> Step | Close:
-    if name == "close" and len(places) == 1:
-        return Close(places[0])
-    kernel = kernel_table().get(name)
-    if kernel is None or len(places) != len(kernel.formals):
-        raise StepError(f"{where}: there is no {name} of {len(places)} places")
+def _step(call: TableCall) -> Step | Close:
+    if call.name == "close" and len(call.places) == 1:
+        return Close(call.places[0])
+    step, where = kernel_step(call), call.where
+    kernel = step.kernel
     if kernel.product is None or len(kernel.writes) != 1:
-        raise StepError(f"{where}: {name} is not one product")
+        raise StepError(f"{where}: {kernel.name} is not one product")
     if any(coefficient != 1 for _, terms in kernel.assignments for coefficient, _ in terms):
-        raise StepError(f"{where}: {name} subtracts, which a semiring cannot")
-    step = Step(kernel, places)
+        raise StepError(f"{where}: {kernel.name} subtracts, which a semiring cannot")
     if {step.bound[f] for f in kernel.product} & set(step.writes):
         raise StepError(f"{where}: overwrites its operand during the product")
     return step

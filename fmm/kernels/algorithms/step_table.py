@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.consider import considered_forms
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.table_kernel import CALL, Kernel, kernel_table
+from fmm.kernels.algorithms.table_kernel import Kernel, TableCall, kernel_table, table_text
 from fmm.kernels.algorithms.table_kernel import StepError as StepError
 from fmm.kernels.registry import Registry, depends_on_rows
 
@@ -92,21 +92,10 @@ HEAD, FOUND = ("name", "source", "size", "temps"), ("fringe", "consider")
 
 def parse_step_table(text: str, origin: str = "step table") -> StepTable:
     """A step table from its text form; StepError names the file and the line."""
-    head: dict[str, str] = {}
-    steps: list[Step] = []
-    for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
-        word, _, rest = line.partition(" ")
-        if call := CALL.fullmatch(line):
-            steps.append(_step(call, f"{origin}, line {number}"))
-        elif word in HEAD + FOUND and word not in head:
-            head[word] = rest.strip()
-        elif line:
-            raise StepError(f"{origin}, line {number}: cannot read {line!r}")
-    missing = [word for word in HEAD if word not in head]
-    if missing or not steps:
-        raise StepError(f"{origin}: {', '.join(missing) or 'steps'} missing")
+    head, calls = table_text(text, origin, HEAD, FOUND)
+    steps = tuple(map(kernel_step, calls))
     temporaries, fringe = tuple(head["temps"].split()), _found(head, text, origin)
-    table = StepTable(head["name"], head["source"], _size(head, origin), temporaries, tuple(steps), fringe)
+    table = StepTable(head["name"], head["source"], _size(head, origin), temporaries, steps, fringe)
     _check_places(table, origin)
     return table
 
@@ -123,22 +112,22 @@ def _found(head: Mapping[str, str], text: str, origin: str) -> str:
     return fringe
 
 
-def _size(head: dict[str, str], origin: str) -> tuple[int, int, int]:
+def _size(head: Mapping[str, str], origin: str) -> tuple[int, int, int]:
     if not re.fullmatch(r"[1-9] [1-9] [1-9]", head["size"]):
         raise StepError(f"{origin}: size must be three digits such as 2 2 2, not {head['size']!r}")
     m, k, n = (int(x) for x in head["size"].split())
     return m, k, n
 
 
-def _step(call: re.Match[str], where: str) -> Step:
+def kernel_step(call: TableCall) -> Step:
+    """The kernel that a line calls; StepError if there is none with so many places."""
     kernels = kernel_table()
-    if call[1] not in kernels:
-        raise StepError(f"{where}: unknown kernel {call[1]!r}; the kernels are {', '.join(kernels)}")
-    kernel = kernels[call[1]]
-    places = tuple(p.strip() for p in call[2].split(","))
-    if len(places) != len(kernel.formals):
-        raise StepError(f"{where}: {call[1]} takes {len(kernel.formals)} places, not {len(places)}")
-    return Step(kernel, places)
+    if call.name not in kernels:
+        raise StepError(f"{call.where}: unknown kernel {call.name!r}; the kernels are {', '.join(kernels)}")
+    kernel = kernels[call.name]
+    if len(call.places) != len(kernel.formals):
+        raise StepError(f"{call.where}: {call.name} takes {len(kernel.formals)} places, not {len(call.places)}")
+    return Step(kernel, call.places)
 
 
 def _check_places(table: StepTable, origin: str) -> None:
@@ -214,14 +203,14 @@ def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
 # ---- the folder of step tables, and users' own
 
 
-class TableText(NamedTuple):
+class AddedTable(NamedTuple):
     """A step table that is in no file of the folder's."""
 
     name: str
     text: str
 
 
-ADDED: Final[Registry[TableText]] = Registry("step table")
+ADDED: Final[Registry[AddedTable]] = Registry("step table")
 
 
 def register_step_table(text: str) -> StepTable:
@@ -229,7 +218,7 @@ def register_step_table(text: str) -> StepTable:
     table = _proved(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepError(f"there is a step table {table.name!r} already")
-    ADDED.add(TableText(table.name, text))
+    ADDED.add(AddedTable(table.name, text))
     return table
 
 

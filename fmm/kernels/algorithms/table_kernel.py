@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from importlib import resources
+from typing import NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, as_int
 
@@ -103,6 +105,40 @@ def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, st
     if target not in formals or not terms:
         raise StepError(f"cannot read the assignment {text.strip()!r}")
     return target, tuple(terms)
+
+
+class TableCall(NamedTuple):
+    """A line of a table that calls something by name."""
+
+    name: str
+    places: tuple[str, ...]
+    where: str  # for messages: the file and the line
+
+
+class TableText(NamedTuple):
+    """What a table's lines say: words with their values, and calls in order."""
+
+    head: Mapping[str, str]
+    calls: tuple[TableCall, ...]
+
+
+def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> TableText:
+    """A table whose head has all of `words`, and perhaps some of `more`; StepError names the file and the line."""
+    head: dict[str, str] = {}
+    calls: list[TableCall] = []
+    for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
+        word, _, rest = line.partition(" ")
+        where = f"{origin}, line {number}"
+        if call := CALL.fullmatch(line):
+            calls.append(TableCall(call[1], tuple(p.strip() for p in call[2].split(",")), where))
+        elif word in (*words, *more) and word not in head:
+            head[word] = rest.strip()
+        elif line:
+            raise StepError(f"{where}: cannot read {line!r}")
+    missing = [word for word in words if word not in head]
+    if missing or not calls:
+        raise StepError(f"{origin}: {', '.join(missing) or 'steps'} missing")
+    return TableText(head, tuple(calls))
 
 
 @lru_cache(maxsize=1)

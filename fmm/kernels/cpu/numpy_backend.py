@@ -15,9 +15,11 @@ from fmm.kernels.cpu.compiled_sums import sum_tasks
 from fmm.kernels.cpu.elementwise import Call, CallSchedule, elementwise_calls
 from fmm.kernels.cpu.half_product import half_product, mirror_tasks
 from fmm.kernels.cpu.numpy_products import matmul
+from fmm.kernels.cpu.rescale import rescaled_arrays
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.leaf import Multiply, leaf_use
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
+from fmm.kernels.plans.rescaling import LineExponents, Rescaled
 
 # What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
 # in a second-level cache, but the threads would spend their time handing each other Python's lock (measured).
@@ -60,6 +62,9 @@ class NumpyBackend:
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums; beyond the edge of a smaller read there are zeros."""
+        if isinstance(step, LineExponents | Rescaled):
+            rescaled_arrays(step, reads, writes[0])
+            return
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
             reads, writes = [x.T for x in reads], [x.T for x in writes]
         tasks: list[Callable[[], None]] = []

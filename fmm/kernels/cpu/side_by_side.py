@@ -27,6 +27,7 @@ from fmm.kernels.cpu.openblas import one_thread_each
 from fmm.kernels.cpu.thread_pool import Share, Threads, side_by_side
 from fmm.kernels.plans.leaf import Multiply
 from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
+from fmm.kernels.plans.rescaling import LineExponents, Rescaled
 
 PRODUCTS_AT_ONCE = 2  # measured with two; with more, a plan would have too few products to share
 LEAST_FLOPS = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
@@ -223,6 +224,9 @@ class SideBySide(NumpyBackend):
             self.flow.add(Task((read,), written, partial(mirror_band, step, source, dest, top)))
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
+        if isinstance(step, LineExponents | Rescaled):
+            self.flow.add(Task(reads, writes, partial(super().sum, step, reads, writes)))
+            return
         rows = max(x.shape[0] for x in writes)
         height = max(-(-rows // BANDS), 1)
         for top in range(0, rows, height):

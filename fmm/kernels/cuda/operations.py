@@ -12,11 +12,12 @@ from fmm.kernels.cuda.products.f16_sums import PlaneSums
 from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp
+from fmm.kernels.cuda.sums.rescale import Scaling
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-Operation = SumOp | PlaneSums | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | Turn
+Operation = SumOp | PlaneSums | MirrorOp | Scaling | GemmOp | MirroredOp | RankOp | TileOp | TileGroup | Turn
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from fmm.kernels.cuda.rank import rank_op
 from fmm.kernels.cuda.recompute.recompute import can_compute_again, recompute_launches
 from fmm.kernels.cuda.select import Target, kept_launches, select_launches, with_plane_sums
 from fmm.kernels.cuda.sums.mirror import MirrorOp
+from fmm.kernels.cuda.sums.rescale import scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_op
 from fmm.kernels.cuda.views import View, columns_contiguous, constant_distance, operand_views
 from fmm.kernels.plans.blocks import operand_blocks
@@ -40,6 +41,7 @@ from fmm.kernels.plans.level_steps import (
 )
 from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.rescaling import LineExponents, Rescaled
 from fmm.kernels.plans.walk import Operands, Triple, walk_plan
 from fmm.kernels.plans.workspace import check_type, workspace
 from fmm.kernels.registry import depends_on_rows
@@ -176,8 +178,9 @@ class Recorder:
         return order_of_sums(steps)
 
     def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
-        op = self._sum_op(step, reads, writes)
-        if op is not None:
+        if isinstance(step, LineExponents | Rescaled):
+            self._note(scaling_op(step, reads, writes[0]))
+        elif (op := self._sum_op(step, reads, writes)) is not None:
             self._note(op)
 
     def _sum_op(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> SumOp | None:

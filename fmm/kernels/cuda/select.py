@@ -32,6 +32,7 @@ from fmm.kernels.cuda.products.tma import TmaOp, rows_are_aligned, tma_launch, t
 from fmm.kernels.cuda.products.wgmma import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp, mirror_launch
+from fmm.kernels.cuda.sums.rescale import Scaling, scaling_launch
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_launch
 from fmm.kernels.plans.plan_error import PlanError
 
@@ -78,7 +79,7 @@ class Target:
 
 
 def select_launches(
-    op: SumOp | PlaneSums | MirrorOp | GemmOp | MirroredOp | RankOp | TileOp | TileGroup, target: Target
+    op: SumOp | PlaneSums | MirrorOp | Scaling | GemmOp | MirroredOp | RankOp | TileOp | TileGroup, target: Target
 ) -> tuple[Launch | VendorCall, ...]:
     """One launch or call, or several one after the other where a kernel cannot do all at once."""
     if isinstance(op, SumOp):
@@ -87,6 +88,8 @@ def select_launches(
         return plane_sum_launches(op, target.divides)
     if isinstance(op, MirrorOp):
         return (mirror_launch(op, target.flagged),)
+    if isinstance(op, Scaling):
+        return (scaling_launch(op, target.flagged),)
     if isinstance(op, RankOp):
         return (VendorCall(op, f"cuBLAS, {'herk' if DTYPES[op.dtype].is_complex else 'syrk'}: one half"),)
     if isinstance(op, MirroredOp):

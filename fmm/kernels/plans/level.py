@@ -151,6 +151,11 @@ class PlanLevel(ABC):
         """By what it multiplies the expected error beside what its algorithm does."""
         return 1.0
 
+    @property
+    def positive_growth(self) -> float:
+        """The same on numbers of one sign, whose sums are the larger the longer they are."""
+        return 1.0
+
     # ---- how its products and sums are run
 
     @property

@@ -27,6 +27,7 @@ Array = Any
 Call = Callable[[], object]
 ROWS = 65  # of a large product that are computed row by column on the host, the last one among them
 WHOLE = 192  # rows of a product that is small enough for all
+LONG = 2e-2  # seconds from which on a call takes longer than what may disturb its first timing
 SHORTEST = 2e-3  # seconds of a sample: shorter calls are repeated
 
 
@@ -70,6 +71,9 @@ class Bench(Protocol):
     def stream(self, count: int) -> tuple[float, float]:
         """Bytes a second of an addition of so many float64 numbers, and numbers a second."""
 
+    def shared_memory(self) -> float | None:
+        """Bytes a second that threads read from memory that their block shares; None where there is none."""
+
     def free(self) -> None:
         """Give back memory that is held for later."""
 
@@ -77,8 +81,11 @@ class Bench(Protocol):
 def timed_in_turns(bench: Bench, calls: Mapping[str, Call], rounds: int, seed: int = 0) -> dict[str, list[float]]:
     """Seconds of each in shuffled rounds, so that a device's drift hits all alike."""
     names, found = list(calls), {name: [0.0] * 0 for name in calls}
-    repeats = {name: max(int(SHORTEST / max(bench.seconds(calls[name], 1), 1e-7)), 1) for name in names}
+    first = {name: bench.seconds(calls[name], 1) for name in names}
+    repeats = {name: max(int(SHORTEST / max(x, 1e-7)), 1) for name, x in first.items()}
     shuffled = random.Random(seed)
+    if min(first.values(), default=0) > LONG:
+        found, rounds = {name: [x] for name, x in first.items()}, rounds - 1  # that was the first round
     for _ in range(rounds):
         shuffled.shuffle(names)
         for name in names:
@@ -167,6 +174,9 @@ class HostBench:
         x, y, z = (np.ones(count) for _ in range(3))
         seconds = min(self.seconds(partial(np.add, x, y, out=z), 1) for _ in range(5))
         return 24 * count / seconds, count / seconds
+
+    def shared_memory(self) -> float | None:
+        return None
 
     def free(self) -> None:
         return None

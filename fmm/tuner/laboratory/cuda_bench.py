@@ -29,6 +29,26 @@ ROW_BY_COLUMN = """
 """
 
 
+# Every thread reads 16 bytes at a time, its neighbours' beside its own; the sums keep the compiler from leaving it out.
+SHARED_READS = r"""
+extern "C" __global__ void shared_reads(float* out, int rounds) {
+    __shared__ float4 memory[1024];
+    for (int i = threadIdx.x; i < 1024; i += blockDim.x) memory[i] = make_float4(i, out[0], 1.f, 2.f);
+    __syncthreads();
+    float x = 0, y = 0, z = 0, w = 0;
+    for (int r = 0; r < rounds; ++r) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const float4 v = memory[(threadIdx.x + 32 * (r + i)) & 1023];
+            x += v.x; y += v.y; z += v.z; w += v.w;
+        }
+    }
+    if (x + y + z + w == -1.f) out[0] = x;
+}
+"""
+SHARED_ROUNDS, SHARED_THREADS, SHARED_BLOCKS = 512, 512, 4  # blocks a multiprocessor
+
+
 class CudaBench:
     """The CUDA device with this number."""
 
@@ -112,6 +132,14 @@ class CudaBench:
         add()
         seconds = min(self.seconds(add, 5) for _ in range(5))
         return 24 * count / seconds, count / seconds
+
+    def shared_memory(self) -> float | None:
+        kernel, out = cupy.RawKernel(SHARED_READS, "shared_reads"), cupy.zeros(1, np.float32)
+        blocks = SHARED_BLOCKS * cupy.cuda.Device().attributes["MultiProcessorCount"]
+        read = partial(kernel, (blocks,), (SHARED_THREADS,), (out, np.int32(SHARED_ROUNDS)))
+        read()
+        seconds = min(self.seconds(read, 3) for _ in range(5))
+        return float(16 * 16 * SHARED_ROUNDS * SHARED_THREADS * blocks / seconds)
 
     def free(self) -> None:
         cupy.get_default_memory_pool().free_all_blocks()

@@ -180,7 +180,7 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7, frameon=False)
 
 
-LOGARITHMIC = frozenset({"n", "k", "m=n"})
+LOGARITHMIC = frozenset({"n", "k", "m=n", "tau2"})
 
 
 def _curve(key: Sequence[Cell], at: int) -> tuple[Cell, ...]:

@@ -16,8 +16,8 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.data_growth import growth_on_data
-from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth, plan_schemes
+from fmm.perfmodel.data_growth import growth_on_data, plan_stages
+from fmm.perfmodel.stability import classical_bound, error_bound, expected_growth
 from fmm.tuner.laboratory.bench import Bench
 from fmm.tuner.laboratory.figure import Experiment, Figure, Key, Numbers, Results, Row, quantity
 from fmm.tuner.laboratory.matrices import FAMILIES, pair_of
@@ -144,7 +144,7 @@ def contract_rows(
 
 def _kept_growth(plan: Plan, dtype: str, family: str, seed: int, wide: Sequence[Any]) -> float:
     """The same for all plans of the same schemes."""
-    key = tuple(s.name for s in plan_schemes(plan)), len(wide[0]), dtype, family, seed
+    key = tuple(s and s.name for s in plan_stages(plan)), len(wide[0]), dtype, family, seed
     if key not in _KEPT:
         _KEPT[key] = growth_on_data(plan, *wide)
     return _KEPT[key]

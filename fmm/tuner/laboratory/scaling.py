@@ -8,7 +8,7 @@ Nothing is rounded by it. The error is taken in two ways: in the Frobenius norm,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.tuner.laboratory.bench import Bench
 from fmm.tuner.laboratory.figure import Experiment, Figure, Row, quantity
 from fmm.tuner.laboratory.growth import frobenius
-from fmm.tuner.laboratory.matrices import FAMILIES, Array, Pair, graded_inside
+from fmm.tuner.laboratory.matrices import FAMILIES, Array, graded_inside
 from fmm.tuner.laboratory.precise import reference
 
 SIDE: Final = 2048
@@ -30,46 +30,13 @@ DATA: Final = {
 }
 
 
-def powers_of_two(xp: Any, x: Array) -> Array:
-    """The power of two next to each number; 1 for zeros."""
-    return xp.exp2(xp.rint(xp.log2(xp.where(x > 0, x, 1.0))))
-
-
-def scaled_outside(xp: Any, a: Array, b: Array) -> tuple[Array, Array, Array]:
-    """Scaled rows and columns, and what the product's entries are to be multiplied by."""
-    rows = powers_of_two(xp, abs(a).max(axis=1, keepdims=True)).astype(a.dtype)
-    cols = powers_of_two(xp, abs(b).max(axis=0, keepdims=True)).astype(a.dtype)
-    return a / rows, b / cols, rows * cols
-
-
-def scaled_inside(xp: Any, a: Array, b: Array) -> Pair:
-    """Columns of A and rows of B of the same size."""
-    ratio = (abs(b).max(axis=1) / abs(a).max(axis=0)) ** 0.5
-    d = powers_of_two(xp, ratio).astype(a.dtype)
-    return a * d[None, :], b / d[:, None]
-
-
-Product = Callable[[Array, Array], Array]
-
-
-def _plain(xp: Any, a: Array, b: Array, product: Product) -> Array:
-    return product(a, b)
-
-
-def _outside(xp: Any, a: Array, b: Array, product: Product) -> Array:
-    left, right, back = scaled_outside(xp, a, b)
-    return product(left, right) * back
-
-
-def _inside(xp: Any, a: Array, b: Array, product: Product) -> Array:
-    return product(*scaled_inside(xp, a, b))
-
-
-def _both(xp: Any, a: Array, b: Array, product: Product) -> Array:
-    return _outside(xp, *scaled_inside(xp, a, b), product)
-
-
-SCALINGS: Final = {"none": _plain, "outside": _outside, "inside": _inside, "inside, outside": _both}
+# By the level `scaled`, above each of these plans.
+SCALINGS: Final = {
+    "none": "",
+    "outside": "scaled.outside > ",
+    "inside": "scaled.inside > ",
+    "inside, outside": "scaled > ",
+}
 
 
 def _measure(bench: Bench, scale: float) -> Iterator[Row]:
@@ -87,8 +54,7 @@ def _measure(bench: Bench, scale: float) -> Iterator[Row]:
 
         vendor = errors(bench.multiply(VENDOR, a, b))
         for text, (name, scaling) in product(PLANS, SCALINGS.items()):
-            plan = Plan.parse(text)
-            own = errors(scaling(bench.xp, a, b, lambda x, y, plan=plan: bench.multiply(plan, x, y)))
+            own = errors(bench.multiply(Plan.parse(f"{scaling}{text}"), a, b))
             norm, entry = (x / y for x, y in zip(own, vendor, strict=True))
             yield {"key": [data, dtype, text, name], "norm": norm, "entry": entry}
 

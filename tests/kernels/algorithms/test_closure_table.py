@@ -58,9 +58,9 @@ def test_it_matters_where_each_operand_stands() -> None:
         (["mulStoreDec(A, B, C, T)"], "not one product"),
         (["mulSubInc(A, B, C, E, T)"], "not one product"),
         (["mulInc(A, B, B)"], "overwrites its operand"),
-        (["nothing(A)"], "there is no nothing of 1 places"),
-        (["close(A, E)"], "there is no close of 2 places"),
-        (["mulInc(A, B)"], "there is no mulInc of 2 places"),
+        (["nothing(A)"], "unknown kernel 'nothing'"),
+        (["close(A, E)"], "unknown kernel 'close'"),
+        (["mulInc(A, B)"], "mulInc takes 3 places, not 2"),
         (["A = A B"], "line 6"),
     ],
 )

@@ -224,7 +224,7 @@ CHOSEN = [
     ("complex64", 4096, 1 << 36, 16.0, True, "3m"),
     ("complex128", 2048, 1 << 36, 16.0, False, "3m(strassen.pad16) > vendor"),
     ("complex128", 8192, 2 << 30, 16.0, False, "li-fig23.pad16 > winograd.pad16 > 3m"),  # tight: on complex blocks
-    ("complex64", 8192, 1 << 36, 1.5, True, "3m"),
+    ("complex64", 8192, 1 << 36, 2.3, True, "3m"),
     ("complex64", 8192, 1 << 36, 1.4, True, "3m.batched > oz8"),  # no error beyond the vendor's is allowed
     ("complex64", 8192, 1 << 36, 1.4, False, "vendor"),
     ("complex64", 8192, 1 << 36, 1.0, True, "vendor"),
@@ -236,7 +236,7 @@ CHOSEN = [
     ("float64", 8192, 1 << 36, 16.0, False, "strassen"),
     # With levels below the residues, which add nothing to the error.
     ("complex128", 8192, 1 << 36, 16.0, True, "3m"),
-    ("complex128", 8192, 1 << 36, 1.5, True, "3m"),
+    ("complex128", 8192, 1 << 36, 2.3, True, "3m"),
     ("float64", 16384, 1 << 37, 1.5, True, "oz14x7"),
 ]
 
@@ -254,16 +254,26 @@ def test_it_is_chosen(dtype: str, side: int, room: int, growth: float, emulation
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize("text", ["3m > vendor", "3m.sequential > vendor", "3m > winograd > vendor"])
 def test_its_error_in_norm_is_what_is_expected(text: str, dtype: str, rng: np.random.Generator) -> None:
-    """On random numbers the expected growth is met within a factor of two, and the bound is kept."""
+    """On random numbers the expected growth is met, and the bound is kept."""
     plan, n = Plan.parse(text), 256
     a, b = ((rng.standard_normal((n, n, 2)) @ [1, 1j]).astype(dtype) for _ in range(2))
     reference = a.astype(np.clongdouble) @ b.astype(np.clongdouble)
     errors = [np.abs(fmm.matmul(a, b, plan=p) - reference) for p in (plan, VENDOR)]
     growth = np.linalg.norm(errors[0].astype(float)) / np.linalg.norm(errors[1].astype(float))
-    expected = expected_growth(plan, dtype)
-    assert expected / 3 < growth < 2 * expected
+    assert expected_growth(plan, dtype) / 3 < growth < expected_growth(plan, dtype, in_pieces=True)
     u = DTYPES[dtype].unit_roundoff
     assert errors[0].max() <= error_bound(plan, n, n, n) * u * np.abs(a).max() * np.abs(b).max()
+
+
+@pytest.mark.parametrize("k", [64, 291, 700])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_its_error_on_positive_numbers_is_what_is_expected(dtype: str, k: int, rng: np.random.Generator) -> None:
+    """There P and Q are as large as the result, and R is four times as large."""
+    plan = Plan.parse("3m > vendor")
+    a, b = ((rng.random((*shape, 2)) @ [1, 1j]).astype(dtype) for shape in ((100, k), (k, 110)))
+    reference = a.astype(np.clongdouble) @ b.astype(np.clongdouble)
+    errors = [np.linalg.norm(np.abs(c - reference).astype(float)) for c in (fmm.matmul(a, b, plan=plan), a @ b)]
+    assert 1.5 < errors[0] / errors[1] < expected_growth(plan, dtype, in_pieces=True)
 
 
 def test_small_parts_lose_digits_and_that_is_said(rng: np.random.Generator) -> None:
@@ -273,7 +283,7 @@ def test_small_parts_lose_digits_and_that_is_said(rng: np.random.Generator) -> N
     assert np.linalg.norm(c - vendor) < 1e-14 * np.linalg.norm(vendor)
     assert np.abs(c.imag - vendor.imag).max() > 1e-5 * np.abs(vendor.imag).max()
     explained = str(fmm.explain(a, b, plan="3m > vendor"))
-    assert "expected error: 1.4 times the vendor's, in norm: a real or imaginary part" in explained
+    assert "expected error: 6.0 times the vendor's, in norm: a real or imaginary part" in explained
     assert "75.0% of the classical multiplications" in explained
     assert "in norm" not in str(fmm.explain(a, b, plan="winograd > vendor"))
 

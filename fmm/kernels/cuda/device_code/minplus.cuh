@@ -68,14 +68,24 @@ struct Best {
             arg[ARGS ? i : 0][ARGS ? j : 0] = k;
         }
     }
-    // Steps k and k + 1.
+    // Steps k and k + 1, as the ring Now takes them.
+    template <class Now>
     __device__ __forceinline__ void take_two(int i, int j, int k, Element a, Element b, Element x, Element y) {
         if constexpr (ARGS) {
             take(i, j, k, a, b);
             take(i, j, k + 1, x, y);
         } else {
-            Ring::take_two(c[i][j], a, b, x, y);
+            Now::take_two(c[i][j], a, b, x, y);
         }
+    }
+    // Are all numbers of this warp below zero? Then they stay so, whatever comes.
+    __device__ __forceinline__ bool below_zero() const {
+        int signs = -1;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+            for (int j = 0; j < COLS; ++j) signs &= Ring::sign(c[i][j]);
+        return all_of_warp(signs < 0);
     }
 };
 
@@ -104,7 +114,7 @@ __device__ __forceinline__ void use_tile(Best& best, const typename Ring::Elemen
                     const int i = j / PACK % 2 ? S::ROWS - 1 - z : z;
 #pragma unroll
                     for (int x = 0; x < PACK; ++x)
-                        best.take_two(i, j + x, position + begin + e, a[i].lane[e], b.lane[x], a[i].lane[e + 1], y.lane[x]);
+                        best.template take_two<Ring>(i, j + x, position + begin + e, a[i].lane[e], b.lane[x], a[i].lane[e + 1], y.lane[x]);
                 }
             }
         }
@@ -196,6 +206,7 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
         commit();
     }
     int stage = 0, filled = S::STAGES - 1;
+    [[maybe_unused]] bool below = false;
 #pragma unroll 1
     for (int position = 0; position < p.k; position += S::DEPTH) {
         wait<S::STAGES - 2>();
@@ -210,8 +221,18 @@ __device__ __forceinline__ void minplus(const Tasks<typename Ring::Element>& all
         }
         commit();
         filled = filled + 1 == S::STAGES ? 0 : filled + 1;
-        use_tile<Ring, S, LeftLines, Right>(best, left_now + Left::offset(down), right.tile(stage) + Right::offset(across),
-                                            position);
+        const Element *const a = left_now + Left::offset(down), *const b = right.tile(stage) + Right::offset(across);
+        if constexpr (Ring::TURNS && !ARGS) {
+            if (below) {
+                use_tile<typename Ring::BelowZero, S, LeftLines, Right>(best, a, b, position);
+            } else {
+                use_tile<Ring, S, LeftLines, Right>(best, a, b, position);
+                const int tiles = position / S::DEPTH + 1;
+                if ((tiles & (tiles - 1)) == 0) below = best.below_zero();  // asked less and less often
+            }
+        } else {
+            use_tile<Ring, S, LeftLines, Right>(best, a, b, position);
+        }
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     }
     put_best<Ring, ARGS, S, Left, Right>(p, best, row + down, col + across);

@@ -27,6 +27,7 @@ namespace fmm::tropical {
 __device__ __forceinline__ int bits(float x) { return __float_as_int(x); }
 __device__ __forceinline__ float number(int x) { return __int_as_float(x); }
 __device__ __forceinline__ float infinite() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ bool all_of_warp(bool x) { return __all_sync(~0u, x); }
 __device__ __forceinline__ unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
     unsigned z;
 #if __CUDA_ARCH__ >= 900  // the assembler makes one instruction of the two
@@ -42,9 +43,10 @@ __device__ __forceinline__ unsigned pairs_least_sum(unsigned a, unsigned b, unsi
     inline float NAME(float x, float y) { return NAME##_of(x, y); }
 inline float least_of(float x, float y) { return !(y < x) && x == x ? x : y; }
 inline float greatest_of(float x, float y) { return !(x < y) && x == x ? x : y; }
-inline int bits(float x) { return __builtin_bit_cast(int, x); }
+inline int bits(float x) { return x == x ? __builtin_bit_cast(int, x) : 0x7fffffff; }  // the NaN of a device's sum
 inline float number(int x) { return __builtin_bit_cast(float, x); }
 inline float infinite() { return __builtin_inff(); }
+inline bool all_of_warp(bool x) { return x; }  // threads that take turns decide each for itself, which is right too
 inline unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
     const unsigned low = (a & 0xffff) + (b & 0xffff), high = (a >> 16) + (b >> 16);
     return (low < (c & 0xffff) ? low : c & 0xffff) | (high < c >> 16 ? high : c >> 16) << 16;
@@ -53,10 +55,21 @@ inline unsigned pairs_least_sum(unsigned a, unsigned b, unsigned c) {
 FMM_BEST(least, "min")
 FMM_BEST(greatest, "max")
 
+// What most rings have in common: two steps are one after the other, and nothing changes once all is below zero.
+template <class Ring, class Number>
+struct StepByStep {
+    using Element = Number;
+    static constexpr bool TURNS = false;  // does another ring, BelowZero, go on when all numbers of a warp are below zero?
+    __device__ static __forceinline__ void take_two(Number& c, Number a, Number b, Number x, Number y) {
+        Ring::take(c, a, b);
+        Ring::take(c, x, y);
+    }
+    __device__ static __forceinline__ Number stored(Number x) { return x; }
+};
+
 // Floats, the smallest (or greatest) sum.
 template <bool GREATEST>
-struct Floats {
-    using Element = float;
+struct Floats : StepByStep<Floats<GREATEST>, float> {
     __device__ static __forceinline__ float none() { return GREATEST ? -infinite() : infinite(); }
     __device__ static __forceinline__ float sum(float x, float y) { return add(x, y); }
     __device__ static __forceinline__ bool better(float x, float y) { return GREATEST ? x > y : x < y; }
@@ -66,7 +79,6 @@ struct Floats {
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
         c = best(c, best(add(a, b), add(x, y)));
     }
-    __device__ static __forceinline__ float stored(float x) { return x; }
 };
 
 // Floats none of which is negative: their bits, as whole numbers, are in the same order, and Hopper finds the least of
@@ -77,62 +89,59 @@ struct NonnegativeFloats : Floats<false> {
     }
 };
 
+// Floats of which the best so far is negative: only negative sums are better, and as whole numbers without a sign those
+// are above all others, the least of them highest. (The NaN of a sum has no sign.)
+struct NegativeFloats : Floats<false> {
+    __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {
+        c = number(max(max(unsigned(bits(add(a, b))), unsigned(bits(add(x, y)))), unsigned(bits(c))));
+    }
+};
+
+// Floats of either sign, the smallest sum. A best sum that is negative stays so.
+struct SignedFloats : Floats<false> {
+    using BelowZero = NegativeFloats;
+    static constexpr bool TURNS = true;
+    __device__ static __forceinline__ int sign(float x) { return bits(x); }
+};
+
 template <bool GREATEST>
-struct Doubles {
-    using Element = double;
+struct Doubles : StepByStep<Doubles<GREATEST>, double> {
     __device__ static __forceinline__ double none() { return GREATEST ? -infinite() : infinite(); }
     __device__ static __forceinline__ double sum(double x, double y) { return x + y; }
     __device__ static __forceinline__ bool better(double x, double y) { return GREATEST ? x > y : x < y; }
     __device__ static __forceinline__ double best(double x, double y) { return better(y, x) ? y : x; }
     __device__ static __forceinline__ void take(double& c, double a, double b) { c = best(c, a + b); }
-    __device__ static __forceinline__ void take_two(double& c, double a, double b, double x, double y) {
-        take(c, a, b);
-        take(c, x, y);
-    }
-    __device__ static __forceinline__ double stored(double x) { return x; }
 };
 
 // Whole numbers from 0 on. The largest signed one is "no edge"; twice that is still an unsigned number, so that sums
 // beyond it lose against it: they are saturated without an instruction for that.
-template <unsigned NONE>
-struct Naturals {
-    using Element = unsigned;
+template <unsigned NONE, class Ring>
+struct NaturalNumbers : StepByStep<Ring, unsigned> {
     __device__ static __forceinline__ unsigned none() { return NONE; }
     __device__ static __forceinline__ unsigned sum(unsigned x, unsigned y) { return x + y; }
     __device__ static __forceinline__ bool better(unsigned x, unsigned y) { return x < y; }
     __device__ static __forceinline__ unsigned best(unsigned x, unsigned y) { return min(x, y); }
     __device__ static __forceinline__ void take(unsigned& c, unsigned a, unsigned b) { c = min(a + b, c); }
-    __device__ static __forceinline__ void take_two(unsigned& c, unsigned a, unsigned b, unsigned x, unsigned y) {
-        take(c, a, b);
-        take(c, x, y);
-    }
-    __device__ static __forceinline__ unsigned stored(unsigned x) { return x; }
 };
 
+template <unsigned NONE>
+struct Naturals : NaturalNumbers<NONE, Naturals<NONE>> {};
+
 // The same of 16 bits, two neighbours of B in a word; of A the same number twice.
-struct NaturalPairs : Naturals<0x7fff7fff> {
+struct NaturalPairs : NaturalNumbers<0x7fff7fff, NaturalPairs> {
     __device__ static __forceinline__ void take(unsigned& c, unsigned a, unsigned b) { c = pairs_least_sum(a, b, c); }
     __device__ static __forceinline__ unsigned best(unsigned x, unsigned y) { return pairs_least_sum(x, 0, y); }
-    __device__ static __forceinline__ void take_two(unsigned& c, unsigned a, unsigned b, unsigned x, unsigned y) {
-        take(c, a, b);
-        take(c, x, y);
-    }
 };
 
 // Whole numbers of either sign, at most LIMIT in size. "No edge" is so far above them that it stays above every sum of
 // two of them, whatever is added to it, and the sum of two of it is still a number of 32 bits.
-struct Integers {
-    using Element = int;
+struct Integers : StepByStep<Integers, int> {
     static constexpr int LIMIT = 1 << 28, NONE = (1 << 30) - 1;
     __device__ static __forceinline__ int none() { return NONE; }
     __device__ static __forceinline__ int sum(int x, int y) { return x + y; }
     __device__ static __forceinline__ bool better(int x, int y) { return x < y; }
     __device__ static __forceinline__ int best(int x, int y) { return min(x, y); }
     __device__ static __forceinline__ void take(int& c, int a, int b) { c = min(a + b, c); }
-    __device__ static __forceinline__ void take_two(int& c, int a, int b, int x, int y) {
-        take(c, a, b);
-        take(c, x, y);
-    }
     __device__ static __forceinline__ int stored(int x) { return x > 2 * LIMIT ? NONE : max(x, -2 * LIMIT); }
 };
 

@@ -39,7 +39,7 @@ class Ring:
 RINGS = {
     ring.name: ring
     for ring in (
-        Ring("float32", "Floats<false>", "float", 4, "f"),
+        Ring("float32", "SignedFloats", "float", 4, "f", tile_cpp="Floats<false>"),
         Ring("float32, greatest", "Floats<true>", "float", 4, "f"),
         Ring("float32, none negative", "NonnegativeFloats", "float", 4, "f"),
         Ring("float64", "Doubles<false>", "double", 8, "d"),

@@ -147,6 +147,12 @@ class ThreeProducts(PlanLevel):
         return sqrt(2)
 
     @property
+    def positive_growth(self) -> float:
+        """R is four times as large as P and Q, so is its error: R - P - Q has 18 times the variance of P's, P - Q twice
+        that; four real products have four times that together."""
+        return sqrt(5)
+
+    @property
     def lanes(self) -> int:
         return 2 if self.order == "overlapped" else 1
 

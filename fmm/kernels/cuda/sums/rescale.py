@@ -1,0 +1,137 @@
+"""Launches of the kernels that scale matrices by powers of two (rescale.cuh)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.device_code.read import with_headers
+from fmm.kernels.cuda.kernel import Kernel
+from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
+from fmm.kernels.cuda.views import View
+from fmm.kernels.plans.rescaling import LineExponents, Rescaled
+
+THREADS, ACROSS, DOWN, TILE = 256, 32, 8, 32  # as rescale.cuh has them
+ENTRY = "fmm_rescale"
+Signed = tuple[View | None, int]  # a vector of exponents, and with which sign they are taken
+
+
+@dataclass(frozen=True)
+class ExponentsOp:
+    """The exponents of the rows (axis 0) or columns (axis 1) of a matrix."""
+
+    label: str
+    source: View
+    dest: View
+    axis: int
+    shifts: Signed = (None, 0)
+    against: View | None = None
+    writes_result = False
+
+
+@dataclass(frozen=True)
+class RescaleOp:
+    """A copy of a matrix, its rows and columns scaled by exponents; perhaps where it is."""
+
+    label: str
+    source: View
+    dest: View
+    rows: Signed = (None, 0)
+    cols: Signed = (None, 0)
+
+    @property
+    def writes_result(self) -> bool:
+        return self.dest.base == "C"
+
+
+Scaling = ExponentsOp | RescaleOp
+
+
+def scaling_launch(op: Scaling, flagged: bool) -> Launch:
+    """`flagged`: is a flag raised where C is given an inf or NaN?"""
+    return exponents_launch(op) if isinstance(op, ExponentsOp) else rescale_launch(op, flagged)
+
+
+def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> Scaling:
+    """What a step asks of a GPU."""
+    source, *vectors = reads
+    if isinstance(step, LineExponents):
+        shifts, against = vectors[0] if step.sign else None, vectors[-1] if step.against else None
+        return ExponentsOp(step.label, source, dest, step.axis, (shifts, step.sign), against)
+    rows = vectors.pop(0) if step.row_sign else None
+    cols = vectors.pop(0) if step.col_sign else None
+    return RescaleOp(step.label, source, dest, (rows, step.row_sign), (cols, step.col_sign))
+
+
+class _Told:
+    """Parameters word by word, and the addresses among them."""
+
+    def __init__(self) -> None:
+        self.words: list[int] = []
+        self.slots: list[Slot] = []
+
+    def address(self, x: View | None) -> None:
+        if x is not None:
+            self.slots.append(Slot(len(self.words), x.base, x.offset))
+        self.words.append(0)
+
+    def numbers(self, *values: int) -> None:
+        self.words += values
+
+    def exponents(self, given: Signed) -> None:
+        vector, sign = given
+        self.address(vector)
+        self.numbers(vector.right if vector else 0, sign)
+
+    def launch(self, label: str, kernel: Kernel, blocks: int) -> Launch:
+        parameters = struct.pack(f"<{len(self.words)}q", *self.words)
+        return Launch("sums", label, kernel, (blocks, 1, 1), parameters, tuple(self.slots))
+
+
+def exponents_launch(op: ExponentsOp) -> Launch:
+    x, told = op.source, _Told()
+    steps, sides = (x.strides, x.shape) if op.axis == 0 else (x.strides[::-1], x.shape[::-1])
+    told.address(x)
+    told.numbers(*steps, *sides)
+    told.exponents(op.shifts)
+    told.exponents((op.against, 1))
+    told.address(op.dest)
+    told.numbers(op.dest.right)
+    adjacent = abs(steps[0]) < abs(steps[1])
+    kernel = Kernel(rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), ENTRY, THREADS)
+    return told.launch(f"line_exponents: {op.label}", kernel, -(-sides[0] // (ACROSS if adjacent else DOWN)))
+
+
+def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
+    """`flagged`: is a flag raised where there is an inf or NaN?"""
+    x, y, told = op.source, op.dest, _Told()
+    for view in (x, y):
+        told.address(view)
+        told.numbers(*view.strides)
+    told.numbers(*y.shape)
+    told.exponents(op.rows)
+    told.exponents(op.cols)
+    raises = flagged and op.writes_result
+    told.slots += [Slot(len(told.words), FLAG)] if raises else []
+    told.numbers(0)
+    by_columns = abs(y.down) < abs(y.right)
+    kernel = Kernel(rescale_source, ("rescale", "Rescaled", y.dtype, (by_columns, raises)), ENTRY, THREADS)
+    return told.launch(f"rescale: {op.label}", kernel, -(-y.rows // TILE) * -(-y.cols // TILE))
+
+
+@lru_cache(maxsize=64)
+def rescale_source(function: str, told: str, dtype: str, flags: tuple[bool, ...]) -> str:
+    """The whole CUDA source, entry point `ENTRY`."""
+    options = ", ".join(str(flag).lower() for flag in flags)
+    lines = [
+        '#include "rescale.cuh"',
+        "",
+        f'extern "C" __global__ void __launch_bounds__({THREADS})',
+        f"{ENTRY}(const __grid_constant__ fmm::{told} p) {{",
+        f"    fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",
+        "}",
+    ]
+    return with_headers("\n".join(lines) + "\n")

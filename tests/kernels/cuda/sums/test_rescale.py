@@ -1,0 +1,153 @@
+"""The kernels that scale by powers of two: run on the host, whose threads take turns, and compiled for every
+architecture."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fmm.kernels.cpu.rescale import rescaled_arrays
+from fmm.kernels.cuda.launch_list import FLAG, Launch
+from fmm.kernels.cuda.sums.rescale import (
+    ENTRY,
+    THREADS,
+    ExponentsOp,
+    RescaleOp,
+    exponents_launch,
+    rescale_launch,
+    rescale_source,
+)
+from fmm.kernels.cuda.views import View
+from fmm.kernels.plans.level_steps import whole_matrix
+from fmm.kernels.plans.rescaling import find_exponents, rescale
+from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.marks import quick_and_slow
+from tests.support.nvrtc import EACH_ARCHITECTURE, report
+from tests.support.tiled_on_host import scheduler
+
+TURNS = """
+extern Dim blockIdx, gridDim, threadIdx;
+extern "C" void meet();
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
+static void __syncthreads() { meet(); }
+"""
+DRIVER = f"""
+template <class Told> int told_bytes(void (*)(Told)) {{ return sizeof(Told); }}
+template <class Told> void enter(const void* p) {{ {ENTRY}(*static_cast<const Told*>(p)); }}
+template <class Told> void start(void (*)(Told), const void* p, int blocks) {{
+    run(enter<Told>, p, blocks, 1, {THREADS});
+}}
+extern "C" int launch(const void* parameters, int blocks) {{
+    start({ENTRY}, parameters, blocks);
+    return told_bytes({ENTRY});
+}}
+"""
+FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
+Matrix = np.ndarray[Any, Any]
+
+
+@cache
+def on_host(*given: Any) -> Any:
+    required_compiler()
+    scheduler()
+    text = rescale_source(*given).replace("#pragma once", "")
+    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
+    assert changed
+    before = header("sum_host.h").replace("static Dim blockIdx, threadIdx, gridDim;", TURNS)
+    return shared_library(before + text + DRIVER, FLAGS)
+
+
+def play(launch: Launch, bases: dict[str, Matrix]) -> None:
+    words = np.frombuffer(launch.parameters, np.int64).copy()
+    for slot in launch.slots:
+        words[slot.word] = bases[slot.base].ctypes.data + slot.offset
+    library = on_host(*launch.kernel.given)
+    assert library.launch(words.ctypes.data_as(ctypes.c_void_p), launch.grid[0]) == words.nbytes
+
+
+def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
+    """Of all sizes, with lines of zeros, an inf, a NaN and what is subnormal; lines are not contiguous."""
+    room = np.zeros((rows, cols + 3) if order == "C" else (cols, rows + 3), dtype)
+    found = room[:, :cols] if order == "C" else room[:, :rows].T
+    sizes = np.exp2(rng.integers(-30, 30, (rows, cols)).astype(float))
+    values = rng.standard_normal((rows, cols)) * sizes
+    found[...] = values + 1j * values[::-1] if dtype[0] == "c" else values
+    found[rows // 2], found[:, cols // 3] = 0, 0
+    tiny = np.finfo(dtype).smallest_subnormal
+    found[0, :] = 5 * tiny
+    return found
+
+
+def view(base: str, x: Matrix) -> View:
+    down, right = (step // x.itemsize for step in x.strides)
+    return View(base, 0, x.shape[0], x.shape[1], down, right, x.dtype.name)
+
+
+@pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float64", "complex64", "complex128"]))
+def test_exponents_as_numpy_finds_them(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    for (m, n), order, axis, sign, against in product(((1, 1), (37, 70)), "CF", (0, 1), (0, 1, -1), (False, True)):
+        x = matrix(m, n, dtype, order, rng)
+        if m > 1:
+            x[3, 5], x[4, 6] = np.inf, np.nan
+        lines, length = (m, n) if axis == 0 else (n, m)
+        shifts, other = (rng.integers(-40, 40, (1, count)).astype(dtype) for count in (length, lines))
+        found, wanted = np.full((1, lines), 77, dtype), np.full((1, lines), 77, dtype)
+        held = {"A": x, "S": shifts, "O": other, "D": found}
+        op = ExponentsOp(
+            "x", view("A", x), view("D", found), axis, (view("S", shifts) if sign else None, sign),
+            view("O", other) if against else None,
+        )  # fmt: skip
+        play(exponents_launch(op), held)
+        vectors = [
+            *([whole_matrix("S", 1, length)] if sign else []),
+            *([whole_matrix("O", 1, lines)] if against else []),
+        ]
+        step = find_exponents(
+            "x", whole_matrix("A", m, n), axis, whole_matrix("D", 1, lines), vectors[0] if sign else None, sign,
+            vectors[-1] if against else None,
+        )  # fmt: skip
+        rescaled_arrays(step, [held[p.name] for p in step.reads], wanted)
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float64", "complex64", "complex128"]))
+def test_copies_as_numpy_scales_them(dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    for (m, n), orders, signs, flagged in product(
+        ((1, 1), (37, 70)), ("CC", "FF", "CF"), ((1, 1), (-1, 0), (0, 1)), (False, True)
+    ):
+        x, y = (matrix(m, n, dtype, order, rng) for order in orders)
+        wanted = y.copy()
+        rows, cols = (rng.integers(-9, 9, (1, count)).astype(dtype) for count in (m, n))
+        held = {"A": x, "C": y, "R": rows, "Q": cols, FLAG: np.zeros(2, np.int32)}
+        given = [(view(name, held[name]) if sign else None, sign) for name, sign in zip("RQ", signs, strict=True)]
+        play(rescale_launch(RescaleOp("x", view("A", x), view("C", y), *given), flagged), held)
+        places = [(whole_matrix(name, 1, count) if sign else None, sign) for name, count, sign in
+                  zip("RQ", (m, n), signs, strict=True)]  # fmt: skip
+        step = rescale("x", whole_matrix("A", m, n), whole_matrix("C", m, n), *places)
+        rescaled_arrays(step, [held[p.name] for p in step.reads], wanted)
+        np.testing.assert_allclose(y, wanted, rtol=0, atol=float(np.finfo(dtype).smallest_subnormal))
+        assert held[FLAG][0] == 0
+
+
+def test_an_inf_raises_the_flag() -> None:
+    x, big = np.full((3, 3), 1.5e38, np.float32), np.full((1, 3), 4, np.float32)
+    held = {"C": x, "R": big, FLAG: np.zeros(2, np.int32)}
+    play(rescale_launch(RescaleOp("x", view("C", x), view("C", x), (view("R", big), 1)), True), held)
+    assert np.isinf(x).all() and held[FLAG][0] == 1
+
+
+@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
+def test_it_compiles(architecture: str) -> None:
+    for given in (
+        ("line_exponents", "LineExponents", "complex128", (True,)),
+        ("rescale", "Rescaled", "float32", (False, True)),
+    ):
+        assert report(given[0], rescale_source(*given), architecture).local == 0
