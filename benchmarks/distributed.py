@@ -28,11 +28,13 @@ from torch.distributed.tensor import DTensor, Shard
 
 import fmm
 import fmm.distributed
-from benchmarks.gpu import environment
+from fmm.tuner.trials.environment import environment as host_environment
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without GPUs it only shows that all of it runs
 CASES = "float32:32768:7,float32:65536:3,float64:32768:5,bfloat16:49152:7"
 BOUND = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 3e-2}  # of the difference from torch's own, relative
-LINK_BYTES = (1 << 24, 1 << 28, 1 << 30)
+LONG = 2.0  # seconds
+LINK_BYTES = (1 << 24, 1 << 28, 1 << 30) if DEVICE == "cuda" else (1 << 16,)
 
 
 @contextmanager
@@ -69,21 +71,20 @@ class Case:
         """Each process draws its own rows."""
         count, rank = self.mesh.size(), self.mesh.get_local_rank()
         rows = len(range(self.n)[rank * -(-self.n // count) : (rank + 1) * -(-self.n // count)])
-        generator = torch.Generator("cuda").manual_seed(100 * seed + rank)
+        generator = torch.Generator(DEVICE).manual_seed(100 * seed + rank)
         kind = getattr(torch, self.dtype)
-        local = torch.empty(rows, self.n, dtype=kind, device="cuda").normal_(generator=generator)
+        local = torch.empty(rows, self.n, dtype=kind, device=DEVICE).normal_(generator=generator)
         shape = torch.Size((self.n, self.n))
         return DTensor.from_local(local, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=(self.n, 1))
 
     def calls(self) -> dict[str, Call]:
         """By name: what is in force around it, and the call."""
         found = {"torch": Call(lambda: torch.mm(self.a, self.b))}
-        modes = {"": True, ", no emulation": False} if self.dtype == "float32" else {"": True}
+        modes = {"": True, "-ieee": False} if self.dtype == "float32" else {"": True}
         for name, allowed in modes.items():
             found[f"hook{name}"] = Call(lambda: torch.mm(self.a, self.b), allowed, installed=True)
-            found[f"fmm.distributed{name}"] = self._shared(allowed, None)
-        above = self._shared(self.dtype != "float32", "winograd")
-        return {**found, "fmm.distributed, level above": above, "alone": Call(self._alone)}
+            found[f"shared{name}"] = self._shared(allowed, None)
+        return {**found, "shared-level": self._shared(True, "winograd"), "alone": Call(self._alone)}
 
     def _shared(self, emulated: bool, plan: str | None) -> Call:
         def run() -> Any:
@@ -99,12 +100,12 @@ class Case:
 
     def error(self, found: Any) -> float:
         """Of a product with a vector, relative."""
-        v = torch.randn(self.n, 1, dtype=torch.float64, device="cuda", generator=torch.Generator("cuda").manual_seed(9))
+        v = torch.randn(self.n, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(9)).to(DEVICE)
         part = _times(self.b.to_local(), v)
         every = [torch.empty_like(part) for _ in range(self.mesh.size())]
         dist.all_gather(every, part)
         expected = _times(self.a.to_local(), torch.cat(every))
-        local = found.to_local() if isinstance(found, DTensor) else found
+        local = found.redistribute(placements=[Shard(0)]).to_local() if isinstance(found, DTensor) else found
         return float((_times(local, v) - expected).norm() / expected.norm())
 
 
@@ -115,41 +116,52 @@ def _times(matrix: Any, v: Any) -> Any:
 
 def seconds(call: Call) -> tuple[float, Any]:
     """Of the slowest process, from a common start."""
-    with emulation(call.emulated), fmm.installed("torch") if call.installed else nullcontext():
-        torch.cuda.synchronize()
+    with (
+        emulation(call.emulated),
+        fmm.installed("torch" if DEVICE == "cuda" else "torch-cpu") if call.installed else nullcontext(),
+    ):
+        settle()
         dist.barrier()
-        torch.cuda.synchronize()
+        settle()
         began = time.perf_counter()
         found = call.run()
-        torch.cuda.synchronize()
-        taken = torch.tensor([time.perf_counter() - began], device="cuda", dtype=torch.float64)
+        settle()
+        taken = torch.tensor([time.perf_counter() - began], device=DEVICE, dtype=torch.float64)
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return float(taken), found
 
 
 def measured(case: Case, rounds: int, who: str, until: float) -> dict[str, Any]:
-    calls = {name: call for name, call in case.calls().items() if name.startswith(tuple(who.split(",")))}
+    calls = {name: call for name, call in case.calls().items() if not who or name in who.split("+")}
     errors, ways = {}, {}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():  # the first time compiles, connects and decides
         if call.way is not None:
             with emulation(call.emulated):
                 ways[name] = call.way().splitlines()
-        found = seconds(call)[1]
+        taken, found = seconds(call)
+        if name == "torch" and taken > LONG:
+            samples[name].append(taken)  # nothing of it is prepared by a first call that such a time would show
         errors[name] = case.error(found)
         del found
     shuffled = random.Random(case.n)  # the same order on all processes
     for number in range(rounds):
         if number and not agreed(time.monotonic() < until):
             break
-        for name in shuffled.sample(list(calls), len(calls)):
+        lacking = [name for name in calls if len(samples[name]) < rounds]
+        for name in shuffled.sample(lacking, len(lacking)):
             samples[name].append(seconds(calls[name])[0])
     return {"dtype": case.dtype, "n": case.n, "seconds": samples, "errors": errors, "ways": ways}
 
 
+def settle() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def agreed(mine: bool) -> bool:
     """As the first process says."""
-    told = torch.tensor([int(mine)], device="cuda")
+    told = torch.tensor([int(mine)], device=DEVICE)
     dist.broadcast(told, 0)
     return bool(told.item())
 
@@ -159,8 +171,8 @@ def links() -> dict[str, dict[str, float]]:
     rank, count = dist.get_rank(), dist.get_world_size()
     found: dict[str, dict[str, float]] = {}
     for size in LINK_BYTES:
-        own = torch.zeros(size, dtype=torch.uint8, device="cuda")
-        every = torch.empty(count * size, dtype=torch.uint8, device="cuda")
+        own = torch.zeros(size, dtype=torch.uint8, device=DEVICE)
+        every = torch.empty(count * size, dtype=torch.uint8, device=DEVICE)
 
         def neighbours(own: Any = own, every: Any = every, size: int = size) -> None:
             sends = dist.P2POp(dist.isend, own, (rank + 1) % count)
@@ -189,27 +201,44 @@ def printed(row: dict[str, Any]) -> Iterator[str]:
         yield f"  {name}: {way[1]}; {way[3]}"
 
 
+def begun() -> Any:
+    """The mesh of all processes."""
+    own = None
+    if DEVICE == "cuda":
+        own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(own)
+    dist.init_process_group("nccl" if own else "gloo", timeout=timedelta(seconds=40), device_id=own)
+    return init_device_mesh(DEVICE, (dist.get_world_size(),))
+
+
+def about(mesh: Any) -> dict[str, Any]:
+    """Where and with what it was measured."""
+    if DEVICE == "cpu":
+        return {**host_environment(sys.argv), "torch": torch.__version__, "processes": mesh.size()}
+    from benchmarks.gpu import environment
+
+    return {**environment(), "torch": torch.__version__, "nccl": str(torch.cuda.nccl.version()), "gpus": mesh.size()}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cases", default=CASES, help="types, sides, rounds")
-    parser.add_argument("--who", default="torch,hook,fmm,alone", help="how the names begin of what is timed")
+    parser.add_argument("--cases", default=CASES, help="type:side:rounds, or type:side:rounds:who+who")
     parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which no round and no case begins")
     given = parser.parse_args(arguments)
     until = time.monotonic() + given.time_limit
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl", timeout=timedelta(seconds=40))
-    mesh, first = init_device_mesh("cuda", (dist.get_world_size(),)), dist.get_rank() == 0
-    about = {**environment(), "torch": torch.__version__, "nccl": str(torch.cuda.nccl.version()), "gpus": mesh.size()}
-    told: dict[str, Any] = {"environment": about, "links": links(), "rows": []}
+    mesh = begun()
+    first = dist.get_rank() == 0
+    told: dict[str, Any] = {"environment": about(mesh), "links": links(), "rows": []}
     if first:
         print("bytes a second:", json.dumps(told["links"]), flush=True)
     for text in given.cases.split(","):
-        dtype, side, rounds = text.split(":")
+        dtype, side, rounds, *who = text.split(":")
         if not agreed(time.monotonic() < until):
             break
-        row = measured(Case(dtype, int(side), mesh), int(rounds), given.who, until)
-        torch.cuda.empty_cache()
+        row = measured(Case(dtype, int(side), mesh), int(rounds), who[0] if who else "", until)
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
         told["rows"].append(row)
         if first:
             print(*printed(row), sep="\n", flush=True)

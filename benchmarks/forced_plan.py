@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
-from fmm.runtime import left_to_vendor, prepare
+from fmm.runtime import answer, left_to_vendor
 from fmm.runtime.decide import Decision
 from fmm.runtime.devices import Device
 
@@ -41,7 +41,7 @@ def force(text: str) -> None:
         return Decision(plan, problem, f"{VARIABLE} is set")
 
     changes: list[tuple[Any, str, Any]] = [
-        (prepare, "decide", decide),
+        (answer, "decide", decide),
         (left_to_vendor, "small_enough_for_vendor", never),
         (left_to_vendor, "SMALLEST_SIDE", 2),
         (fmm.api, "SMALL_BYTES", 0),

@@ -232,13 +232,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true", help="the largest products, with and without others' memory")
     parser.add_argument("--dtype", action="append", help="only cases of this type (may be repeated)")
+    parser.add_argument("--rounds", type=int, help="of each case (7; of the largest products 2)")
     parser.add_argument("--time-limit", type=float, default=300, help="seconds after which no case is begun")
     parser.add_argument("--output", type=Path, help="folder to write to (results/<device>/ unless given)")
     options = parser.parse_args(arguments)
     began, rows = time.monotonic(), list[Row]()
     wanted = set(options.dtype or chain.from_iterable(x.dtypes for x in (*CASES, *LARGE)))
     known = [replace(x, dtypes=tuple(t for t in x.dtypes if t in wanted)) for x in (LARGE if options.large else CASES)]
-    cases = [x for x in known if x.dtypes]
+    cases = [replace(x, rounds=options.rounds or x.rounds) for x in known if x.dtypes]
     folder = options.output or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     make_ready(cases)

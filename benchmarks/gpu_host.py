@@ -35,7 +35,7 @@ from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
 from fmm.kernels.cuda.launch.graph_cache import REPEATS
 from fmm.kernels.plans.plan import Plan
-from fmm.runtime import device_run, prepare
+from fmm.runtime import answer, device_run
 from fmm.runtime.decide import Decision
 
 ONE_LEVEL = "strassen.batched.pad16 > vendor"
@@ -80,7 +80,7 @@ def decided(plan: str) -> Iterator[None]:
         return Decision(Plan.parse(plan), problem, "for the benchmark")
 
     forget()
-    with patch.object(prepare, "decide", decide):
+    with patch.object(answer, "decide", decide):
         yield
     forget()
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,7 +65,7 @@ MORE = 2  # plans of the first family
 FAR = 1.35  # times the least predicted time: beyond, a plan is not tried
 PATIENCE = 4.0  # seconds of first calls, which compile, after which no other plan is tried on a shape
 COMPILING = 25.0  # seconds that are waited for compilers before anything is measured, unless told
-AHEAD = 400  # shapes for which they work: more are not measured in a few minutes
+AHEAD = 300  # shapes for which they work: more are not measured in a minute
 DIGITS = 5  # of the seconds that are kept
 
 Shape = tuple[str, str, Size]  # type, kind, sides
@@ -179,7 +179,8 @@ def element_type(dtype: str) -> str:
 # ---- which plans are tried
 
 
-def whole_list(processor: str, size: Size, dtype: str) -> list[Plan]:
+@lru_cache(maxsize=1024)
+def whole_list(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]:
     """Everything that is ever compared there, but for plans of tiny products, other types and large errors."""
     found, kind, most = [], element_type(dtype), usual_growth(processor != "cpu")
     for plan in candidate_plans(processor):
@@ -192,7 +193,7 @@ def whole_list(processor: str, size: Size, dtype: str) -> list[Plan]:
                 and not (dtype.endswith(OWN) and plan.leaf_use.leaf.emulates)
             ):
                 found.append(plan)
-    return found
+    return tuple(found)
 
 
 def family(plan: Plan) -> tuple[object, ...]:

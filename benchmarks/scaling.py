@@ -18,7 +18,6 @@ import fmm.distributed
 from benchmarks.measured import table
 from fmm.config.locate import SHIPPED
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.sharing import described_work
 from fmm.runtime.sharing import SharedDecision
 
 PAGE = Path(__file__).parents[1] / "docs/scaling.md"
@@ -81,8 +80,7 @@ def cells(row: Row) -> Sequence[str]:
     with_level, without = (
         min(way.seconds for way in found.considered if (way.above == VENDOR) == plain) for plain in (False, True)
     )
-    pieces = f"{layout.pieces} of the {('rows', 'inner dimension', 'columns')[layout.along]}"
-    shared = described_work(layout) + (f"; {pieces}" if layout.pieces > 1 else "; whole")
+    shared = str(best).replace(", in one piece", "")
     mesh = " x ".join(map(str, layout.mesh))
     times = [f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s" for value in (best.seconds, found.alone)]
     ideal = f"{found.speedup / row.gpus:.2f}"

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from fmm.api import gemm
 from fmm.api import matmul as local_product
+from fmm.arrays.torch_calls import is_compiling
 from fmm.arrays.torch_library import NAMES, TORCH, TORCH_ON_HOST
 from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
 from fmm.dtypes import STORED
@@ -27,7 +28,7 @@ from fmm.kernels.distributed.blocks import Cuts
 from fmm.kernels.distributed.layout import K, Layout, M, N, kept_layout
 from fmm.kernels.distributed.quadrants import level_above, quadrants
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.runtime.devices import Device, device_of
+from fmm.runtime.devices import Device, described_gpu, device_of
 from fmm.runtime.sharing import Asked, SharedDecision, decide_sharing, growth_of
 
 KEPT = 256  # decisions for each mesh
@@ -104,7 +105,7 @@ def _above(wanted: Wanted) -> Plan | None:
 
 def _ours(a: Any, b: Any) -> bool:
     """Two matrices of one type, sharded plainly over one mesh, of which this process is a part?"""
-    if not (isinstance(a, DTensor) and isinstance(b, DTensor)) or a.dim() != 2 or b.dim() != 2:
+    if is_compiling() or not (isinstance(a, DTensor) and isinstance(b, DTensor)) or (a.dim(), b.dim()) != (2, 2):
         return False
     plain = all(type(place) in (Shard, Replicate, Partial) for place in (*a.placements, *b.placements))
     alike = a.device_mesh == b.device_mesh and a.dtype is b.dtype and NAMES.get(a.dtype) in STORED
@@ -116,8 +117,9 @@ def _ours(a: Any, b: Any) -> bool:
 
 
 def _product(a: Any, b: Any, wanted: Wanted) -> Any:
-    a, b = _added_up(a), _added_up(b)
     processes = processes_of(a.device_mesh)
+    with told_of_loss(processes, "parts of A and B are added up"):
+        a, b = _added_up(a), _added_up(b)
     found = product_by(_agreed(a, b, wanted, processes), a, b)
     return _placed(found, wanted.placements, processes)
 
@@ -126,7 +128,8 @@ def product_by(way: Way, a: Any, b: Any) -> Any:
     """The product, shared in this way, and placed as it comes."""
     mesh, above, layout = a.device_mesh, Plan.parse(way.above), kept_layout(way.layout)
     processes, local = processes_of(mesh), partial(_multiplied, way.rest)
-    a, b = _held(a, layout.a), _held(b, layout.b)
+    with told_of_loss(processes, "A and B are brought to their places"):
+        a, b = _held(a, layout.a), _held(b, layout.b)
 
     def begin(block: Layout, left: Any, right: Any) -> BegunProduct:
         return BegunProduct(processes, kept_layout(block), left, right)
@@ -259,7 +262,11 @@ def _decided(a: Any, b: Any, above: Plan | None, growth: float | None) -> Shared
 def _device(x: Any) -> Device:
     local = x.to_local()
     library = TORCH if local.is_cuda else TORCH_ON_HOST
-    return device_of(library.processor, library.device_number(local))
+    try:
+        return device_of(library.processor, library.device_number(local))
+    except ImportError:  # without CuPy the processes' products are torch's own, and shared all the same
+        facts = torch.cuda.get_device_properties(local.get_device())
+        return described_gpu(facts.name, f"{facts.major}.{facts.minor}", facts.multi_processor_count)
 
 
 def _network(mesh: Any, device: Device) -> Network:

@@ -145,6 +145,8 @@ def told_of_loss(processes: Processes, when: str) -> Iterator[None]:
     """What torch.distributed raises where a process is gone, as an error that says so."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         others = ", ".join(str(number) for place, number in enumerate(processes.numbers) if place != processes.place)
         raise LostProcessError(

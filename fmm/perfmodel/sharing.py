@@ -177,15 +177,16 @@ def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
 
 
 def _panels(layout: Layout, itemsize: int) -> float:
-    """Bytes of the panels of two steps, where they are not what a device holds anyway."""
-    most = 0.0
-    for rank in range(layout.ranks):
-        total = 0.0
-        for operand, box in layout.needs(rank, 0).items():
-            if layout.holdings[operand].box(rank).shared(box) != box:
-                total += box.size * (1 if layout.stays(operand) else min(layout.pieces, 2))
-        most = max(most, total)
-    return most * itemsize
+    """Bytes of the panels of two steps, but for what a device holds anyway: the first two, or the next two."""
+    last = layout.pieces - 1
+    pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
+    return max(_brought_panels(layout, rank, pair) for rank in range(layout.ranks) for pair in pairs) * itemsize
+
+
+def _brought_panels(layout: Layout, rank: int, steps: tuple[int, int]) -> int:
+    """Numbers in the panels of these steps that a device does not hold; one that stays counts once."""
+    every = {(operand, box) for step in steps for operand, box in layout.needs(rank, step).items()}
+    return sum(box.size for operand, box in every if layout.holdings[operand].box(rank).shared(box) != box)
 
 
 def _added_up(layout: Layout, devices: Devices) -> float:

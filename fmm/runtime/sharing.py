@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fmm.config.environment import emulation_allowed
 from fmm.dtypes import DTYPES
@@ -20,6 +20,7 @@ from fmm.runtime.devices import Device
 
 SHOWN = 8  # ways to share a product that are printed
 SPARE = 0.5  # of the memory, that a device's own product may have for its plan
+UNLIMITED = 1 << 62
 SUMS = 1e10  # bytes a second, of a device of which nothing is known: only the pieces are chosen by it
 
 
@@ -90,7 +91,7 @@ def decide_sharing(layout: Layout, dtype: str, device: Device, network: Network,
     best = next(fitting, None) or min(allowed, key=lambda way: way.memory)
     share, pieces = best.layout.share(0), best.layout.pieces
     local = single.plan(share.rows.size, -(-share.inner.size // pieces), share.cols.size)
-    alone = single.seconds(layout.m, layout.k, layout.n)
+    alone = _OneDevice(dtype, device, replace(limits, workspace=UNLIMITED)).seconds(layout.m, layout.k, layout.n)
     return SharedDecision(best, considered, dtype, network, local, alone)
 
 
@@ -101,7 +102,7 @@ def growth_of(sharing: Sharing, dtype: str) -> float:
 
 
 def _bytes(room: float) -> int:
-    return int(room * SPARE) if room != float("inf") else 1 << 62
+    return int(room * SPARE) if room != float("inf") else UNLIMITED
 
 
 class _OneDevice:

@@ -13,8 +13,8 @@ import fmm
 from fmm.arrays import pick
 from fmm.arrays.library import Library
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.runtime import answer, devices, left_to_vendor, limits
 from fmm.runtime import call as product_call
-from fmm.runtime import devices, left_to_vendor, limits, prepare
 from fmm.runtime.decide import Decision
 from tests.support import numpy_cupy
 from tests.support.devices import H200
@@ -45,7 +45,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             ran.append(call.plan)
             return library.vendor(a, b, out)
 
-    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
+    monkeypatch.setattr(answer, "decide", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
     monkeypatch.setattr(left_to_vendor, "SMALL", 100**3)
     monkeypatch.setattr("fmm.api.SMALL_BYTES", 100**2)

@@ -25,6 +25,12 @@ def test_of_two_processes(case: str) -> None:
         assert ended.status == 0 and "is done" in ended.output, ended.output
 
 
+def test_processes_that_ask_for_different_products_are_told() -> None:
+    first, second = run_processes(2, "different")
+    assert (first.status, second.status) == (3, 3), first.output + second.output
+    assert "LostProcessError" in first.output and "ValueError: the processes of a mesh ask for" in second.output
+
+
 def test_a_lost_process_ends_the_others_with_a_clear_error() -> None:
     first, second = run_processes(2, "lost")
     assert second.status < 0  # it was killed

@@ -17,8 +17,8 @@ from fmm.kernels.plans.plan import VENDOR, Level, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate, cpu, datasheet
 from fmm.perfmodel.choose import Choice, Limits, candidates, choose, ranked_candidates
-from fmm.perfmodel.predict import predict, predict_vendor, predicted_seconds
-from fmm.perfmodel.work import Work, access_bytes, counted_work, estimated_work, estimated_workspace
+from fmm.perfmodel.predict import _vendors, predict, predict_vendor, predicted_seconds
+from fmm.perfmodel.work import WAITING, Work, access_bytes, counted_work, estimated_work, estimated_workspace
 from fmm.problem import Problem
 
 LARGE = Limits(1 << 62, 1e9)
@@ -55,6 +55,38 @@ def test_small_products_are_slower(rate: Rate, together: int, slowdown: float) -
         VENDOR, Problem(100, 100, 100), Work(((100, 100, 100, together, together),), 0, 0), calibration
     )
     assert found.products == pytest.approx(together * 2e6 / 1e9 * slowdown)
+
+
+@pytest.mark.parametrize(("m", "n", "together", "slowdown"), [
+    (256, 128 * 132, 1, 1.0),  # a tile on each multiprocessor
+    (256, 128 * 133, 1, 1.09 * 9 * 132 / 1064),  # one tile more: nine rounds of tiles of an eighth of the size
+    (256, 128 * 66, 2, 1.0),  # of a batch of two
+    (256, 128 * 33, 1, 1.0),  # a quarter of the tiles, each cut in four along the inner dimension
+    (128, 128, 1, 2.06 * 0.5),  # one tile of half the size, cut
+    (64, 64, 132, 1.09),  # small products in small tiles, which take longer
+])  # fmt: skip
+def test_whole_rounds_of_tiles(m: int, n: int, together: int, slowdown: float) -> None:
+    rate = Rate(1e12, 1e9, 0.0, sms=132.0)
+    assert _vendors(rate, m, 1 << 20, n, together) == pytest.approx(slowdown)
+    assert _vendors(replace(rate, pipe=8.0), 256, 32, 128 * 132, 1) == pytest.approx(1 + 8 / 32)
+
+
+def test_what_each_start_takes_beside_the_product() -> None:
+    plain, late = (datasheet("h200"), datasheet("h200"))
+    rates = {**plain.rates, "oz14": replace(plain.rates["oz14"], start=1e-3)}
+    problem, plan = Problem(2048, 2048, 2048), Plan.parse("oz14")
+    late = replace(late, rates=MappingProxyType(rates))
+    more = predict(plan, problem, late).seconds - predict(plan, problem, plain).seconds
+    assert more == pytest.approx(1e-3 - plain.rates["oz14"].start) and plain.rates["oz14"].start > 0
+
+
+def test_fused_products_wait_for_each_other_where_one_leaves_multiprocessors_free() -> None:
+    rate = Rate(5e13, 1e5, 0.0, sms=132.0, tiled=1.0)
+    calibration = Calibration("x", "", MappingProxyType({"float32": rate}), 1e15, batches=True)
+    fused, tile = (Plan.parse(x) for x in ("strassen.fused.pad4 > tile", "tile"))
+    for n, waits in ((4096, True), (8192, False)):  # 128 and 512 tiles of each product
+        ratio = [predict(p, Problem(n, n, n, "float32"), calibration).products for p in (fused, tile)]
+        assert ratio[0] / ratio[1] == pytest.approx(0.875 * (WAITING if waits else 1.0))
 
 
 def test_sums_launches_and_overlap() -> None:

@@ -53,6 +53,17 @@ def test_pieces_of_columns_wait_for_the_first_one_alone() -> None:
     assert found.sums == 0.0
 
 
+@pytest.mark.parametrize(
+    ("pieces", "along", "fourths"), [(1, K, 4), (4, K, 2), (4, N, 2), (8, N, 1), (2, K, 4), (2, M, 4)]
+)
+def test_panels_of_two_steps_are_there_at_a_time(pieces: int, along: int, fourths: float) -> None:
+    """In fourths of B. Along rows of C all of B is there in all steps; of two halves of the inner dimension none is
+    held, and the second one arrives beside the first."""
+    n = 1024
+    found = predicted_sharing(rows_of_four(n, pieces, along), VENDOR, devices())
+    assert found.memory == fourths * n * n
+
+
 def test_between_machines_messages_take_the_other_link() -> None:
     """Two machines of two: each device receives one fourth of B from inside, and two from beyond."""
     n = 8192

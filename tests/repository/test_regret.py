@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.held_out import FILE, TYPES, Row, config_number, drawn_shapes, recorded_rows, summary
+from benchmarks.held_out import FILE, TYPES, Row, config_number, drawn_shapes, recorded_rows, summary, told_rows
 from benchmarks.regret import family, shortlist, whole_list
+from benchmarks.replay import limits_of, replayed, tuned_model
+from fmm.config.locate import SHIPPED
 from fmm.kernels import Plan
 from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.perfmodel.choose import choose
+from fmm.problem import Problem
 from fmm.runtime.devices import cpu_device
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -76,6 +80,37 @@ def test_what_samples_come_to() -> None:
     assert (lost.best, lost.speedup, lost.share_of_best, lost.poor) == ("one", 1.0, 0.5, True)
     found = summary([best, lost])
     assert (found["mean_share_of_best"], found["least_speedup"], found["by_plans"]) == (0.75, 1.0, 1)
+
+
+def test_a_page_tells_of_the_last_run_that_measured_every_type(tmp_path: Path) -> None:
+    row = {"kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": "", "seconds": {"vendor": [1.0]}}
+    runs = [(1, "float32", 5), (1, "float64", 5), (2, "float32", 5), (2, "float64", 6), (3, "float64", 9)]
+    lines = [json.dumps({**row, "config": config, "dtype": t}) for config, t, count in runs for _ in range(count)]
+    (tmp_path / FILE).write_text("\n".join(lines))
+    assert {row.config for row in told_rows(tmp_path / FILE)} == {2}
+
+
+# ---- choices replayed
+
+
+def test_a_choice_is_looked_up_among_what_was_tried() -> None:
+    size = (8192, 8192, 8192)
+    choice = choose(Problem(*size, "float32"), tuned_model(SHIPPED, "float32"), limits_of(a_row("float32", size))).best
+    plan = str(choice.plan)
+    assert plan != "vendor"
+    known = replayed(a_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), SHIPPED).as_chosen
+    assert known is not None and (known.chosen, known.speedup, known.share_of_best) == (plan, 2.0, 0.5)
+    slow = replayed(a_row("float32", size, **{plan: [4.0]}), SHIPPED).as_chosen
+    assert slow is not None and (slow.speedup, slow.poor) == (0.75, True), "of one round"
+    unknown = replayed(a_row("float32", size), SHIPPED)
+    assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
+    own = replayed(a_row("float32-ieee", size), SHIPPED).plan
+    assert not own.leaf_use.leaf.emulates
+
+
+def a_row(dtype: str, size: tuple[int, int, int], **more: list[float]) -> Row:
+    vendor = {"vendor": [2.0, 4.0], "default": [2.0, 4.0]}
+    return Row(1, dtype, "large", size, "vendor", "", {**vendor, **more})
 
 
 # ---- which plans are tried

@@ -18,7 +18,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
-from fmm.runtime import call, gemm, host_run, prepare
+from fmm.runtime import answer, call, gemm, host_run
 from fmm.runtime.decide import Decision
 from tests.support.chips import H200
 from tests.support.marks import quick_and_slow
@@ -306,7 +306,7 @@ def test_no_other_plan_takes_the_place_of_one_that_conjugates(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     chosen, instead = Plan.parse("3m > vendor"), Plan.parse("winograd > vendor")
-    monkeypatch.setattr(prepare, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
+    monkeypatch.setattr(answer, "decide", lambda problem, *rest: Decision(chosen, problem, "for the test"))
     monkeypatch.setattr(call, "OUT_OF_MEMORY", call.Failure(lambda *rest: iter([instead])))
     monkeypatch.setattr(gemm, "small_enough_for_numpy", lambda a, b: False)
     run, tried = host_run.run_call, list[str]()

@@ -20,7 +20,7 @@ from fmm.kernels.cuda.recompute import trust
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_growth
-from fmm.runtime import call, left_to_vendor, limits, prepare
+from fmm.runtime import answer, call, left_to_vendor, limits
 from fmm.runtime.decide import Decision
 from fmm.runtime.limits import Wishes
 from tests.support.device_arrays import (
@@ -63,7 +63,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         decided.append(plan)
         return Decision(plan, problem, "for the test")
 
-    monkeypatch.setattr(prepare, "decide", decide)
+    monkeypatch.setattr(answer, "decide", decide)
     monkeypatch.setattr(left_to_vendor, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 256**3)
     monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
     forget()

@@ -41,6 +41,19 @@ def test_a_plain_product_runs_a_plan(device: str, plans_run: list[Plan]) -> None
     assert plans_run == [LEVEL] * 2
 
 
+def test_what_is_left_to_torch_is_so_at_once_in_a_given_tensor_too(
+    device: str, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = drawn(device), drawn(device)
+    out = fmm.matmul(a, b)
+    plans_run.clear()
+    monkeypatch.setattr("fmm.api.left_to_vendor", lambda library, a, b: True)
+    monkeypatch.setattr("fmm.api._torch_gradients", None)  # which takes several times as long
+    assert fmm.matmul(a, b, out=out) is out
+    same(out, a @ b)
+    assert not plans_run
+
+
 # ---- who sees the calls
 
 

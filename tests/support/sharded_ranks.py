@@ -60,7 +60,7 @@ def products(device: str) -> None:
     for mesh in meshes(device):
         pairs = list(product(product(PLACES, repeat=mesh.ndim), repeat=2))
         cases = list(product(sizes, ("vendor", "winograd", "strassen^2"), pairs))
-        for (m, k, n), plan, places in cases[:: 2 if mesh.ndim == 1 else 16]:
+        for (m, k, n), plan, places in cases[:: 5 if mesh.ndim == 1 else 31]:
             a, b = drawn(m, k, torch.float64, device, 1), drawn(k, n, torch.float64, device, 2)
             x, y = (distribute_tensor(matrix, mesh, place) for matrix, place in zip((a, b), places, strict=True))
             try:
@@ -168,11 +168,24 @@ def large(device: str) -> None:
             found = sharded_tensors.product_by(way, x, y).redistribute(placements=[Shard(0)]).to_local()
             assert relative(found[:32], expected) < bound, f"{dtype} {way}"
         with fmm.installed("torch"):
-            assert relative(torch.mm(x, y).to_local()[:32], expected) < bound
+            found = torch.mm(x, y).redistribute(placements=[Shard(0)]).to_local()
+            assert relative(found[:32], expected) < bound, f"{dtype} installed"
 
 
 def relative(found: Any, expected: Any) -> float:
     return float((found.double() - expected).norm() / expected.norm())
+
+
+def different(device: str) -> None:
+    """The processes ask for different products: the second one is told so, and the first one that it is alone."""
+    mesh = next(meshes(device))
+    a = distribute_tensor(drawn(64, 64, torch.float32, device, 8), mesh, [Shard(0)])
+    try:
+        fmm.distributed.matmul(a, a, plan=("winograd", "vendor")[dist.get_rank()])
+    except (ValueError, RuntimeError) as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(3)
+    os._exit(0)
 
 
 def lost(device: str) -> None:
@@ -193,13 +206,15 @@ def lost(device: str) -> None:
     os._exit(0)
 
 
-CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in (products, explained, hooked, large, lost)}
+EVERY = (products, explained, hooked, large, different, lost)
+CASES: dict[str, Callable[[str], None]] = {row.__name__: row for row in EVERY}
 
 
 def main(case: str, device: str = "cpu") -> None:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=10))
+    own = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None
+    dist.init_process_group("nccl" if own else "gloo", timeout=timedelta(seconds=10), device_id=own)
     torch.set_num_threads(1)
     CASES[case](device)
     dist.barrier()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fmm.kernels.plans.plan import Plan
+from fmm.runtime import answer, left_to_vendor
 from fmm.runtime import call as product_call
-from fmm.runtime import left_to_vendor, prepare
 from fmm.runtime.decide import Decision
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
@@ -55,7 +55,7 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     run: list[Plan] = []
     runner = product_call._runner
-    monkeypatch.setattr(prepare, "decide", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
+    monkeypatch.setattr(answer, "decide", lambda problem, limits, device: Decision(LEVEL, problem, "for the test"))
     monkeypatch.setattr(left_to_vendor, "small_enough_for_vendor", lambda m, k, n, itemsize: m * k * n < 16**3)
     monkeypatch.setattr("fmm.api.SMALL_BYTES", 0)
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner(runner(processor), run))

@@ -143,15 +143,19 @@ def meaning(gains: Sequence[Gain]) -> str:
 
 
 def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
-    """Speedup over the side of square products: lines are the model's, points are measured, with 95 % intervals."""
+    """Speedup over the side of square products: lines are the model's, dashed further than twice what was measured;
+    points are measured, with 95 % intervals."""
     made, axes = new_figure(7.6, 4.0)
     ends = []
     for i, case in enumerate(cases):
         colour = PLAN_COLOURS[i % len(PLAN_COLOURS)]
         own = [gain for gain in gains if gain.dtype == case.dtype and gain.op == "product"]
-        curve = list(_curve(case))
+        curve, top = list(_curve(case, own)), REACH * largest_side(case)
         if curve:
-            axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.3)
+            known = [point for point in curve if point[0] <= top]
+            axes.plot(*zip(*known, strict=True), color=colour, linewidth=1.3)
+            beyond = curve[len(known) - 1 :]
+            axes.plot(*zip(*beyond, strict=True), color=colour, linewidth=1.3, linestyle=(0, (2, 1.5)))
             ends.append((*curve[-1], case.dtype))
         points = [(e.size[0], e) for e in _squares(case)]
         if points:
@@ -168,9 +172,10 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> Any:
     return made
 
 
-def _curve(case: Case) -> Iterator[tuple[float, float]]:
-    """Side and speedup of the model's choice, for round sides: others would show their fringes."""
-    top = REACH * largest_side(case)
+def _curve(case: Case, own: Sequence[Gain]) -> Iterator[tuple[float, float]]:
+    """Side and speedup of the model's choice, for round sides: others would show their fringes. As far as was measured,
+    or as gains are shown."""
+    top = max([REACH * largest_side(case), *(gain.side for gain in own)])
     for side in (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16)):
         if side <= top and case.tuned.trusted is not None:
             yield float(side), 1 / _choice(case, side).best.time

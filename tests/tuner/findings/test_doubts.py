@@ -151,7 +151,7 @@ def test_an_older_config_whose_model_nobody_checked_is_not_used(
     path = tuned.write(tmp_path / "config.json", "cpu-a", found=section)
     assert schema.checked_section(section, "test", FAKE, "float64").trusted is None
     assert main(["show", str(path)]) == 0
-    assert "the model is not used: the model was not checked on other shapes" in capsys.readouterr().out
+    assert "  not used   the model was not checked on other shapes\n" in capsys.readouterr().out
     assert main(["export", "--thresholds", str(path)]) == 1
     assert "has no thresholds that this fmm knows" in capsys.readouterr().err
     checked = tuned.section(error={"speedup": {"count": 20}})

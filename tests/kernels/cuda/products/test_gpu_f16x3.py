@@ -193,10 +193,10 @@ def by_plan(plan: str, a: Any, b: Any) -> tuple[Any, tuple[str, ...]]:
     return c, tuple(launches.describe())
 
 
-PLANE_SHAPES = [(512, 512, 512), (720, 1072, 592), (1100, 900, 1300), (2048, 130, 260)]
+PLANE_SHAPES = [(720, 1072, 592), (1100, 900, 1300), (2048, 130, 260)]
 PLANE_CASES = [
-    *((LEVELS[0], shape, orders) for shape in PLANE_SHAPES for orders in ("CC", "CF", "FC", "FF")),
-    *((level, *case) for level in LEVELS[1:] for case in ((PLANE_SHAPES[1], "CC"), (PLANE_SHAPES[2], "FF"))),
+    *((LEVELS[0], PLANE_SHAPES[0], orders) for orders in ("CC", "CF", "FC", "FF")),
+    *((level, shape, orders) for level in LEVELS for shape, orders in zip(PLANE_SHAPES[1:], ("FF", "CC"), strict=True)),
 ]
 
 
@@ -227,10 +227,10 @@ def test_sums_that_leave_as_planes(
 def test_sums_as_planes_of_every_kind_of_data(level: str) -> None:
     """As far from the product as the same level's by the vendor, but for what f16x3 itself may lose."""
     for name, (a, b) in hard_matrices(256, 512, 320).items():
-        x, y = cupy.asarray(a), cupy.asarray(b)
         exact = a.astype(np.float64) @ b.astype(np.float64)
         own, vendor = (
-            np.abs(fmm.matmul(x, y, plan=f"{level} > {leaf}").get() - exact).max() for leaf in ("f16x3", "vendor")
+            np.abs(by_plan(f"{level} > {leaf}", cupy.asarray(a), cupy.asarray(b))[0].get() - exact).max()
+            for leaf in ("f16x3", "vendor")
         )
         most = float(np.abs(a).max()) * float(np.abs(b).max()) * a.shape[1]
         assert own <= 4 * vendor + 2.0**-18 * most + 2.0**-149, name
