@@ -42,15 +42,13 @@ class _GemmType(NamedTuple):
     one: int
     zero: int
     kept: Any  # the scalars, which must live as long as their addresses
-    inner: bool  # may cuBLAS form inner products too? CuPy sums up itself those of 16-bit and of complex numbers
 
 
 def _gemm_type(row: DType) -> _GemmType:
     kept: Any = np.array([1, 0], row.scalar)
     single = row.scalar in ("float32", "complex64") and not row.sums_wider
     computes = {USUAL: row.compute_type} | ({TF32: DTYPES["tf32"].compute_type} if single else {})
-    inner = not (row.sums_wider or row.is_complex)
-    return _GemmType(row.cuda_type, computes, kept.ctypes.data, kept.ctypes.data + kept.itemsize, kept, inner)
+    return _GemmType(row.cuda_type, computes, kept.ctypes.data, kept.ctypes.data + kept.itemsize, kept)
 
 
 # Of the types that NumPy has a name for.
@@ -66,7 +64,7 @@ def cublas_product(a: Any, b: Any) -> Any:
     mode = get_compute_type(dtype)
     compute = kind.computes.get(mode)
     (m, k), (inner, n) = a.shape, b.shape
-    if m == n == 1 and not (kind.inner and mode == USUAL):
+    if m == n == 1:  # an inner product, which CuPy sums up in another way
         return None
     if compute is None or k != inner or not 0 < m <= LARGEST or not 0 < n <= LARGEST or not 0 < k <= LARGEST:
         return None

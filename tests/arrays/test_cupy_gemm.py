@@ -112,7 +112,8 @@ def test_what_one_call_cannot_do_is_cupys(gemm: Any) -> None:
         (Matrix((6, 6), "float32", order=""), x),
         (x, Matrix((6, 6), "float32", device=1)),
         (Matrix((6, 6), "int32"), Matrix((6, 6), "int32")),
-        (row, column),  # an inner product, which CuPy sums up in 16 bits
+        (row, column),  # an inner product, which CuPy sums up in another way
+        (Matrix((1, 6), "float32"), Matrix((6, 1), "float32")),
     ]
     assert all(module.cublas_product(a, b) is None for a, b in refused)
     for mode in (module.PEDANTIC, module.FP16, module.BF16):

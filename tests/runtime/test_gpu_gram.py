@@ -171,7 +171,8 @@ def test_a_product_with_its_own_transpose(library: Any, dtype: str, monkeypatch:
         close(library, c, x, x.T, dtype)
         close(library, fmm.matmul(y.T, y), y.T, y, dtype)
     found = fmm.explain(x, x.T)
-    assert found.problem is not None and found.problem.op == "gram"
+    # Of 16-bit numbers the vendor has no half, so that one that it would compute is no gain.
+    assert found.problem is not None and found.problem.op == ("product" if dtype == "bfloat16" else "gram")
     other = fmm.explain(x, y.T).problem
     assert other is None or other.op == "product"
 
@@ -195,7 +196,7 @@ def test_recurring_calls_are_graphs_and_stay_right(library: Any) -> None:
 @pytest.mark.parametrize("dtype", OWN_EPS)
 def test_small_ones_in_one_launch(library: Any, dtype: str) -> None:
     """Odd sides, all fills, views that are not contiguous; the other half stays as it is. Again, when it is known."""
-    for n, k in ((1, 1), (31, 5), (64, 64), (130, 257), (512, 512)):
+    for n, k in ((1, 1), (31, 5), (64, 64), (130, 257), (512, 509)):
         whole = library.array(draw((n, k + 3)), dtype)
         for a, rows in ((whole, True), (whole[:, :k], True), (whole[:, :k], False), (whole.T, False)):
             wide = library.host(a)

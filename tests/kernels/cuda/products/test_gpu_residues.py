@@ -231,7 +231,7 @@ def test_prepared_operands_give_the_same_bits(side: Any, order: Any) -> None:
     """Of what is kept of a matrix that is written over later."""
     a, b = normal((300, 700)), normal((700, 264), 1)
     x = a if side == "left" else b
-    held = cupy.asarray(x, order=order)
+    held = cupy.array(x, order=order)
     p = fmm.prepare(held, side=side)
     assert p.keeps == "oz14"
     held[...] = cupy.nan
