@@ -43,7 +43,7 @@ class Rate:
     # (0: where the device would be idle, products are cut along that too, as the vendor's are.)
     slots: float = 0.0
     # The vendor computes C in tiles of several sizes, a tile on each of so many multiprocessors at a time, in whole
-    # rounds; then `fill` does not count. (0: rounds do not show.)
+    # rounds; where these are few, they count instead of `fill`. (0: rounds do not show.)
     sms: float = 0.0
     start: float = (
         0.0  # seconds that each start takes beside all that: of kernels one after the other, which fill slowly
