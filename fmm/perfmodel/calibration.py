@@ -12,8 +12,15 @@ from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
 from fmm.kernels.cuda.products.f16_planes import PIECE
-from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, PRODUCTS, SINGLE_LEAVES, whole_moduli
-from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, WHOLE_RATE
+from fmm.kernels.cuda.products.residue_planes import (
+    DOUBLE_LEAVES,
+    PRODUCTS,
+    SINGLE_LEAVES,
+    SUMMED,
+    WHOLE_LEAVES,
+    whole_moduli,
+)
+from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
 
 @dataclass(frozen=True)
@@ -201,6 +208,7 @@ HALF = {"float32": 0.51, "float64": 0.57}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
 HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
+HALF_OF_PLANES = 0.55, 256.0  # the same of a product by residues, splitting and joining in it
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
@@ -221,8 +229,9 @@ THREE_PIPE = 512.0
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 SPLIT_LESS, JOIN_LESS = 2.5, 1.0
 # Seconds that such a product takes beside what grows with its sides. (Of 14 products on an H200; with two levels a
-# guess.) A level halves what its products have of the inner dimension, so that THREE_PIPE counts once more.
-RESIDUE_STARTS = (25e-6, 135e-6, 250e-6)
+# guess.) A level halves what its products have of the inner dimension: those of bytes lose 13, 5 and 0 % of their rate
+# at 2048, 4096 and 8192.
+RESIDUE_STARTS, LEVEL_PIPE = (25e-6, 135e-6, 250e-6), 200.0
 
 
 def datasheet(name: str) -> Calibration:
@@ -292,8 +301,10 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item:
     lost = flops / DTYPES["float64"].flops / stream
     split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
     join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost
-    pipe, slots = join + levels * THREE_PIPE, half.fill / TILE * FILLED / 2
-    return Rate(flops, half.fill, pipe, split, split, tile=SIDE, slots=slots, start=RESIDUE_STARTS[levels])
+    pipe, slots = join + levels * LEVEL_PIPE, half.fill / TILE * FILLED / 2
+    found = Rate(flops, half.fill, pipe, split, split, tile=SIDE, slots=slots, start=RESIDUE_STARTS[levels])
+    share, edge = (1.0, 0.0) if levels else HALF_OF_PLANES
+    return replace(found, half_by_tiles=share, half_edge=edge)
 
 
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:
@@ -303,7 +314,10 @@ def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, R
     for name in INTEGERS:
         itemsize = DTYPES[name].itemsize
         yield name, Rate(rates["float32"].flops * OWN_LOOPS[itemsize], half.fill, PIPE, tile=SIDE)
-        yield WHOLE_RATE.format(name), _residue_products(half, stream, whole_moduli(name, LONG), 0, itemsize)
+        for leaf, levels in WHOLE_LEAVES.items():
+            if name in SUMMED or not levels:
+                found = _residue_products(half, stream, whole_moduli(name, LONG), levels, itemsize)
+                yield f"{leaf}-{name}", found
 
 
 def _peak(gpu: Device, dtype: str) -> float:

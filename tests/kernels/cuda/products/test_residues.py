@@ -22,6 +22,8 @@ from fmm.kernels.cuda.products.residue_planes import (
     DOUBLE_LEAVES,
     LEAVES,
     SINGLE_LEAVES,
+    SUMMED,
+    WHOLE_LEAVES,
     Residues,
     kept_room,
     whole_moduli,
@@ -72,7 +74,7 @@ ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
 def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
     op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
     exact = problem.type.exact
-    counts = (whole_moduli(op.dtype, op.k), 0) if exact else LEAVES[op.leaf]
+    counts = (whole_moduli(op.dtype, op.k), WHOLE_LEAVES[op.leaf]) if exact else LEAVES[op.leaf]
     made = residue_op(op, op.dtype, *counts, SMS, divides)
     assert made is not None
     return made
@@ -185,7 +187,14 @@ def aligned_memory(size: int, value: int) -> Matrix:
 
 
 def run(
-    a: Matrix, b: Matrix, leaf: str, layouts: str = "CCC", alpha: float = 1, beta: float = 0, aligned: bool = False
+    a: Matrix,
+    b: Matrix,
+    leaf: str,
+    layouts: str = "CCC",
+    alpha: float = 1,
+    beta: float = 0,
+    aligned: bool = False,
+    lower: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
     """C by the kernels on the host: where those of a GPU meet, the host does the same in its own way."""
     (m, k), n = a.shape, b.shape[1]
@@ -193,6 +202,7 @@ def run(
     leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
     problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
     op = op_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)
+    op = replace(op, lower=lower)
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
         memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
@@ -285,6 +295,33 @@ def test_however_operands_lie(layouts: str) -> None:
     a, b = a.astype(np.float32), b.astype(np.float32)
     c, _ = run(a, b, "oz8x7", layouts)
     assert_rounded(c, a, b, 8)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, -0.5)])
+@pytest.mark.parametrize("layouts", ["CFC", "FCC"])
+def test_one_half_of_a_product_that_is_its_own_adjoint(layouts: str, alpha: float, beta: float) -> None:
+    """As a whole product has it, bit for bit; what is above the diagonal is neither read nor written."""
+    rng = np.random.default_rng(16)
+    for n, k in ((1, 3), (18, 21), (35, 9)):
+        a = rng.standard_normal((n, k))
+        below = np.tri(n, dtype=bool)
+        c, op = run(a, np.ascontiguousarray(a.T), "oz14", layouts, alpha, beta, lower=True)
+        whole, _ = run(a, np.ascontiguousarray(a.T), "oz14", layouts, alpha, beta)
+        np.testing.assert_array_equal(c[below], whole[below])
+        assert (c[~below] == 7).all() and op.lower
+
+
+def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
+    """About half of the tiles; of levels below the residues, whose blocks are no halves, all."""
+    for leaf, share in (("oz14", 0.6), ("oz14x7", 1.0)):
+        problem = Problem(4096, 4096, 4096, "float64", op="gram", fill="lower")
+        found = record_launches(Plan.parse(leaf), problem, target_on(H200, flagged=False))
+        products = [x for x in found.launches if x.label.startswith("gemm_residues")]
+        assert products and all(("lower half" in x.label) == (share < 1) for x in products)
+        assert any(x.label.startswith("mirror_half") for x in found.launches) == (share == 1)
+    op = op_of(Problem(4096, 4096, 4096, "float64"), "oz14", NOT_KNOWN)
+    half, whole = replace(op, lower=True).product(0, 14), op.product(0, 14)
+    assert 0.5 < half.units / whole.units < 0.6
 
 
 @pytest.mark.parametrize("leaf", SINGLE_LEAVES)
@@ -479,6 +516,27 @@ def test_extreme_integers(dtype: str) -> None:
         np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
         a[:, ::2] = y
         np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
+
+
+@pytest.mark.parametrize("dtype", SUMMED)
+def test_levels_below_integers(dtype: str) -> None:
+    """Of any numbers, and of those whose sums are the largest."""
+    rng, info = np.random.default_rng(17), np.iinfo(dtype)
+    for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC")):
+        a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
+        np.testing.assert_array_equal(run(a, b, "residuesx7", layouts)[0], wrapped_product(a, b))
+    for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max)):
+        a, b = np.full((4, 64), x, dtype), np.full((64, 6), y, dtype)
+        np.testing.assert_array_equal(run(a, b, "residuesx7")[0], wrapped_product(a, b))
+        a[:, ::2] = y
+        a[:2] = x
+        np.testing.assert_array_equal(run(a, b, "residuesx7")[0], wrapped_product(a, b))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])
+def test_levels_below_are_for_integers_whose_sums_fit(dtype: str) -> None:
+    with pytest.raises(PlanError, match="residuesx7"):
+        record_launches(Plan.parse("residuesx7"), Problem(64, 64, 64, dtype), target_on(H200))
 
 
 def test_how_many_numbers_integers_need() -> None:
