@@ -192,8 +192,8 @@ LEAST = 512.0
 LAUNCH = 4e-6
 # On the hosts of three H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after
 # 43 to 60 where another leaf does, after 46 to 105 by a plan with levels. Calls that recur are replayed: such ones took
-# 50 to 68 us in all.
-CALL, CALL_OF_LEAF = 70e-6, 40e-6
+# 31 to 68 us in all.
+CALL, CALL_OF_LEAF = 45e-6, 40e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
 UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
