@@ -27,7 +27,7 @@ TYPES = {
 LARGEST = {"cpu": 8192, "cuda": 20000}
 CALLS = ("vendor", "default")  # that are measured whatever they take
 # What is asked for: of the best plan's speed on average and at least, and of the vendor's at least.
-ENOUGH = 5  # shapes of a type and kind
+ENOUGH = 2  # shapes of a type and kind
 WANTED_MEAN, WANTED_LEAST, WANTED_OF_VENDOR = 0.97, 0.90, 0.98
 
 Size = tuple[int, int, int]

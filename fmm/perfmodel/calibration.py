@@ -50,7 +50,7 @@ class Rate:
     # (0: where the device would be idle, products are cut along that too, as the vendor's are.)
     slots: float = 0.0
     # The vendor computes C in tiles of several sizes, a tile on each of so many multiprocessors at a time, in whole
-    # rounds; then `fill` does not count. (0: rounds do not show.)
+    # rounds; where these are few, they count instead of `fill`. (0: rounds do not show.)
     sms: float = 0.0
     start: float = (
         0.0  # seconds that each start takes beside all that: of kernels one after the other, which fill slowly
@@ -192,8 +192,8 @@ LEAST = 512.0
 LAUNCH = 4e-6
 # On the hosts of three H200s: a call of torch's or CuPy's is back after 13 to 23 us where the vendor multiplies, after
 # 43 to 60 where another leaf does, after 46 to 105 by a plan with levels. Calls that recur are replayed: such ones took
-# 50 to 68 us in all.
-CALL, CALL_OF_LEAF = 70e-6, 40e-6
+# 31 to 68 us in all.
+CALL, CALL_OF_LEAF = 45e-6, 40e-6
 OVERLAP = 0.25  # on an H200: an outer level that is overlapped gains 1 to 5 % of the time
 # Products of rows that are not aligned, against those of aligned ones, on an H200; and TF32's products in a batch.
 UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1}
@@ -223,6 +223,9 @@ OWN_LOOPS = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 # Of products of planes: a tile ends while nothing is multiplied. (An H200: 7 us a tile, 0.9 us for 64 steps; there are
 # tiles of half the width too, so that half as many fill the device.)
 THREE_PIPE = 512.0
+# Seven or 49 of them as a batch. (On an H200, of shapes with sides of 1152 to 19280: 1.13 to 1.6 times what the formula
+# says otherwise where the rows are aligned, 0.84 to 0.95 times where they are not.)
+THREE_BATCH = 1.15
 # Beside the residues themselves, for every number of A and B, and of C, by levels below: the time in which so many
 # bytes are moved. (An H200 at 8192, of float64; of two levels there are few registers for many sums.) So many less for
 # every byte that a number has less: A's and B's are read twice or thrice, C's are written.
@@ -280,7 +283,8 @@ def _three_products(half: Rate, stream: float) -> Rate:
     once, by which time is lost that grows as the operands, and not as their product."""
     flops, split = half.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
-    return Rate(flops, half.fill, THREE_PIPE, rows=lost, cols=lost, tile=SIDE, slots=half.fill / TILE * FILLED / 2)
+    slots = half.fill / TILE * FILLED / 2
+    return Rate(flops, half.fill, THREE_PIPE, lost, lost, batch=THREE_BATCH, tile=SIDE, slots=slots)
 
 
 def _planes_by_vendor(half: Rate, stream: float) -> Rate:

@@ -71,8 +71,8 @@ def predicted_seconds(plan: Plan, problem: Problem, work: Work, calibration: Cal
 
     products  the sum over leaf products of the larger of two times. Computing takes
               flops / rate * (1 + fill / (b m n) + pipe / k + rows / m + cols / n), m and n rounded up to whole tiles
-              (and fewer tiles than `slots` to so many; of a type with `sms` instead of the tiles, the slots and `fill`
-              whole rounds of tiles, see _in_rounds),
+              (and fewer tiles than `slots` to so many; of a type with `sms`, of few rounds, instead of all that
+              and `fill` whole rounds of tiles, see _in_rounds),
               times `unaligned`, `odd`, `copied` or `batch` where the product is such a one (and what the first two add,
               times `alone` where only A's rows are such), times the `relative_time` of its leaf. By the tiled kernel it
               takes flops / rate * tiled * (1 + waves / tiles + pipe / k + inside * numbers added / multiply-adds),
@@ -188,10 +188,9 @@ def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, la
 
 def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float:
     """How many times as long as flops / rate a product of the vendor's takes, where its rows are aligned."""
-    if rate.sms:
-        return (_in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n) * (
-            rate.batch if together > 1 else 1.0
-        )
+    if together * m * n < FEW_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
+        own = _in_rounds(rate, m, k, n, together) + rate.rows / m + rate.cols / n
+        return own * (rate.batch if together > 1 else 1.0)
     slowdown = 1 + rate.fill / (together * m * n) + rate.pipe / k + rate.rows / m + rate.cols / n
     if rate.tile > 1:
         tiles = ceil(m / rate.tile) * ceil(n / rate.tile)
@@ -201,6 +200,7 @@ def _vendors(rate: Rate, m: float, k: float, n: float, together: float) -> float
 
 # Sides of the tiles in which the vendor's ordinary cores compute C; what a tile of half the size takes longer for each
 # number. (Settled on the products of five H200s.)
+FEW_ROUNDS = 3  # of more of them, what the last one leaves idle is little, and `fill` says it better
 ROUND_TILES, HALVED = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
 
 

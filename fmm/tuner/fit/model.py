@@ -94,7 +94,8 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
     if start.batches:
-        starts = [TILE.put(start, dtype, side) for side in SIDES]
+        known = dict.fromkeys([start, put_all(start, dtype, {"rate.sms": 0.0})])  # do the vendor's rounds show?
+        starts = [TILE.put(s, dtype, side) for s in known for side in SIDES]
         start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
     found = _with_tiled(determined_fit(start, dtype, others), dtype, tiled)
     for name in start.rates.keys() - {dtype}:
