@@ -99,6 +99,7 @@ SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
         measured.complex_products, measured.structured, measured.integers,
         residue_tables.residues,
         shortest_tables.minplus_products, shortest_tables.shortest_paths, shortest_tables.paths_on_cpu,
+        shortest_tables.whole_calls,
     )},
 }  # fmt: skip
 

@@ -52,6 +52,21 @@ def _path_row(row: Row, chip: Chip) -> tuple[object, ...]:
     return n, row["ring"], digits(1e3 * seconds), rate, row["launches"], digits(1e3 * predicted)
 
 
+def whole_calls(results: Path) -> Iterator[str]:
+    """fmm.shortest_paths on an H200, whole calls."""
+    rows = [row for row in load(results / "nvidia-h200" / "shortest_paths-whole.json")[1] if row["what"] == "paths"]
+    columns = ("ms (and 10^12 sums a second)", *(str(row["n"]) for row in rows))
+    ways = dict.fromkeys(way for row in rows for way in row["samples"])
+    yield from table(columns, ((way, *(_whole_call(row, way) for row in rows)) for way in ways))
+
+
+def _whole_call(row: Row, way: str) -> str:
+    if way not in row["samples"]:
+        return ""
+    seconds = median(row["samples"][way])
+    return f"{digits(1e3 * seconds)} ({row['n'] ** 3 / seconds / 1e12:.1f})"
+
+
 def paths_on_cpu(results: Path) -> Iterator[str]:
     """fmm.shortest_paths beside SciPy's floyd_warshall, on each CPU."""
     columns = ("on", "nodes", "type", "SciPy, s", "compiled, s", "NumPy alone, s")
