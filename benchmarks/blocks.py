@@ -23,9 +23,9 @@ import cupy
 from benchmarks.clock import elapsed
 from benchmarks.gpu import environment
 from benchmarks.tile import RIGHT, Case, compile_ahead, compiled, launcher, off, operands, plain
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes
-from fmm.kernels.cuda.products.tiled import TileOp
-from fmm.kernels.cuda.products.tiled_source import TileKernel, adding_epilogue
+from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes
+from fmm.kernels.cuda.products.tiles.tiled import TileOp
+from fmm.kernels.cuda.products.tiles.tiled_source import TileKernel, adding_epilogue
 from fmm.kernels.cuda.views import Lines, Piece
 
 SQUARES = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)

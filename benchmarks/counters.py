@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import ncu
 from fmm.kernels.algorithms.table_kernel import Kernel, kernel_table
-from fmm.kernels.cuda.products.tile_sizes import GPU8, TileSizes, named_strategy
+from fmm.kernels.cuda.products.tiles.tile_sizes import GPU8, TileSizes, named_strategy
 from fmm.kernels.plans.plan import Level, Plan
 from fmm.perfmodel.papers.li_counts import FUSED, LEAVES, Polynomial, kernel_cost
 

@@ -29,7 +29,7 @@ from benchmarks.gpu import environment, results_folder
 from benchmarks.gpu_complex import paired_samples, speedup
 from fmm.kernels.cuda.launch.player import Addresses
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.residue_planes import LEAVES, PRODUCTS
+from fmm.kernels.cuda.products.bytes.residue_planes import LEAVES, PRODUCTS
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, recorded_for_device

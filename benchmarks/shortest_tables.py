@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.measured import Row, digits, load, table
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.products.minplus import RINGS
+from fmm.kernels.cuda.products.semirings.minplus import RINGS
 from fmm.perfmodel.closure_time import closure_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 

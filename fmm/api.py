@@ -31,7 +31,7 @@ from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
 from fmm.runtime.out_of_core import product as out_of_core
 from fmm.runtime.out_of_core.product import CudaMachine
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand, unwrapped
-from fmm.runtime.semiring import Method, PathRequest, all_shortest_paths, minplus_product
+from fmm.runtime.semirings.semiring import Method, PathRequest, all_shortest_paths, minplus_product
 
 NO_OPTIONS: Mapping[str, Any] = {}
 ndarray = np.ndarray  # asked for at each call

@@ -20,8 +20,7 @@ from math import sqrt
 from fmm.dtypes import DTYPES, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
-from fmm.kernels.cuda.products.f16_planes import f16x3_scratch, kept_room
-from fmm.kernels.cuda.products.residue_planes import (
+from fmm.kernels.cuda.products.bytes.residue_planes import (
     DOUBLE_LEAVES,
     PRODUCTS,
     SINGLE_LEAVES,
@@ -30,8 +29,9 @@ from fmm.kernels.cuda.products.residue_planes import (
     residue_scratch,
     whole_scratch,
 )
-from fmm.kernels.cuda.products.residue_planes import kept_room as kept_residues
-from fmm.kernels.cuda.products.tile_sizes import PRESETS, SMALL_TYPES, SUMMING
+from fmm.kernels.cuda.products.bytes.residue_planes import kept_room as kept_residues
+from fmm.kernels.cuda.products.float16.f16_planes import f16x3_scratch, kept_room
+from fmm.kernels.cuda.products.tiles.tile_sizes import PRESETS, SMALL_TYPES, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
 F16X3_RATE, DIGITS_RATE = "f16x3", "digits-{}"  # in a calibration

@@ -17,8 +17,8 @@ from math import ceil
 from fmm.hardware.capability import Capability
 from fmm.hardware.chip import Chip
 from fmm.hardware.occupancy import WARP, active_blocks, most_registers
-from fmm.kernels.cuda.products.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiled_source import Along
+from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiles.tiled_source import Along
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): how many blocks of A, of B and of C one product touches
 Alongs = tuple[Along, Along]  # how A and B are contiguous

@@ -11,8 +11,7 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Device, device
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MOST as SUM_THREADS
-from fmm.kernels.cuda.products.f16_planes import PIECE
-from fmm.kernels.cuda.products.residue_planes import (
+from fmm.kernels.cuda.products.bytes.residue_planes import (
     DOUBLE_LEAVES,
     PRODUCTS,
     SINGLE_LEAVES,
@@ -20,6 +19,7 @@ from fmm.kernels.cuda.products.residue_planes import (
     WHOLE_LEAVES,
     whole_moduli,
 )
+from fmm.kernels.cuda.products.float16.f16_planes import PIECE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE
 
 

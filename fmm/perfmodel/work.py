@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
-from fmm.kernels.cuda.products.tile_sizes import DOUBLE, PRESETS, SUMMING, TMA_SUMMING, TUNED
+from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, PRESETS, SUMMING, TMA_SUMMING, TUNED
 from fmm.kernels.plans.level import Footprint, PlanLevel, Sides
 from fmm.kernels.plans.level_steps import Asked, Mirror, Product, ProductBatch, Sum
 from fmm.kernels.plans.lower import lower_level

@@ -17,7 +17,7 @@ from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.products.tile_sizes import LARGEST_SMALL
+from fmm.kernels.cuda.products.tiles.tile_sizes import LARGEST_SMALL
 from fmm.kernels.plans.explain import explained_table
 from fmm.kernels.plans.level_steps import Asked
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError

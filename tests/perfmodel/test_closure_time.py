@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.products.minplus import RINGS
+from fmm.kernels.cuda.products.semirings.minplus import RINGS
 from fmm.perfmodel.closure_time import closure_seconds, product_seconds
 from tests.support import ROOT
 from tests.support.chips import H200

@@ -12,7 +12,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cpu import semiring_compiled
-from fmm.runtime.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
+from fmm.runtime.semirings.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
@@ -129,7 +129,7 @@ def test_negative_cycles_raise(dtype: str) -> None:
 def test_negative_cycles_without_scipy() -> None:
     text = "import fmm\ntry: fmm.shortest_paths([[0, -1], [-1, 0]])\nexcept fmm.NegativeCycleError as e: print(type(e))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "<class 'fmm.runtime.semiring.NegativeCycleError'>"
+    assert done.stdout.strip() == "<class 'fmm.runtime.semirings.semiring.NegativeCycleError'>"
 
 
 def test_operands_are_left_alone() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.minplus import ENTRY
+from fmm.kernels.cuda.products.semirings.minplus import ENTRY
 from tests.support.tiled_on_host import SHARED_BYTES, tiled_library
 
 DRIVER = """

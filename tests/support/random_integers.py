@@ -20,7 +20,7 @@ import numpy as np
 
 import fmm
 from fmm.dtypes import INTEGERS, RINGS
-from fmm.kernels.cuda.products.residue_planes import SUMMED
+from fmm.kernels.cuda.products.bytes.residue_planes import SUMMED
 from tests.support.integers import Array, by_python, drawn, laid_out
 
 SIDES = 1, 2, 3, 15, 16, 17, 48, 64, 129, 160

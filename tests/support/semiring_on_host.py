@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.closure import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
-from fmm.kernels.cuda.products.minplus import RINGS, Rect, SemiringProduct, doubling_launch, minplus_launch, sizes_for
+from fmm.kernels.cuda.products.semirings.minplus import (
+    RINGS,
+    Rect,
+    SemiringProduct,
+    doubling_launch,
+    minplus_launch,
+    sizes_for,
+)
 from fmm.kernels.plans.closure_steps import MATRIX
-from fmm.runtime import semiring
+from fmm.runtime.semirings import semiring
 from tests.support.minplus_on_host import aligned, play
 
 Matrix = np.ndarray[Any, Any]
@@ -27,7 +34,7 @@ class NumpyAsCupy:
 
 
 class HostDevice:
-    """What fmm.runtime.semiring_device does, by launches played on the host."""
+    """What fmm.runtime.semirings.semiring_device does, by launches played on the host."""
 
     def __init__(self) -> None:
         self.rings: list[str] = []  # that were asked for

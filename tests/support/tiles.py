@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiled import TileOp, strategy_of
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING
+from fmm.kernels.cuda.products.tiles.tiled import TileOp, strategy_of
+from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
 from fmm.perfmodel.tile_choice import BLOCK_MODEL
 from tests.support.chips import H200
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from fmm.kernels.algorithms.closure_table import closure_table
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.products.minplus import (
+from fmm.kernels.cuda.products.semirings.minplus import (
     WIDE,
     Rect,
     Ring,
@@ -22,7 +22,7 @@ from fmm.kernels.cuda.products.minplus import (
     minplus_launch,
     tile_side,
 )
-from fmm.kernels.cuda.products.minplus_tiles import fastest_sizes
+from fmm.kernels.cuda.products.semirings.minplus_tiles import fastest_sizes
 from fmm.kernels.plans.closure_steps import MATRIX, ClosureSteps, ProductStep, TileStep, closure_steps
 from fmm.kernels.plans.level_steps import Place
 

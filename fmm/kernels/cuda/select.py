@@ -16,20 +16,20 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.f16_split import split_launch
-from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sum_launches, plane_sums
-from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches
-from fmm.kernels.cuda.products.f16x3_vendor import vendor_steps
-from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAVES, whole_moduli
-from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op
-from fmm.kernels.cuda.products.residues import kept_launches as kept_residues
-from fmm.kernels.cuda.products.small import small_launch
-from fmm.kernels.cuda.products.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
-from fmm.kernels.cuda.products.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
-from fmm.kernels.cuda.products.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
-from fmm.kernels.cuda.products.wgmma import wgmma_launch, wgmma_op
+from fmm.kernels.cuda.products.bytes.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.bytes.residue_planes import WHOLE_LEAVES, whole_moduli
+from fmm.kernels.cuda.products.bytes.residues import ResidueOp, residue_launches, residue_op
+from fmm.kernels.cuda.products.bytes.residues import kept_launches as kept_residues
+from fmm.kernels.cuda.products.float16.f16_split import split_launch
+from fmm.kernels.cuda.products.float16.f16_sums import PlaneSums, plane_sum_launches, plane_sums
+from fmm.kernels.cuda.products.float16.f16x3 import f16x3_launch, f16x3_op, plane_launches
+from fmm.kernels.cuda.products.float16.f16x3_vendor import vendor_steps
+from fmm.kernels.cuda.products.tiles.small import small_launch
+from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TMA_SUMMING, TileSizes, engine_strategy
+from fmm.kernels.cuda.products.tiles.tiled import WIDE, TileGroup, TileOp, strategy_of, tile_launches
+from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiles.tma import TmaOp, rows_are_aligned, tma_launch, tma_op
+from fmm.kernels.cuda.products.tiles.wgmma import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp, mirror_launch
 from fmm.kernels.cuda.sums.rescale import Scaling, scaling_launch

@@ -18,7 +18,7 @@ from statistics import mean, median
 
 from fmm.hardware.chip import Chip, Fitted
 from fmm.hardware.datasheets import device
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes
+from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes
 from fmm.perfmodel.block_time import GEMM, Operands, Shape, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fmm.hardware.chip import Chip, Fitted
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES, TUNED, TileSizes
+from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES, TUNED, TileSizes
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import best_double, best_for
 from fmm.problem import Problem

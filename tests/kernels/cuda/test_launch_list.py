@@ -14,8 +14,8 @@ from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.device_code.read import header_text
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
-from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.residue_planes import SINGLE_LEAVES, WHOLE_LEAVES
+from fmm.kernels.cuda.products.bytes.residue_planes import LEAVES as RESIDUE_LEAVES
+from fmm.kernels.cuda.products.bytes.residue_planes import SINGLE_LEAVES, WHOLE_LEAVES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LEAVES, LeafUse

@@ -21,7 +21,7 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
-from fmm.kernels.cuda.products.tiled import TileOp
+from fmm.kernels.cuda.products.tiles.tiled import TileOp
 from fmm.kernels.cuda.record import Recorder, record_operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
 from fmm.kernels.plans.level_steps import Sum

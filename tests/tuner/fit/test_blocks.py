@@ -9,7 +9,7 @@ import pytest
 
 from fmm.config import files
 from fmm.hardware.chip import Fitted
-from fmm.kernels.cuda.products.tile_sizes import STRATEGIES
+from fmm.kernels.cuda.products.tiles.tile_sizes import STRATEGIES
 from fmm.perfmodel.block_time import GEMM, launch_seconds
 from fmm.runtime.devices import chip_as_tuned
 from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS

@@ -19,10 +19,10 @@ from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import gemm_op
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch, Slot
-from fmm.kernels.cuda.products import tiled_source
-from fmm.kernels.cuda.products.tile_sizes import named_strategy
-from fmm.kernels.cuda.products.tiled import WIDE, TileOp, pointer_words
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiles import tiled_source
+from fmm.kernels.cuda.products.tiles.tile_sizes import named_strategy
+from fmm.kernels.cuda.products.tiles.tiled import WIDE, TileOp, pointer_words
+from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
 from fmm.kernels.cuda.views import View, columns_contiguous, operand_views
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem

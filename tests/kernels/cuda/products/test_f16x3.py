@@ -16,15 +16,15 @@ from fmm.config.identity import Identity
 from fmm.config.schema import calibration_fields, checked_calibration
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
-from fmm.kernels.cuda.products.f16_planes import CHUNK, PLANES, f16x3_scratch
-from fmm.kernels.cuda.products.f16_split import RULES, THREADS, Planes, SplitKernel, split_source
-from fmm.kernels.cuda.products.f16_spread import balance_source
-from fmm.kernels.cuda.products.f16x3 import SIZES, F16x3Op, f16x3_op
-from fmm.kernels.cuda.products.f16x3_source import F16x3Kernel, f16x3_source
-from fmm.kernels.cuda.products.f16x3_vendor import unscale_source, vendor_steps
-from fmm.kernels.cuda.products.tiled_source import Along
-from fmm.kernels.cuda.products.tma import SHARED
-from fmm.kernels.cuda.products.wgmma import sizes_for, tiles_of
+from fmm.kernels.cuda.products.float16.f16_planes import CHUNK, PLANES, f16x3_scratch
+from fmm.kernels.cuda.products.float16.f16_split import RULES, THREADS, Planes, SplitKernel, split_source
+from fmm.kernels.cuda.products.float16.f16_spread import balance_source
+from fmm.kernels.cuda.products.float16.f16x3 import SIZES, F16x3Op, f16x3_op
+from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, f16x3_source
+from fmm.kernels.cuda.products.float16.f16x3_vendor import unscale_source, vendor_steps
+from fmm.kernels.cuda.products.tiles.tiled_source import Along
+from fmm.kernels.cuda.products.tiles.tma import SHARED
+from fmm.kernels.cuda.products.tiles.wgmma import sizes_for, tiles_of
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.views import Factor
 from fmm.kernels.plans.plan import VENDOR, Plan

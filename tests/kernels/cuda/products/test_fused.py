@@ -16,9 +16,9 @@ from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import Turn
 from fmm.kernels.cuda.operations import Operation, OperationList
-from fmm.kernels.cuda.products.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiled import TileGroup, TileOp
-from fmm.kernels.cuda.products.tiled_gemm import tile_op
+from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING
+from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp
+from fmm.kernels.cuda.products.tiles.tiled_gemm import tile_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain

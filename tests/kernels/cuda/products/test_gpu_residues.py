@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.cuda.products.residue_planes import DOUBLE_LEAVES, LEAVES, SUMMED
+from fmm.kernels.cuda.products.bytes.residue_planes import DOUBLE_LEAVES, LEAVES, SUMMED
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 

@@ -9,7 +9,7 @@ import pytest
 
 from fmm.kernels.cuda.closure import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES
-from fmm.kernels.cuda.products.minplus import (
+from fmm.kernels.cuda.products.semirings.minplus import (
     RINGS,
     MinplusKernel,
     Rect,
@@ -23,7 +23,7 @@ from fmm.kernels.cuda.products.minplus import (
     sizes_for,
     tile_side,
 )
-from fmm.kernels.cuda.products.minplus_tiles import fastest_sizes
+from fmm.kernels.cuda.products.semirings.minplus_tiles import fastest_sizes
 from fmm.kernels.plans.closure_steps import MATRIX
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow

@@ -17,8 +17,8 @@ import pytest
 from fmm.dtypes import DTYPES, INTEGERS, RINGS
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products import residue_planes
-from fmm.kernels.cuda.products.residue_planes import (
+from fmm.kernels.cuda.products.bytes import residue_planes
+from fmm.kernels.cuda.products.bytes.residue_planes import (
     DOUBLE_LEAVES,
     LEAVES,
     SINGLE_LEAVES,
@@ -28,7 +28,7 @@ from fmm.kernels.cuda.products.residue_planes import (
     kept_room,
     whole_moduli,
 )
-from fmm.kernels.cuda.products.residues import (
+from fmm.kernels.cuda.products.bytes.residues import (
     NOT_KNOWN,
     SIZES,
     Pieces,
@@ -44,7 +44,7 @@ from fmm.kernels.cuda.products.residues import (
     residue_op,
     split_launch,
 )
-from fmm.kernels.cuda.products.residues_source import (
+from fmm.kernels.cuda.products.bytes.residues_source import (
     MeasureKernel,
     ResidueKernel,
     join_source,
@@ -54,7 +54,7 @@ from fmm.kernels.cuda.products.residues_source import (
     read_as,
     split_source,
 )
-from fmm.kernels.cuda.products.tma import SHARED
+from fmm.kernels.cuda.products.tiles.tma import SHARED
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace

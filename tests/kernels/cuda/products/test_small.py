@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.gemm import GemmOp, gemm_op
-from fmm.kernels.cuda.products.small import ENTRY, THREADS, small_launch, small_source
+from fmm.kernels.cuda.products.tiles.small import ENTRY, THREADS, small_launch, small_source
 from fmm.kernels.cuda.views import View
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.nvrtc import EACH_ARCHITECTURE, report

@@ -14,9 +14,16 @@ import pytest
 from fmm.hardware.capability import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiled import TileGroup, TileOp, fitted_to_chip, fused_op, pointer_words
-from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, Update, adding_epilogue, tiled_source
+from fmm.kernels.cuda.products.tiles.tile_sizes import DOUBLE, STRATEGIES, SUMMING, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.tiles.tiled import TileGroup, TileOp, fitted_to_chip, fused_op, pointer_words
+from fmm.kernels.cuda.products.tiles.tiled_source import (
+    OPTIONS,
+    Access,
+    TileKernel,
+    Update,
+    adding_epilogue,
+    tiled_source,
+)
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.views import Lines, Piece, View
 from fmm.kernels.plans.fused_order import FIGURE_6

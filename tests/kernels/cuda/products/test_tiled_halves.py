@@ -13,8 +13,8 @@ import pytest
 from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.tiled import GROUP, TileOp, lower_tiles, pointer_words
-from fmm.kernels.cuda.products.wgmma import HALF_SIZES, group_of
+from fmm.kernels.cuda.products.tiles.tiled import GROUP, TileOp, lower_tiles, pointer_words
+from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, group_of
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Fill, Layout, Problem

@@ -9,10 +9,10 @@ import pytest
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
-from fmm.kernels.cuda.products.tma import SHARED
-from fmm.kernels.cuda.products.wgmma import HALF_SIZES, SIZES, WgmmaOp, sizes_for, tiles_of, wgmma_op
-from fmm.kernels.cuda.products.wgmma_source import WgmmaKernel, WgmmaSizes, wgmma_instruction, wgmma_source
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.tma import SHARED
+from fmm.kernels.cuda.products.tiles.wgmma import HALF_SIZES, SIZES, WgmmaOp, sizes_for, tiles_of, wgmma_op
+from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaKernel, WgmmaSizes, wgmma_instruction, wgmma_source
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUPS
 from fmm.kernels.plans.plan import Plan, PlanError

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch
-from fmm.kernels.cuda.products.tile_sizes import SUMMING
-from fmm.kernels.cuda.products.tiled import TileOp, pointer_words
-from fmm.kernels.cuda.products.tiled_source import OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
+from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING
+from fmm.kernels.cuda.products.tiles.tiled import TileOp, pointer_words
+from fmm.kernels.cuda.products.tiles.tiled_source import OPTIONS, Access, TileKernel, adding_epilogue, tiled_source
 from fmm.kernels.cuda.recompute.recompute import TILED_AGAIN, may_differ, product_again, recompute_launches
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan

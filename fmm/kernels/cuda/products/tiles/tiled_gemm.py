@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fmm.kernels.cuda.gemm import GemmOp
-from fmm.kernels.cuda.products.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiled import TileOp, paths_of, strategy_of
-from fmm.kernels.cuda.products.tiled_source import Along, Half, TileKernel
+from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiles.tiled import TileOp, paths_of, strategy_of
+from fmm.kernels.cuda.products.tiles.tiled_source import Along, Half, TileKernel
 from fmm.kernels.cuda.views import Factor, Lines, Piece
 
 

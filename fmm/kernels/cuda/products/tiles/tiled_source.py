@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.device_code.read import with_headers
-from fmm.kernels.cuda.products.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
 
 Along = Literal["inner", "outer"]
 Access = Literal["vector", "scalar"]

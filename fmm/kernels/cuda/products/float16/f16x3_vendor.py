@@ -16,9 +16,9 @@ from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot, VendorCall
-from fmm.kernels.cuda.products.f16_planes import PIECE
-from fmm.kernels.cuda.products.f16_split import THREADS, Planes, operand_planes, planes_to_make, split_launch
-from fmm.kernels.cuda.products.tiled_source import ENTRY
+from fmm.kernels.cuda.products.float16.f16_planes import PIECE
+from fmm.kernels.cuda.products.float16.f16_split import THREADS, Planes, operand_planes, planes_to_make, split_launch
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.views import Factor
 
 BELOW = 2048.0  # lo is so many times what hi leaves

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.read import with_headers
-from fmm.kernels.cuda.products.f16_planes import PLANES
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
-from fmm.kernels.cuda.products.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
+from fmm.kernels.cuda.products.float16.f16_planes import PLANES
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.wgmma_source import GATE, LINE, WgmmaSizes, wgmma_instruction
 
 
 @dataclass(frozen=True)

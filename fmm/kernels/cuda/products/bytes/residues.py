@@ -16,9 +16,8 @@ from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.f16_planes import whole
-from fmm.kernels.cuda.products.residue_planes import EXPONENT, ROOM, Residues, kept_room
-from fmm.kernels.cuda.products.residues_source import (
+from fmm.kernels.cuda.products.bytes.residue_planes import EXPONENT, ROOM, Residues, kept_room
+from fmm.kernels.cuda.products.bytes.residues_source import (
     CLUSTER,
     SIDE,
     THREADS,
@@ -31,11 +30,12 @@ from fmm.kernels.cuda.products.residues_source import (
     product_source,
     split_source,
 )
-from fmm.kernels.cuda.products.tiled import WIDE
-from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
-from fmm.kernels.cuda.products.wgmma import WgmmaOp, tiles_of, units_of
-from fmm.kernels.cuda.products.wgmma_source import LINE, WgmmaSizes
+from fmm.kernels.cuda.products.float16.f16_planes import whole
+from fmm.kernels.cuda.products.tiles.tiled import WIDE
+from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.wgmma import WgmmaOp, tiles_of, units_of
+from fmm.kernels.cuda.products.tiles.wgmma_source import LINE, WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, Piece
 

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import moduli_needed
-from fmm.kernels.cuda.products.f16_planes import whole
+from fmm.kernels.cuda.products.float16.f16_planes import whole
 
 ITEM = 8  # bytes of a number, unless it is said
 EXPONENT = 4  # bytes

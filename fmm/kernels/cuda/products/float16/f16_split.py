@@ -12,11 +12,19 @@ from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.f16_planes import CHUNK, ITEM, PLANES, exponent_room, matrix_room, plane_room, whole
-from fmm.kernels.cuda.products.tiled import WIDE
-from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
-from fmm.kernels.cuda.products.wgmma_source import LINE
+from fmm.kernels.cuda.products.float16.f16_planes import (
+    CHUNK,
+    ITEM,
+    PLANES,
+    exponent_room,
+    matrix_room,
+    plane_room,
+    whole,
+)
+from fmm.kernels.cuda.products.tiles.tiled import WIDE
+from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.wgmma_source import LINE
 from fmm.kernels.cuda.tensor_map import TensorMap
 from fmm.kernels.cuda.views import Factor, Piece
 

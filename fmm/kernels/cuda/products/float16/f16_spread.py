@@ -11,9 +11,9 @@ from functools import lru_cache
 from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.f16_planes import ROOM, exponent_room
-from fmm.kernels.cuda.products.f16_split import THREADS, Planes, Rule, SplitKernel, split_source
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.float16.f16_planes import ROOM, exponent_room
+from fmm.kernels.cuda.products.float16.f16_split import THREADS, Planes, Rule, SplitKernel, split_source
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
 
 BLOCKS = 2  # thread blocks a multiprocessor that look for the largest numbers of the inner dimension
 

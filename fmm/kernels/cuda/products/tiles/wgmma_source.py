@@ -8,7 +8,7 @@ from typing import Literal
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.read import with_headers
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along
 
 LINE = 128  # bytes of a tile's line along the inner dimension
 INSTRUCTION = 32  # bytes of a row of A that one instruction multiplies

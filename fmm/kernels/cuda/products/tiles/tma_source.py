@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.read import with_headers
-from fmm.kernels.cuda.products.tile_sizes import TileSizes
-from fmm.kernels.cuda.products.tiled_source import ENTRY, Along, Half, commas, sizes_type
+from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY, Along, Half, commas, sizes_type
 
 Counts = tuple[int, int, int]  # of A, B, C
 

@@ -14,8 +14,8 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.tile_sizes import SUMMING, TileSizes, named_strategy
-from fmm.kernels.cuda.products.tiled_source import (
+from fmm.kernels.cuda.products.tiles.tile_sizes import SUMMING, TileSizes, named_strategy
+from fmm.kernels.cuda.products.tiles.tiled_source import (
     ENTRY,
     OPTIONS,
     Access,

@@ -10,14 +10,14 @@ from functools import cached_property
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
-from fmm.kernels.cuda.products.f16_planes import CHUNK
-from fmm.kernels.cuda.products.f16_split import Planes, operand_planes, planes_to_make, split_launch
-from fmm.kernels.cuda.products.f16_spread import Spread, spread_launches
-from fmm.kernels.cuda.products.f16x3_source import F16x3Kernel, f16x3_source
-from fmm.kernels.cuda.products.tiled import GROUP
-from fmm.kernels.cuda.products.tiled_source import ENTRY
-from fmm.kernels.cuda.products.wgmma import sizes_for, tiles_of
-from fmm.kernels.cuda.products.wgmma_source import WgmmaSizes
+from fmm.kernels.cuda.products.float16.f16_planes import CHUNK
+from fmm.kernels.cuda.products.float16.f16_split import Planes, operand_planes, planes_to_make, split_launch
+from fmm.kernels.cuda.products.float16.f16_spread import Spread, spread_launches
+from fmm.kernels.cuda.products.float16.f16x3_source import F16x3Kernel, f16x3_source
+from fmm.kernels.cuda.products.tiles.tiled import GROUP
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
+from fmm.kernels.cuda.products.tiles.wgmma import sizes_for, tiles_of
+from fmm.kernels.cuda.products.tiles.wgmma_source import WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor
 

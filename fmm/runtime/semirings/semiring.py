@@ -16,7 +16,7 @@ from fmm.kernels.cpu.closure import LEAF, Semiring, close_matrix
 from fmm.kernels.cpu.semiring_compiled import CompiledSemiring
 from fmm.kernels.cpu.semiring_numpy import Noted, NumpySemiring
 from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.runtime.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
+from fmm.runtime.semirings.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 
 TYPES = ("float32", "float64", "int32", "int16")
 Method = Literal["auto", "r-kleene", "floyd-warshall"]
@@ -236,7 +236,7 @@ def _numpy_of_torch(x: Any) -> Any:
 
 def _on_device() -> Any:
     """The module that computes on a device, which loads CuPy."""
-    from fmm.runtime import semiring_device
+    from fmm.runtime.semirings import semiring_device
 
     return semiring_device
 

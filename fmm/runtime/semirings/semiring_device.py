@@ -11,7 +11,7 @@ import numpy as np
 from fmm.kernels.cuda.closure import ARG_BYTES, ARGS, DOUBLED, WORKSPACE, closure_launches, padded
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.play_launches import LaunchRun
-from fmm.kernels.cuda.products.minplus import (
+from fmm.kernels.cuda.products.semirings.minplus import (
     RINGS,
     WIDE,
     Rect,
@@ -20,7 +20,7 @@ from fmm.kernels.cuda.products.minplus import (
     doubling_launch,
     minplus_launch,
 )
-from fmm.kernels.cuda.products.minplus_tiles import fastest_sizes
+from fmm.kernels.cuda.products.semirings.minplus_tiles import fastest_sizes
 from fmm.kernels.plans.closure_steps import MATRIX
 
 

@@ -16,10 +16,10 @@ from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.f16_planes import ITEM
-from fmm.kernels.cuda.products.f16_split import Planes, operand_planes
-from fmm.kernels.cuda.products.tiled import WIDE
-from fmm.kernels.cuda.products.tiled_source import ENTRY
+from fmm.kernels.cuda.products.float16.f16_planes import ITEM
+from fmm.kernels.cuda.products.float16.f16_split import Planes, operand_planes
+from fmm.kernels.cuda.products.tiles.tiled import WIDE
+from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.sums.sum_kernel import THREADS, SumKernel
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, Array, SumOp
 from fmm.kernels.cuda.sums.sum_source import step_lines

@@ -10,7 +10,7 @@ from fmm.kernels.cuda.device_code.read import with_headers
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import Launch, Slot
-from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
+from fmm.kernels.cuda.products.tiles.tiled_gemm import kernel_operands
 from fmm.kernels.cuda.views import Factor
 
 TILE, THREADS = 32, 256  # SMALL_TILE, SMALL_THREADS

@@ -1,0 +1,1 @@
+"""Products by residues, which are products of bytes: planes, sources, launches."""

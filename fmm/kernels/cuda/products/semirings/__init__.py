@@ -1,0 +1,1 @@
+"""Products over semirings: min-plus and its relatives."""

@@ -1,0 +1,1 @@
+"""Min-plus products and shortest paths: what numbers mean, which way is taken, and the device's part."""
