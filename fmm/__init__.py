@@ -7,7 +7,7 @@ from fmm.integrations.places import install_as_told
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
-from fmm.runtime.semirings.semiring import NegativeCycleError
+from fmm.runtime.semirings.path_request import NegativeCycleError
 
 __version__ = "0.1.0"
 

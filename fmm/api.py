@@ -28,10 +28,8 @@ from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
 from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product, known_gram
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
-from fmm.runtime.out_of_core import product as out_of_core
-from fmm.runtime.out_of_core.product import CudaMachine
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand, unwrapped
-from fmm.runtime.semirings.semiring import Method, PathRequest, all_shortest_paths, minplus_product
+from fmm.runtime.semirings.path_request import Method, PathRequest
 
 NO_OPTIONS: Mapping[str, Any] = {}
 ndarray = np.ndarray  # asked for at each call
@@ -143,10 +141,10 @@ def _product_on(
     machine = _machine_for(device, a, b, _single(out))
     if machine is None:
         return _product(a, b, out, options, wishes)
-    return out_of_core.host_product(NUMPY.with_options(options), a, b, _single(out), machine, wishes, progress)
+    return _out_of_core().host_product(NUMPY.with_options(options), a, b, _single(out), machine, wishes, progress)
 
 
-def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> CudaMachine | None:
+def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Any:
     """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
     on_cpu = device == "cpu"
     number = 0 if on_cpu else devices.cuda_index(device)
@@ -154,7 +152,7 @@ def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> CudaMachine | N
     if library is NUMPY:
         if not on_cpu:
             _device(device, number)  # where there is none, this says so
-        return None if on_cpu else CudaMachine(number)
+        return None if on_cpu else _out_of_core().CudaMachine(number)
     if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
         raise ValueError(f"a is {array_in_words(a)}: to device={device!r} fmm.matmul moves NumPy's arrays alone")
     return None
@@ -327,7 +325,7 @@ def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin
         Return the pair of the result and, in int32, of the k that each number comes from: the first of several, and -1
         where no sum is better than "none".
     """
-    return minplus_product(a, b, _single(out), bool(maximum), bool(argmin))
+    return _semiring().minplus_product(a, b, _single(out), bool(maximum), bool(argmin))
 
 
 def shortest_paths(
@@ -356,7 +354,7 @@ def shortest_paths(
     NegativeCycleError, if there is a cycle of negative length.
     """
     request = PathRequest(bool(directed), bool(return_predecessors), bool(unweighted), bool(overwrite), method)
-    return all_shortest_paths(d, _single(out), request)
+    return _semiring().all_shortest_paths(d, _single(out), request)
 
 
 def explain(
@@ -379,11 +377,12 @@ def explain(
     wishes, out = _wishes(plan, max_error_growth, workspace, componentwise), _single(out)
     machine = None if device is None else _machine_for(device, a, b, out)
     options = _options(casting, order, dtype, more)
+    found: Decision
     if machine is not None:
-        return out_of_core.explained(NUMPY.with_options(options), a, b, out, machine, wishes)
+        found = _out_of_core().explained(NUMPY.with_options(options), a, b, out, machine, wishes)
+        return found
     a, b, wishes = unwrapped(a, b, wishes)
     library = library_of(a, b, out).with_options(options)
-    found: Decision
     if library.differentiable:
         found = _torch_gradients().explained(a, b, out, wishes)
     else:
@@ -448,6 +447,20 @@ def _torch_gradients() -> Any:
     from fmm.runtime.tensors import gradients
 
     return gradients
+
+
+def _out_of_core() -> Any:
+    """The module of products that are streamed through a GPU, which few programs need."""
+    from fmm.runtime.out_of_core import product
+
+    return product
+
+
+def _semiring() -> Any:
+    """The module of min-plus products and shortest paths, which few programs need."""
+    from fmm.runtime.semirings import semiring
+
+    return semiring
 
 
 def _torch_gemm() -> Any:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from fmm.api import gemm
 from fmm.api import matmul as local_product
-from fmm.arrays.torch_calls import is_compiling
+from fmm.arrays.torch_calls import MATMUL, is_compiling
 from fmm.arrays.torch_library import NAMES, TORCH, TORCH_ON_HOST
 from fmm.config.environment import emulation_allowed, tuning_disabled, tuning_mode
 from fmm.dtypes import STORED
@@ -59,7 +59,7 @@ def matmul(a: Any, b: Any, wanted: Wanted) -> Any:
     if not _ours(a, b):
         if above not in (None, VENDOR):
             raise PlanError(f"the plan {wanted.plan} is one for two matrices of one floating-point type on one mesh")
-        found = torch.matmul(a, b)
+        found = MATMUL(a, b)
         return found if wanted.placements is None else found.redistribute(placements=wanted.placements)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return SharedProduct.apply(a, b, wanted)

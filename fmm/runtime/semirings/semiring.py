@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,18 +16,13 @@ from fmm.kernels.cpu.closure import LEAF, Semiring, close_matrix
 from fmm.kernels.cpu.semiring_compiled import CompiledSemiring
 from fmm.kernels.cpu.semiring_numpy import Noted, NumpySemiring
 from fmm.kernels.cpu.thread_pool import blas_threads
+from fmm.runtime.semirings.path_request import METHODS, NegativeCycleError, PathRequest
 from fmm.runtime.semirings.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 
 TYPES = ("float32", "float64", "int32", "int16")
-Method = Literal["auto", "r-kleene", "floyd-warshall"]
-METHODS: tuple[str, ...] = get_args(Method)
 NO_NODE = -9999  # where there is no node before the end of a way, as SciPy has it
 NO_EDGE = 1e-8  # floats up to that size are no edge either: SciPy compares them with zero by numpy.isclose
 COMPILED = 128**3  # sums from which on compiling pays: it takes seconds, once
-
-
-class NegativeCycleError(ValueError):
-    """There are ways that become shorter at each round, so there are no shortest ones."""
 
 
 class _Place(NamedTuple):
@@ -93,16 +88,6 @@ def _host_semiring(domain: Domain, greatest: bool, work: int) -> Semiring:
 
 
 # ---- shortest paths
-
-
-class PathRequest(NamedTuple):
-    """What fmm.shortest_paths was asked besides its arrays."""
-
-    directed: bool = True
-    predecessors: bool = False
-    unweighted: bool = False
-    overwrite: bool = False
-    method: Method = "auto"
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
