@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
-from fmm.arrays.kinds import type_name
+from fmm.arrays.kinds import array_in_words, on_device, type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
@@ -30,6 +30,8 @@ from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
 from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product, known_gram
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.out_of_core import product as out_of_core
+from fmm.runtime.out_of_core.product import CudaMachine
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand, unwrapped
 from fmm.runtime.semiring import Method, PathRequest, all_shortest_paths, minplus_product
 
@@ -71,6 +73,8 @@ def matmul(
     max_error_growth: float | None = None,
     workspace: int | None = None,
     componentwise: bool = False,
+    device: str | int | None = None,
+    progress: bool = False,
     **more: Any,
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
@@ -88,7 +92,14 @@ def matmul(
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     componentwise
         Every entry is to be right beside its own size, as the vendor's are, not only beside the largest ones.
+    device
+        A CUDA device (0, "cuda:0") that is to multiply NumPy's arrays: they are streamed through it, however large.
+    progress
+        With device: show a bar on stderr if that will take ten seconds or more.
     """
+    if device is not None:
+        wishes = _wishes(plan, max_error_growth, workspace, componentwise)
+        return _product_on(device, a, b, out, _options(casting, order, dtype, more), wishes, bool(progress))
     if plan is None and max_error_growth is None and workspace is None and not componentwise and not more:
         # The shortest ways: products of small matrices take ten microseconds or less.
         kind, usual = type(a), dtype is None and order == "K" and casting == "same_kind"
@@ -140,6 +151,30 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     if library.differentiable:
         return _torch_gradients().product(a, b, out, wishes)
     return call.product_of_any(library, a, b, out, wishes)
+
+
+def _product_on(
+    device: str | int, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes, progress: bool
+) -> Any:
+    """The product on a device: arrays on the host are streamed through it, those that are there stay there."""
+    machine = _machine_for(device, a, b, _single(out))
+    if machine is None:
+        return _product(a, b, out, options, wishes)
+    return out_of_core.host_product(NUMPY.with_options(options), a, b, _single(out), machine, wishes, progress)
+
+
+def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> CudaMachine | None:
+    """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
+    on_cpu = device == "cpu"
+    number = 0 if on_cpu else devices.cuda_index(device)
+    library = library_of(a, b, out)
+    if library is NUMPY:
+        if not on_cpu:
+            _device(device, number)  # where there is none, this says so
+        return None if on_cpu else CudaMachine(number)
+    if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
+        raise ValueError(f"a is {array_in_words(a)}: to device={device!r} fmm.matmul moves NumPy's arrays alone")
+    return None
 
 
 def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
@@ -330,8 +365,13 @@ def shortest_paths(
 def explain(asked: Mapping[str, Any]) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
     wishes, out = _wishes(*_some(asked, *WISHED, "componentwise")), _single(asked["out"])
-    a, b, wishes = unwrapped(asked["a"], asked["b"], wishes)
-    library = library_of(a, b, out).with_options(_options(*_some(asked, "casting", "order", "dtype", "more")))
+    a, b, device = _some(asked, "a", "b", "device")
+    machine = None if device is None else _machine_for(device, a, b, out)
+    options = _options(*_some(asked, "casting", "order", "dtype", "more"))
+    if machine is not None:
+        return out_of_core.explained(NUMPY.with_options(options), a, b, out, machine, wishes)
+    a, b, wishes = unwrapped(a, b, wishes)
+    library = library_of(a, b, out).with_options(options)
     found: Decision
     if library.differentiable:
         found = _torch_gradients().explained(a, b, out, wishes)

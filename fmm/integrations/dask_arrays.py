@@ -105,10 +105,11 @@ def _tasks(x: Any, y: Any, dtype: np.dtype[Any], above: Plan, inside: str | None
     grids = _cells(x), _cells(y)
     result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
+    names: dict[Any, Any] = {}  # each chunk of the result is one that a step makes, and no other's
     for i, j in np.ndindex(result.shape):
         made: Any = result[i, j]
-        found = tasks.fitted(made, x.chunks[0][i], y.chunks[1][j])
-        tasks.table[(name, i, j)] = (_same, found.key)
+        names[tasks.fitted(made, x.chunks[0][i], y.chunks[1][j]).key] = (name, i, j)
+    tasks.rename(names)
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)
@@ -123,7 +124,3 @@ def _cells(array: Any) -> Grid:
 
 def _places(chunks: Any) -> Iterator[Any]:
     return product(enumerate(chunks[0]), enumerate(chunks[1]))
-
-
-def _same(chunk: Any) -> Any:
-    return chunk
