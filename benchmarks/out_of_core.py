@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if time.monotonic() > until:
                 break
             runs.append(measured(side, dtype, given.rounds, not given.no_peer, until))
-            told = {"runs": runs, "environment": environment(["python -m benchmarks.out_of_core", *(arguments or [])])}
+            told = {"runs": runs, "environment": environment(["python -m benchmarks.out_of_core --sides", given.sides])}
             given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
             middle = {name: median(times) for name, times in runs[-1]["seconds"].items() if times}
             share = middle["on the device"] / middle["fmm"]

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from numbers import Complex, Integral, Real
-from types import NoneType
 from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
@@ -110,33 +109,39 @@ def matmul(
                 return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
             library = NUMPY if usual else NUMPY.with_options(_options(casting, order, dtype, more))
             return call.product(library, a, b, out, NO_WISHES)
-        if usual and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None and type(out) in (NoneType, kind):
-            return _plain_product(known, a, b, out)
+        if usual and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
+            if out is None:
+                return _plain_product(known, a, b)
+            if type(out) is kind and _left_to_torch(known, a, b):
+                return known.vendor(a, b, out)
     options = _options(casting, order, dtype, more)
     return _product(a, b, out, options, _wishes(plan, max_error_growth, workspace, componentwise))
 
 
-def _plain_product(library: Library, a: Any, b: Any, out: Any) -> Any:
-    """The product of two of CuPy's arrays or of torch's tensors, perhaps in a third one, of which nothing else is
-    asked."""
+def _left_to_torch(library: Library, a: Any, b: Any) -> bool:
+    """Are they tensors whose product is torch's own for certain? (CuPy does not ask on which device the result is, so
+    that somebody has to look at its arrays.)"""
+    own = library.differentiable and not library.watched() and not library.lacks(a)
+    return own and left_to_vendor(library, a, b)
+
+
+def _plain_product(library: Library, a: Any, b: Any) -> Any:
+    """The product of two of CuPy's arrays or of torch's tensors, of which nothing else is asked."""
     if library.watched():
-        return _recorded_product(a, b, out, NO_WISHES)
+        return _recorded_product(a, b, None, NO_WISHES)
     try:
         small = a.nbytes * b.nbytes < SMALL_BYTES
     except RuntimeError:  # sparse tensors have no such numbers
         small = False
     if small or left_to_vendor(library, a, b):
         try:
-            if out is None:
-                return library.quick_vendor(a, b)
-            if library.differentiable:
-                return library.vendor(a, b, out)
+            return library.quick_vendor(a, b)
         except RuntimeError:
             if not library.lacks(a):
                 raise
     if library.differentiable:
-        return _torch_gradients().product(a, b, out, NO_WISHES)
-    return call.product(library, a, b, out, NO_WISHES)
+        return _torch_gradients().product(a, b, None, NO_WISHES)
+    return call.product(library, a, b, None, NO_WISHES)
 
 
 def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:

@@ -88,12 +88,15 @@ def _paying_plan(x: Any, y: Any, on_device: bool, limit: float) -> Plan:
     rate = rates.known_rate(x.dtype.name) if rates else None
     if rate is None:
         return VENDOR
+    chunk = max(m * k, k * n, m * n) * x.dtype.itemsize
     for plan in map(_grid_plan, GRID_PLANS):
-        counts = cost(plan, *grid, 1)
-        saved = np.prod(grid, dtype=float) - sum(np.prod(size, dtype=float) * times for size, times in counts.leaves)
-        moved = (counts.bytes_read + counts.bytes_written) * max(m * k, k * n, m * n) * x.dtype.itemsize
-        multiplications = saved * DTYPES[x.dtype.name].flops * m * k * n
-        if multiplications / rate.flops > moved / LINK and expected_growth(plan, x.dtype.name) <= limit:
+        counts = cost(plan, *grid, 1)  # of chunks
+        fewer = np.prod(grid, dtype=float) - sum(np.prod(size, dtype=float) * times for size, times in counts.leaves)
+        # What a task reads may be another worker's, what it makes stays where it is; a product reads two chunks.
+        fetched = max(counts.bytes_read - 2 * fewer, 0) * chunk / LINK
+        sums = (counts.bytes_read + counts.bytes_written) * chunk / rates.stream if rates else 0.0
+        saved = fewer * DTYPES[x.dtype.name].flops * m * k * n / rate.flops
+        if saved > fetched + sums and expected_growth(plan, x.dtype.name) <= limit:
             return plan
     return VENDOR
 

@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.predict import quick_prediction
-from fmm.perfmodel.sharing import Devices, Sharing, ranked_sharings
+from fmm.perfmodel.sharing import Devices, Sharing, chosen_sharing, ranked_sharings
 from fmm.perfmodel.stability import expected_growth
 from fmm.problem import Problem
 from fmm.runtime.decide import calibration_of, decide
@@ -34,6 +34,8 @@ class SharedDecision:
     network: Network
     local: Plan  # of the first device's products, as far as fmm can tell beforehand
     alone: float  # seconds of the whole product on one of the devices
+    room: float  # bytes that panels and blocks may take
+    error_growth: float  # at most
 
     @property
     def speedup(self) -> float:
@@ -55,17 +57,21 @@ class SharedDecision:
             f"received by a device: {_gibibytes(best.received)}; panels and blocks: {_gibibytes(best.memory)}",
             "",
             "compared, predicted seconds:",
-            *(f"  {way.seconds:10.4g}  {way}{_too_large(way, best)}" for way in self.considered[:SHOWN]),
+            *(f"  {way.seconds:10.4g}  {way}{self._why_not(way)}" for way in self.considered[:SHOWN]),
         ]
         return "\n".join(lines)
+
+    def _why_not(self, way: Sharing) -> str:
+        """Of one that is predicted to be faster than what is chosen."""
+        if way.seconds >= self.best.seconds:
+            return ""
+        if way.memory > self.room:
+            return " (too large)"
+        return " (too much error)" if growth_of(way, self.dtype) > self.error_growth else " (not clearly faster)"
 
 
 def _gibibytes(count: float) -> str:
     return f"{count / 2**30:.3g} GiB"
-
-
-def _too_large(way: Sharing, best: Sharing) -> str:
-    return " (too large)" if way.seconds < best.seconds else ""
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,11 @@ def decide_sharing(layout: Layout, dtype: str, device: Device, network: Network,
     devices = Devices(single.seconds, stream, network, DTYPES[dtype].itemsize)
     considered = ranked_sharings(layout, devices, None if asked.above is None else (asked.above,))
     allowed = [way for way in considered if asked.above is not None or growth_of(way, dtype) <= max(growth, 1.0)]
-    fitting = (way for way in allowed if way.memory <= asked.room)
-    best = next(fitting, None) or min(allowed, key=lambda way: way.memory)
+    best = chosen_sharing(allowed, asked.room)
     share, pieces = best.layout.share(0), best.layout.pieces
     local = single.plan(share.rows.size, -(-share.inner.size // pieces), share.cols.size)
     alone = _OneDevice(dtype, device, replace(limits, workspace=UNLIMITED)).seconds(layout.m, layout.k, layout.n)
-    return SharedDecision(best, considered, dtype, network, local, alone)
+    return SharedDecision(best, considered, dtype, network, local, alone, asked.room, max(growth, 1.0))
 
 
 def growth_of(sharing: Sharing, dtype: str) -> float:

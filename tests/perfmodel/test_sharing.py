@@ -11,7 +11,7 @@ from fmm.kernels.distributed.layout import K, Layout, M, N
 from fmm.kernels.distributed.quadrants import level_above, quadrants
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel import sharing
-from fmm.perfmodel.sharing import Devices, level_counts, predicted_sharing, ranked_sharings
+from fmm.perfmodel.sharing import Devices, chosen_sharing, level_counts, predicted_sharing, ranked_sharings
 
 FLOPS = 1e12
 FAST, SLOW = Link("fast", "inside", "", 100.0, 0.0, "made up"), Link("slow", "between", "", 10.0, 0.0, "made up")
@@ -98,6 +98,18 @@ def test_a_level_above_pays_where_products_take_longest() -> None:
     assert fast[0].above == WINOGRAD and fast[0].products == pytest.approx(7 / 8 * cubic(32768, 32768, 8192))
     slow = ranked_sharings(layout, devices(replace_speed(FAST, 0.1)))
     assert slow[0].above == VENDOR
+
+
+def test_a_level_above_must_win_clearly() -> None:
+    """And what does not fit is not chosen, unless nothing does."""
+    n = 4096
+    plain = replace(predicted_sharing(rows_of_four(n), VENDOR, devices()), products=1.0, waiting=0.0)
+    level = replace(plain, above=WINOGRAD, memory=10.0)
+    for share, wins in ((0.99, False), (1.001 - sharing.LEVEL_MARGIN, False), (0.999 - sharing.LEVEL_MARGIN, True)):
+        ways = replace(level, products=share), plain
+        assert (chosen_sharing(ways, 1e12).above == WINOGRAD) == wins
+    assert chosen_sharing((replace(level, products=0.99), plain), 10.0).above == WINOGRAD  # alone fits
+    assert chosen_sharing((level, plain), 1.0).memory == 10.0
 
 
 def replace_speed(known: Link, gigabytes: float) -> Link:
