@@ -6,7 +6,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
 from numbers import Complex, Integral, Real
 from typing import Any, NamedTuple, ParamSpec
 
@@ -436,6 +436,7 @@ def _device(device: str | int, number: int) -> devices.Device:
         raise ImportError(f"device={device!r} needs CuPy, which does not load: {error}") from error
 
 
+@lru_cache(maxsize=1)
 def _torch_gradients() -> Any:
     """The module in which torch's products begin, which loads torch."""
     from fmm.runtime.tensors import gradients
