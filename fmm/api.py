@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
 from numbers import Complex, Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -33,6 +34,27 @@ from fmm.runtime.semirings.path_request import Method, PathRequest
 
 NO_OPTIONS: Mapping[str, Any] = {}
 ndarray = np.ndarray  # asked for at each call
+P = ParamSpec("P")
+Explained = Callable[[Mapping[str, Any]], Decision]
+
+
+def _asked_like(product: Callable[P, Any]) -> Callable[[Explained], Callable[P, Decision]]:
+    """A decorator: the function takes what `product` takes, and is handed all of it by name, what was not given too.
+    So what can be asked stands in one place."""
+    signature = inspect.signature(product)
+
+    def decorated(explained: Explained) -> Callable[P, Decision]:
+        @wraps(explained)
+        def explain_call(*given: P.args, **named: P.kwargs) -> Decision:
+            asked = signature.bind(*given, **named)
+            asked.apply_defaults()
+            return explained(asked.arguments)
+
+        explain_call.__annotations__ = {**product.__annotations__, "return": "Decision"}
+        vars(explain_call)["__signature__"] = signature.replace(return_annotation="Decision")
+        return explain_call
+
+    return decorated
 
 
 def matmul(
@@ -225,26 +247,15 @@ def _known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> A
     return known_gram(library, a, out, rows, fill)
 
 
-def explain_gram(
-    a: Any,
-    b: Any = None,
-    /,
-    out: Any = None,
-    *,
-    rows: bool = False,
-    fill: Half = "full",
-    alpha: float = 1,
-    beta: float = 0,
-    plan: Plan | Decision | str | None = None,
-    max_error_growth: float | None = None,
-    workspace: int | None = None,
-) -> Decision:
+@_asked_like(gram)
+def explain_gram(asked: Mapping[str, Any]) -> Decision:
     """What fmm.gram would do with this call, and why. Nothing is multiplied."""
-    asked = _checked_gram(a, b, out, (rows, fill, alpha, beta), (plan, max_error_growth, workspace))
-    if asked.library.differentiable:
-        found: Decision = _torch_gradients().gram_explained(*asked[1:])
+    a, b, out = _some(asked, "a", "b", "out")
+    known = _checked_gram(a, b, out, _some(asked, *OF_GRAM), _some(asked, *WISHED))
+    if known.library.differentiable:
+        found: Decision = _torch_gradients().gram_explained(*known[1:])
         return found
-    return gram_explained(*asked)
+    return gram_explained(*known)
 
 
 def gemm(
@@ -286,28 +297,24 @@ def gemm(
     return _torch_gemm().gemm(*asked[1:]) if asked.library.differentiable else gemm_product(*asked)
 
 
-def explain_gemm(
-    a: Any,
-    b: Any,
-    c: Any = None,
-    /,
-    *,
-    alpha: complex = 1,
-    beta: complex = 0,
-    transpose_a: bool | int | str = False,
-    transpose_b: bool | int | str = False,
-    out: Any = None,
-    plan: Plan | Decision | str | None = None,
-    max_error_growth: float | None = None,
-    workspace: int | None = None,
-) -> Decision:
+@_asked_like(gemm)
+def explain_gemm(asked: Mapping[str, Any]) -> Decision:
     """What fmm.gemm would do with this call, and why. Nothing is computed."""
-    wished = plan, max_error_growth, workspace
-    asked = _checked_gemm(a, b, c, out, (alpha, beta, transpose_a, transpose_b), wished)
-    if asked.library.differentiable:
-        found: Decision = _torch_gemm().explained(*asked[1:])
+    a, b, c, out = _some(asked, "a", "b", "c", "out")
+    known = _checked_gemm(a, b, c, out, _some(asked, *OF_GEMM), _some(asked, *WISHED))
+    if known.library.differentiable:
+        found: Decision = _torch_gemm().explained(*known[1:])
         return found
-    return gemm_explained(*asked)
+    return gemm_explained(*known)
+
+
+WISHED = "plan", "max_error_growth", "workspace"
+OF_GRAM = "rows", "fill", "alpha", "beta"
+OF_GEMM = "alpha", "beta", "transpose_a", "transpose_b"
+
+
+def _some(asked: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
+    return tuple(asked[name] for name in names)
 
 
 def minplus(a: Any, b: Any, /, out: Any = None, *, maximum: bool = False, argmin: bool = False) -> Any:
@@ -357,26 +364,13 @@ def shortest_paths(
     return _semiring().all_shortest_paths(d, _single(out), request)
 
 
-def explain(
-    a: Any,
-    b: Any,
-    /,
-    out: Any = None,
-    *,
-    casting: Any = "same_kind",
-    order: Any = "K",
-    dtype: Any = None,
-    plan: Plan | Decision | str | None = None,
-    max_error_growth: float | None = None,
-    workspace: int | None = None,
-    componentwise: bool = False,
-    device: str | int | None = None,
-    **more: Any,
-) -> Decision:
+@_asked_like(matmul)
+def explain(asked: Mapping[str, Any]) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
-    wishes, out = _wishes(plan, max_error_growth, workspace, componentwise), _single(out)
+    wishes, out = _wishes(*_some(asked, *WISHED, "componentwise")), _single(asked["out"])
+    a, b, device = _some(asked, "a", "b", "device")
     machine = None if device is None else _machine_for(device, a, b, out)
-    options = _options(casting, order, dtype, more)
+    options = _options(*_some(asked, "casting", "order", "dtype", "more"))
     found: Decision
     if machine is not None:
         found = _out_of_core().explained(NUMPY.with_options(options), a, b, out, machine, wishes)

@@ -848,7 +848,22 @@ def test_explain_reads_the_options_as_matmul_does() -> None:
     for option in ({"dtype": "g"}, {"out": c.view(np.matrix)}, {"out": c[:5]}):
         found = fmm.explain(a, a, **option)
         assert found.plan == VENDOR and found.reason.startswith("NumPy answers: ")
-    assert "max_error_growth" in inspect.signature(fmm.explain).parameters
+
+
+@pytest.mark.parametrize(
+    ("product", "explained", "count"),
+    [(fmm.matmul, fmm.explain, 2), (fmm.gram, fmm.explain_gram, 1), (fmm.gemm, fmm.explain_gemm, 2)],
+    ids=["matmul", "gram", "gemm"],
+)
+def test_what_explains_takes_what_multiplies_takes(product: Any, explained: Any, count: int) -> None:
+    own, x = inspect.signature(explained), np.ones((5, 5))
+    assert own.parameters == inspect.signature(product).parameters and own.return_annotation == "Decision"
+    assert explained.__doc__.startswith(f"What fmm.{product.__name__} would do")
+    assert explained(*[x] * count, max_error_growth=3).plan == VENDOR
+    with pytest.raises(TypeError, match="argument: 'a'"):
+        explained()
+    with pytest.raises(TypeError, match="too many positional"):
+        explained(*[x] * 4)
 
 
 def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,8 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
         raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
     found = [job for device in chosen_devices(options.device) for job in _jobs_of(device, options)]
     if len(found) > 1 and not options.shapes:
-        yield from (job for job in (replace(job, effort=COARSE) for job in found) if job.planned != found[0].planned)
+        first = [(replace(job, effort=COARSE), job) for job in found]
+        yield from (coarse for coarse, job in first if coarse.planned != job.planned)
     yield from found
 
 

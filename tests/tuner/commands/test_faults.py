@@ -520,9 +520,13 @@ def test_types_share_the_time_limit(fake: FakeDevice, tmp_path: Path, monkeypatc
     assert limits == [*coarse, ("float32", "default", 6.0), ("float64", "default", 10.0)]
 
 
-@pytest.mark.parametrize(("gpu", "efforts"), [(False, ["quick"]), (True, ["coarse", "quick"])], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("gpus", "efforts"),
+    [([False], ["quick"]), ([True], ["coarse", "quick"]), ([False, True], ["coarse", "quick", "quick"])],
+    ids=["cpu", "gpu", "both"],
+)
 def test_a_quick_tuning_of_a_cpu_is_one_pass(
-    gpu: bool, efforts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: list[bool], efforts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
     seen: list[tuple[str, str]] = []
@@ -531,7 +535,7 @@ def test_a_quick_tuning_of_a_cpu_is_one_pass(
         seen.append((job.effort, job.dtype))
         return End(0, "", 2.0)
 
-    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [FakeDevice(gpu=gpu)])
+    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [FakeDevice(gpu=gpu) for gpu in gpus])
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--effort", "quick", "--output", str(tmp_path)]) == 0
     assert seen == [(effort, dtype) for effort in efforts for dtype in ("float32", "float64")]
