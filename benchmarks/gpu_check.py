@@ -2,11 +2,11 @@
 
 The kernels of the tests are compiled ahead, each once, into a cache that can be taken along (benchmarks.compile_ahead).
 Then every test marked gpu, a minute of interrupts, threads and faults, 2,000 random products of integers or as many as
-a minute has, a few launches under compute-sanitizer where it is on PATH, and the benchmark; where there are several
-devices, their tests and benchmark too (with `--gpus N` those alone, on N devices, into results/<device>-xN/). What was
-run, and how it ended, is written to results/<device>/checks.json beside the environment and the commit (the environment
-variable FMM_COMMIT names it in a copy of the tree). With `--steps` only those are run, and what is known of the others
-stays: each says of which commit it is.
+there is time for, a few launches under compute-sanitizer where it is on PATH, and the benchmark; where there are
+several devices, their tests and benchmark too (with `--gpus N` those alone, on N devices, into
+results/<device>-xN/). What was run, and how it ended, is written to results/<device>/checks.json beside the environment
+and the commit (the environment variable FMM_COMMIT names it in a copy of the tree). With `--steps` only those are run,
+and what is known of the others stays: each says of which commit it is.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ SEVERAL = "tests/integrations/test_gpu_sharded.py"
 GATED = (f"{KERNELS}/products/test_gpu_tma.py", f"{KERNELS}/products/test_gpu_wgmma.py")
 SANITIZER = "compute-sanitizer"
 TOOLS = {"memcheck": (*FEW, *GATED), "racecheck": FEW}
+RANDOM = ("--workers", "8", "--seconds", "40")
 WORKERS = 14  # processes that test at the same time, each with a context on the device
 
 
@@ -54,7 +55,7 @@ def steps(arguments: list[str], sanitizer: str | None, together: tuple[str, ...]
     yield Step("tests", (*PYTEST, *together, f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests"))
     yield Step("timed tests", (*PYTEST, TIMED))
     yield Step("hostile use", (sys.executable, "-m", "tests.support.hostile_device", "--seconds", "60"))
-    yield Step("random integers", (sys.executable, "-m", "tests.support.random_integers", "--seconds", "60"))
+    yield Step("random integers", (sys.executable, "-m", "tests.support.random_integers", *RANDOM))
     missing = "" if sanitizer else f"{SANITIZER} is not on PATH"
     for tool, command in TOOLS.items():
         yield Step(tool, (sanitizer or SANITIZER, "--tool", tool, "--error-exitcode", "1", *command), missing)

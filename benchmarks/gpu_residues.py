@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ USUAL = {
     "float64": ("oz13", "oz14", "oz14x7", "oz14x49", "oz15"),
     "complex128": ("3m > oz14", "3m > oz14x7", "3m.batched > oz14x7"),
 }
+LONG = 12288  # a side from which a call takes a tenth of a second and more
 ROUNDS, QUICK_ROUNDS = 9, 3
 SAMPLED = 8, 128  # rows and columns of C that are compared with a product in higher precision
 KINDS = "normal", "uniform"
@@ -105,6 +107,15 @@ def peers(a: Any, b: Any, c: Any, modes: Sequence[str]) -> dict[str, Callable[[]
     return {f"GEMMul8 {mode}": partial(run, gemmul8.Gemmul8Product(a, b, c, mode == "fast")) for mode in modes}
 
 
+def long_samples(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """As paired_samples, of calls that take long and were made before: each once in a round."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name in random.sample(list(calls), len(calls)):
+            samples[name].append(1e3 * elapsed(calls[name], 1))
+    return samples
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What is measured of a side."""
@@ -114,6 +125,8 @@ class Wanted:
     rounds: int
     kinds: tuple[str, ...]
     modes: tuple[str, ...]  # of GEMMul8
+    alone: bool = False  # only by these plans, not by what fmm chooses
+    whole: bool = False  # whole calls only, no launches
 
 
 def measured(side: int, wanted: Wanted) -> dict[str, Any]:
@@ -124,16 +137,17 @@ def measured(side: int, wanted: Wanted) -> dict[str, Any]:
         calls.clear()  # and what they keep
         a, b = (numbers(kind, wanted.dtype, side, seed) for seed in (3, 4))
         c = cupy.empty_like(a)
-        calls |= {"vendor": partial(cupy.matmul, a, b, out=c), "fmm": partial(fmm.matmul, a, b, out=c)}
+        calls["vendor"] = partial(cupy.matmul, a, b, out=c)
+        calls |= {} if wanted.alone else {"fmm": partial(fmm.matmul, a, b, out=c)}
         calls |= {plan: partial(fmm.matmul, a, b, out=c, plan=plan) for plan in wanted.plans}
         calls |= peers(a, b, c, wanted.modes)
         errors[kind] = {name: relative_error(call(), a, b) for name, call in calls.items()}
     chosen = str(fmm.explain(a, b, out=c).plan)
-    samples = paired_samples(calls, wanted.rounds)
+    samples = (long_samples if side >= LONG else paired_samples)(calls, wanted.rounds)
     calls.clear()  # for the next matrices
     del a, b, c
     cupy.get_default_memory_pool().free_all_blocks()
-    alone = [plan for plan in dict.fromkeys((*wanted.plans, chosen)) if plan in LEAVES]
+    alone = [plan for plan in dict.fromkeys((*wanted.plans, chosen)) if plan in LEAVES and not wanted.whole]
     found = {leaf: stages(wanted.dtype, side, leaf, wanted.rounds) for leaf in alone}
     return {
         "dtype": wanted.dtype,
@@ -169,12 +183,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--modes", default="fast,accurate", help="of GEMMul8")
+    parser.add_argument("--alone", action="store_true", help="only by the plans that are named")
+    parser.add_argument("--whole", action="store_true", help="whole calls only, no launches")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     sides = tuple(map(int, given.sides.split(","))) if given.sides else QUICK_SIDES if given.quick else SIDES
     plans = USUAL.get(given.dtype, ()) if given.plans is None else tuple(filter(None, given.plans.split(";")))
     rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
-    wanted = Wanted(given.dtype, plans, rounds, tuple(given.kinds.split(",")), tuple(given.modes.split(",")))
+    kinds, modes = (tuple(filter(None, x.split(","))) for x in (given.kinds, given.modes))
+    wanted = Wanted(given.dtype, plans, rounds, kinds, modes, given.alone, given.whole)
     rows, out = [], given.out or results_folder() / "residues.json"
     for side in sides:
         rows.append(measured(side, wanted))

@@ -1,7 +1,7 @@
 """Other projects' own tests with fmm installed: `python -m benchmarks.outside SUITE FOLDER --out FILE`.
 
 FOLDER is a checkout of the project's sources, of the version that is installed (for sklearn, the folder in which it is
-installed, which holds its tests). They run twice, in processes of their own: as they are, and under `python -m fmm`;
+installed, which holds its tests). They run twice, in processes side by side: as they are, and under `python -m fmm`;
 what fails only the second time is fmm's doing. With --plan every product of any size runs that plan, since products of
 tests are small, and would otherwise be left to the library.
 """
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +84,8 @@ def compared(without: Mapping[str, str], with_fmm: Mapping[str, str]) -> dict[st
 def command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more: Sequence[str]) -> list[str]:
     start = folder / suite.start
     under_fmm = ["-m", "fmm", "--install", suite.installed] if fmm else []
-    forced = ["-p", "benchmarks.forced_plan"] if fmm and plan else []
+    forced = ["-p", "benchmarks.in_workers"] if fmm else []
+    forced += ["-p", "benchmarks.forced_plan"] if fmm and plan else []
     chosen = ["-k", suite.select] if suite.select else []
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}", *forced, *chosen, *more]
     return [sys.executable, *under_fmm, "-m", "pytest", *options, *(str(start / name) for name in suite.files)]
@@ -123,7 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (given.folder / suite.start).is_dir():
         parser.error(f"{given.folder} has no folder {suite.start}")
     plan = str(Plan.parse(given.plan)) if given.plan else ""
-    without, with_fmm = (run(suite, given.folder.resolve(), fmm, plan, given.pytest) for fmm in (False, True))
+    with ThreadPoolExecutor(2) as both:
+        without, with_fmm = both.map(
+            lambda fmm: run(suite, given.folder.resolve(), fmm, plan, given.pytest), (False, True)
+        )
     found = compared(without, with_fmm)
     told = {"suite": given.suite, "plan": plan, "versions": versions(), **found}
     told["environment"] = environment(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])

@@ -48,11 +48,12 @@ from fmm.config import files, locate
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.candidates import candidate_plans
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import usual_growth
+from fmm.perfmodel.choose import Limits, usual_growth
 from fmm.perfmodel.stability import expected_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
-from fmm.runtime.decide import Decision
+from fmm.runtime.decide import Decision, decide
+from fmm.runtime.devices import cuda_device
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 from fmm.tuner.trials.environment import device_folder, environment
 
@@ -65,7 +66,8 @@ MORE = 2  # plans of the first family
 FAR = 1.35  # times the least predicted time: beyond, a plan is not tried
 PATIENCE = 4.0  # seconds of first calls, which compile, after which no other plan is tried on a shape
 COMPILING = 25.0  # seconds that are waited for compilers before anything is measured, unless told
-AHEAD = 300  # shapes for which they work: more are not measured in a minute
+ROOM = 32 << 30  # bytes of workspace that a plan may need whose kernels are compiled
+AHEAD = 240  # shapes for which they work: more are not measured in a minute
 DIGITS = 5  # of the seconds that are kept
 
 Shape = tuple[str, str, Size]  # type, kind, sides
@@ -154,10 +156,11 @@ class Gpu:
         return elapsed(call, repeats)
 
     def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
-        calls = []
+        calls, device = list[tuple[str, Plan, Size]](), cuda_device(0)
         for dtype, _, size in wanted[:AHEAD]:
+            limits = Limits(ROOM, device.error_growth, emulation=not dtype.endswith(OWN))
             with self.as_type(dtype):
-                decision = fmm.plan(*size, dtype=element_type(dtype), device=0)
+                decision = decide(Problem(*size, element_type(dtype)), limits, device)
             tried = tried_plans("cuda", size, dtype, decision, whole)
             calls += [(element_type(dtype), plan, size) for plan in tried]
         with working_ahead(0, list(call_jobs(calls))) as ahead:

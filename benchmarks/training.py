@@ -130,14 +130,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=usual)
     given = parser.parse_args(arguments)
-    runs = {dtype: measured(given, dtype) for dtype in given.dtypes.split(",")}
-    told = {"runs": runs, "torch": torch.__version__}
-    told["environment"] = environment(["python -m benchmarks.training", *(arguments or sys.argv[1:])])
-    given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    for dtype, run in runs.items():
+    runs: dict[str, dict[str, Any]] = {}
+    for dtype in given.dtypes.split(","):
+        run = runs[dtype] = measured(given, dtype)
+        told = {"runs": runs, "torch": torch.__version__}
+        told["environment"] = environment(["python -m benchmarks.training", *(arguments or sys.argv[1:])])
+        given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in run["seconds"].items())
         print(f"{dtype}: {seconds}; losses apart by {run['apart']:.2e}, noise {run['noise']:.2e}")
-        print(*run["products"], sep="\n")
+        print(*run["products"], sep="\n", flush=True)
     return int(any(run["apart"] > 2 * run["noise"] for run in runs.values()))
 
 

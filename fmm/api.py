@@ -6,12 +6,11 @@ import math
 import sys
 from collections.abc import Mapping
 from numbers import Complex, Integral, Real
-from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.kinds import type_name
+from fmm.arrays.kinds import array_in_words, on_device, type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
 from fmm.arrays.pick import PLAIN_TYPES, cupy_library, library_of
@@ -28,6 +27,8 @@ from fmm.runtime.gemm import OPS, Update, gemm_explained, gemm_product
 from fmm.runtime.gram import HALVES, GramRequest, Half, gram_explained, gram_product, known_gram
 from fmm.runtime.left_to_vendor import SMALL_BYTES, just_left_to_vendor, left_to_vendor, small_enough_for_numpy
 from fmm.runtime.limits import NO_WISHES, Wishes, memory_share
+from fmm.runtime.out_of_core import product as out_of_core
+from fmm.runtime.out_of_core.product import CudaMachine
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand, unwrapped
 from fmm.runtime.semiring import Method, PathRequest, all_shortest_paths, minplus_product
 
@@ -48,6 +49,8 @@ def matmul(
     max_error_growth: float | None = None,
     workspace: int | None = None,
     componentwise: bool = False,
+    device: str | int | None = None,
+    progress: bool = False,
     **more: Any,
 ) -> Any:
     """The matrix product of two arrays, as numpy.matmul computes it, but faster where a fast algorithm pays.
@@ -65,7 +68,14 @@ def matmul(
         Choose only plans that need at most this many bytes of temporaries (half of the free memory unless given).
     componentwise
         Every entry is to be right beside its own size, as the vendor's are, not only beside the largest ones.
+    device
+        A CUDA device (0, "cuda:0") that is to multiply NumPy's arrays: they are streamed through it, however large.
+    progress
+        With device: show a bar on stderr if that will take ten seconds or more.
     """
+    if device is not None:
+        wishes = _wishes(plan, max_error_growth, workspace, componentwise)
+        return _product_on(device, a, b, out, _options(casting, order, dtype, more), wishes, bool(progress))
     if plan is None and max_error_growth is None and workspace is None and not componentwise and not more:
         # The shortest ways: products of small matrices take ten microseconds or less.
         kind, usual = type(a), dtype is None and order == "K" and casting == "same_kind"
@@ -76,33 +86,39 @@ def matmul(
                 return numpy_matmul(a, b, out=out, casting=casting, order=order, dtype=dtype)
             library = NUMPY if usual else NUMPY.with_options(_options(casting, order, dtype, more))
             return call.product(library, a, b, out, NO_WISHES)
-        if usual and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None and type(out) in (NoneType, kind):
-            return _plain_product(known, a, b, out)
+        if usual and type(b) is kind and (known := PLAIN_TYPES.get(kind)) is not None:
+            if out is None:
+                return _plain_product(known, a, b)
+            if type(out) is kind and _left_to_torch(known, a, b):
+                return known.vendor(a, b, out)
     options = _options(casting, order, dtype, more)
     return _product(a, b, out, options, _wishes(plan, max_error_growth, workspace, componentwise))
 
 
-def _plain_product(library: Library, a: Any, b: Any, out: Any) -> Any:
-    """The product of two of CuPy's arrays or of torch's tensors, perhaps in a third one, of which nothing else is
-    asked."""
+def _left_to_torch(library: Library, a: Any, b: Any) -> bool:
+    """Are they tensors whose product is torch's own for certain? (CuPy does not ask on which device the result is, so
+    that somebody has to look at its arrays.)"""
+    own = library.differentiable and not library.watched() and not library.lacks(a)
+    return own and left_to_vendor(library, a, b)
+
+
+def _plain_product(library: Library, a: Any, b: Any) -> Any:
+    """The product of two of CuPy's arrays or of torch's tensors, of which nothing else is asked."""
     if library.watched():
-        return _recorded_product(a, b, out, NO_WISHES)
+        return _recorded_product(a, b, None, NO_WISHES)
     try:
         small = a.nbytes * b.nbytes < SMALL_BYTES
     except RuntimeError:  # sparse tensors have no such numbers
         small = False
     if small or left_to_vendor(library, a, b):
         try:
-            if out is None:
-                return library.quick_vendor(a, b)
-            if library.differentiable:
-                return library.vendor(a, b, out)
+            return library.quick_vendor(a, b)
         except RuntimeError:
             if not library.lacks(a):
                 raise
     if library.differentiable:
-        return _torch_gradients().product(a, b, out, NO_WISHES)
-    return call.product(library, a, b, out, NO_WISHES)
+        return _torch_gradients().product(a, b, None, NO_WISHES)
+    return call.product(library, a, b, None, NO_WISHES)
 
 
 def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes) -> Any:
@@ -117,6 +133,30 @@ def _product(a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishe
     if library.differentiable:
         return _torch_gradients().product(a, b, out, wishes)
     return call.product_of_any(library, a, b, out, wishes)
+
+
+def _product_on(
+    device: str | int, a: Any, b: Any, out: Any, options: Mapping[str, Any], wishes: Wishes, progress: bool
+) -> Any:
+    """The product on a device: arrays on the host are streamed through it, those that are there stay there."""
+    machine = _machine_for(device, a, b, _single(out))
+    if machine is None:
+        return _product(a, b, out, options, wishes)
+    return out_of_core.host_product(NUMPY.with_options(options), a, b, _single(out), machine, wishes, progress)
+
+
+def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> CudaMachine | None:
+    """The device through which arrays of the host are to be streamed; None if they are where they are to be."""
+    on_cpu = device == "cpu"
+    number = 0 if on_cpu else devices.cuda_index(device)
+    library = library_of(a, b, out)
+    if library is NUMPY:
+        if not on_cpu:
+            _device(device, number)  # where there is none, this says so
+        return None if on_cpu else CudaMachine(number)
+    if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
+        raise ValueError(f"a is {array_in_words(a)}: to device={device!r} fmm.matmul moves NumPy's arrays alone")
+    return None
 
 
 def prepare(x: Any, /, *, side: Side = "right") -> PreparedOperand:
@@ -331,12 +371,17 @@ def explain(
     max_error_growth: float | None = None,
     workspace: int | None = None,
     componentwise: bool = False,
+    device: str | int | None = None,
     **more: Any,
 ) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
     wishes, out = _wishes(plan, max_error_growth, workspace, componentwise), _single(out)
+    machine = None if device is None else _machine_for(device, a, b, out)
+    options = _options(casting, order, dtype, more)
+    if machine is not None:
+        return out_of_core.explained(NUMPY.with_options(options), a, b, out, machine, wishes)
     a, b, wishes = unwrapped(a, b, wishes)
-    library = library_of(a, b, out).with_options(_options(casting, order, dtype, more))
+    library = library_of(a, b, out).with_options(options)
     found: Decision
     if library.differentiable:
         found = _torch_gradients().explained(a, b, out, wishes)

@@ -16,10 +16,10 @@ import numpy as np
 
 from fmm.api import gemm, matmul
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
-from fmm.kernels.plans.level_steps import LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.level_steps import Mirror, Place, Sum
+from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.rescaling import LineExponents, Rescaled
-from fmm.kernels.plans.walk import Operands, Triple
+from fmm.kernels.plans.walk import PlainMachine, Triple
 
 Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nobody wrote yet
 Key = Any
@@ -35,7 +35,7 @@ class Cell:
 
 
 @dataclass
-class ChunkTasks:
+class ChunkTasks(PlainMachine):
     """The tasks that a walk asked for. `name` begins their keys, `chunk_plan` says how two chunks are multiplied."""
 
     name: str
@@ -55,17 +55,13 @@ class ChunkTasks:
     def part(self, x: Grid, place: Place) -> Grid:
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
 
-    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        return {}
-
     def sum(self, step: Sum, reads: Sequence[Grid], writes: Sequence[Grid]) -> None:
         if isinstance(step, LineExponents | Rescaled):
             raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
-        places = [np.ndindex(write.shape) for write in writes]
         made: list[tuple[Grid, tuple[int, ...], Cell | None]] = []
         known: dict[tuple[int, ...], list[Cell | None]] = {}
-        for output, write, spots in zip(step.program.outputs, writes, places, strict=True):
-            for spot in spots:
+        for output, write in zip(step.program.outputs, writes, strict=True):
+            for spot in np.ndindex(write.shape):
                 if spot not in known:
                     known[spot] = self._values(step.program, [_cell(read, spot) for read in reads])
                 made.append((write, spot, known[spot][output]))
@@ -88,16 +84,6 @@ class ChunkTasks:
     def mirror(self, step: Mirror, source: Grid, dest: Grid) -> None:
         raise NotImplementedError("half products of chunks")
 
-    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        return False
-
-    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        return False
-
-    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        for product in products:
-            run(product)
-
     # ---- tasks
 
     def fitted(self, cell: Cell | None, rows: int, cols: int) -> Cell:
@@ -106,6 +92,18 @@ class ChunkTasks:
         if (cell.rows, cell.cols) == (rows, cols):
             return cell
         return self._task(rows, cols, resized_chunk, cell.key, rows, cols)
+
+    def rename(self, names: Mapping[Key, Key]) -> None:
+        """Give chunks of the table other keys, wherever they are read."""
+
+        def own(x: Any) -> Any:
+            if isinstance(x, list):
+                return [own(y) for y in x]
+            return names.get(x, x) if isinstance(x, tuple) else x
+
+        table = {names.get(key, key): (function, *map(own, rest)) for key, (function, *rest) in self.table.items()}
+        self.table.clear()
+        self.table.update(table)
 
     def _values(self, program: AdditionProgram, inputs: list[Cell | None]) -> list[Cell | None]:
         """The inputs, and what each line of the program makes; None counts as zeros."""

@@ -88,12 +88,15 @@ def _paying_plan(x: Any, y: Any, on_device: bool, limit: float) -> Plan:
     rate = rates.known_rate(x.dtype.name) if rates else None
     if rate is None:
         return VENDOR
+    chunk = max(m * k, k * n, m * n) * x.dtype.itemsize
     for plan in map(_grid_plan, GRID_PLANS):
-        counts = cost(plan, *grid, 1)
-        saved = np.prod(grid, dtype=float) - sum(np.prod(size, dtype=float) * times for size, times in counts.leaves)
-        moved = (counts.bytes_read + counts.bytes_written) * max(m * k, k * n, m * n) * x.dtype.itemsize
-        multiplications = saved * DTYPES[x.dtype.name].flops * m * k * n
-        if multiplications / rate.flops > moved / LINK and expected_growth(plan, x.dtype.name) <= limit:
+        counts = cost(plan, *grid, 1)  # of chunks
+        fewer = np.prod(grid, dtype=float) - sum(np.prod(size, dtype=float) * times for size, times in counts.leaves)
+        # What a task reads may be another worker's, what it makes stays where it is; a product reads two chunks.
+        fetched = max(counts.bytes_read - 2 * fewer, 0) * chunk / LINK
+        sums = (counts.bytes_read + counts.bytes_written) * chunk / rates.stream if rates else 0.0
+        saved = fewer * DTYPES[x.dtype.name].flops * m * k * n / rate.flops
+        if saved > fetched + sums and expected_growth(plan, x.dtype.name) <= limit:
             return plan
     return VENDOR
 
@@ -105,10 +108,11 @@ def _tasks(x: Any, y: Any, dtype: np.dtype[Any], above: Plan, inside: str | None
     grids = _cells(x), _cells(y)
     result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
+    names: dict[Any, Any] = {}  # each chunk of the result is one that a step makes, and no other's
     for i, j in np.ndindex(result.shape):
         made: Any = result[i, j]
-        found = tasks.fitted(made, x.chunks[0][i], y.chunks[1][j])
-        tasks.table[(name, i, j)] = (_same, found.key)
+        names[tasks.fitted(made, x.chunks[0][i], y.chunks[1][j]).key] = (name, i, j)
+    tasks.rename(names)
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)
@@ -123,7 +127,3 @@ def _cells(array: Any) -> Grid:
 
 def _places(chunks: Any) -> Iterator[Any]:
     return product(enumerate(chunks[0]), enumerate(chunks[1]))
-
-
-def _same(chunk: Any) -> Any:
-    return chunk

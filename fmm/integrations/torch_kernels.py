@@ -1,4 +1,4 @@
-"""torch's products below autograd: aten::mm, addmm, bmm, baddbmm and their out forms, on CUDA devices or on the host.
+"""torch's products below autograd: aten::mm, addmm, bmm, baddbmm and their other forms, on CUDA devices or on the host.
 
 A kernel of ours stands at the dispatcher's key of the device, and torch's own is kept: it answers whatever no plan
 makes faster. Gradients, nn.Linear, mixed precision, checkpoints, sharded tensors and the like come down to these
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -34,12 +35,14 @@ from fmm.integrations.places import CannotInstallError
 from fmm.integrations.report import noted, reporting
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import call
+from fmm.runtime.gemm import Update, gemm_product
 from fmm.runtime.left_to_vendor import SMALL, SMALL_HALF, SMALL_UNALIGNED, just_left_to_vendor, remember_vendor
 from fmm.runtime.left_to_vendor import small_enough_for_vendor as small_enough
 from fmm.runtime.limits import NO_WISHES
 from fmm.runtime.prepare import prepared
 
 Undo = Callable[[], None]
+PRODUCT = Update()
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,11 @@ class Operator:
     axes: int  # of both operands
     question: str  # its schema in the library fmm_hook
     first: int = 0  # where the left operand stands among the arguments
+    in_place: bool = False  # does the result take the place of what is added?
 
 
-_ADDED = "Tensor added, Tensor a, Tensor b, Scalar beta, Scalar alpha"
+_FACTORS = "Tensor a, Tensor b, Scalar beta, Scalar alpha"
+_ADDED = f"Tensor added, {_FACTORS}"
 OPERATORS = (
     Operator("mm", 2, "mm(Tensor a, Tensor b) -> Tensor?"),
     Operator("mm.out", 2, "mm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
@@ -60,8 +65,10 @@ OPERATORS = (
     Operator("bmm.out", 3, "bmm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
     Operator("addmm", 2, f"addmm({_ADDED}) -> Tensor?", 1),
     Operator("addmm.out", 2, f"addmm_out({_ADDED}, Tensor(a!) out) -> Tensor?", 1),
+    Operator("addmm_", 2, f"addmm_(Tensor(a!) added, {_FACTORS}) -> Tensor?", 1, True),
     Operator("baddbmm", 3, f"baddbmm({_ADDED}) -> Tensor?", 1),
     Operator("baddbmm.out", 3, f"baddbmm_out({_ADDED}, Tensor(a!) out) -> Tensor?", 1),
+    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) added, {_FACTORS}) -> Tensor?", 1, True),
 )
 
 
@@ -104,15 +111,22 @@ def own_kernels(key: str) -> dict[str, Any]:
 _passing = threading.local()
 
 
-def own_product(a: Any, b: Any, out: Any = None) -> Any:
-    """torch.matmul that comes down to torch's own kernels, as if nothing were installed."""
-    if is_compiling():
-        return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+@contextmanager
+def own_kernels_answer() -> Iterator[None]:
+    """Whatever this thread asks torch for: as if nothing were installed."""
     before, _passing.on = getattr(_passing, "on", False), True
     try:
-        return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+        yield
     finally:
         _passing.on = before
+
+
+def own_product(a: Any, b: Any, out: Any = None) -> Any:
+    """torch.matmul that comes down to torch's own kernels."""
+    if is_compiling():
+        return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+    with own_kernels_answer():
+        return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
 
 
 _installed: list[Undo] = []
@@ -175,30 +189,41 @@ class Answers:
 
     def product(self, a: Any, b: Any, out: Any = None) -> Any:
         """A product of two matrices, or of two stacks of as many; None: torch's own kernel is to answer."""
-        if self._not_now():
+        return None if self._not_now() else self._answer(a, b, out)
+
+    def sum_with_product(self, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
+        """beta * added + alpha * a @ b, or None.
+
+        Alpha is a factor of the plan's last sums, and so is beta where the sum takes the place of what is added. Else
+        that is added in one pass over the product.
+        """
+        if self._not_now() or not (_can_be_added(added, a, b) and _are_factors(alpha, beta, a)):
             return None
+        if beta and out is not None and _same_place(added, out):
+            return self._answer(a, b, out, Update(alpha, beta))
+        c = self._answer(a, b, out if beta == 0 else None, Update(alpha))
+        if c is None or beta == 0:
+            return c
+        return torch.add(c, added, alpha=beta, out=c if out is None else out)
+
+    def _answer(self, a: Any, b: Any, out: Any, update: Update = PRODUCT) -> Any:
+        """alpha a b + beta out, or None."""
         if self.hook is None and not reporting() and self._quick_no(a, b):
             return None
         if not plain_operands(a, b) or not (out is None or takes(out, a, b)):
             return None
         a, b = without_marks(a, b)
-        noted(
-            f"torch.{'mm' if a.dim() == 2 else 'bmm'}", a, b, lambda: call.explained(self.library, a, b, out, NO_WISHES)
-        )
-        ready = prepared(self.library, a, b, out, NO_WISHES)
+        wishes = NO_WISHES._replace(asked=update.asked) if update != PRODUCT else NO_WISHES
+        noted(f"torch.{'mm' if a.dim() == 2 else 'bmm'}", a, b, lambda: call.explained(self.library, a, b, out, wishes))
+        ready = prepared(self.library, a, b, out, wishes)
         if ready.plan is None or (ready.plan == VENDOR and ready.decision.trial is None):
-            remember_vendor(self.library, a, b, ready.decision)
+            if update == PRODUCT:
+                remember_vendor(self.library, a, b, ready.decision)
             return None
-        return call.product(self.library, a, b, out, NO_WISHES)
-
-    def sum_with_product(self, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
-        """beta * added + alpha * a @ b, or None."""
-        if self._not_now():
-            return None
-        if not plain_operands(a, b) or not _can_be_added(added, a, b) or not (out is None or takes(out, a, b)):
-            return None
-        c = self.product(a, b)
-        return None if c is None else joined(c, added, beta, alpha, c if out is None else out)
+        if update == PRODUCT:
+            return call.product(self.library, a, b, out, wishes)
+        with own_kernels_answer():  # whatever torch is asked for meanwhile
+            return gemm_product(self.library, a, b, out if update.beta else None, out, update, NO_WISHES)
 
     def _not_now(self) -> bool:
         """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls? Then it is not
@@ -208,7 +233,13 @@ class Answers:
             self.hook.only_now()
         return declined
 
+    def sum_in_place(self, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
+        """The same in the place of what is added."""
+        return self.sum_with_product(added, a, b, beta, alpha, added)
+
     def answer(self, row: Operator) -> Callable[..., Any]:
+        if row.in_place:
+            return self.sum_in_place
         return self.sum_with_product if row.first else self.product
 
     def _quick_no(self, a: Any, b: Any) -> bool:
@@ -317,11 +348,12 @@ def _can_be_added(added: Any, a: Any, b: Any) -> bool:
     )
 
 
-def joined(c: Any, added: Any, beta: Any, alpha: Any, into: Any) -> Any:
-    """beta * added + alpha * c in one pass over c, or two if neither factor is one; with beta = 0 nothing is added,
-    not even NaN."""
-    if beta == 0:
-        return c if alpha == 1 and into is c else torch.mul(c, alpha, out=into)
-    if beta == 1:
-        return torch.add(added, c, alpha=alpha, out=into)
-    return torch.add(c if alpha == 1 else c.mul_(alpha), added, alpha=beta, out=into)
+def _are_factors(alpha: Any, beta: Any, a: Any) -> bool:
+    """Numbers by which torch would multiply such a matrix."""
+    factors = alpha, beta
+    return not any(isinstance(x, bool) or (isinstance(x, complex) and not a.is_complex()) for x in factors)
+
+
+def _same_place(x: Any, y: Any) -> bool:
+    """Are they one matrix, in the same memory?"""
+    return bool(x.shape == y.shape and x.stride() == y.stride() and x.data_ptr() == y.data_ptr())

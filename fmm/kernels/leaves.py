@@ -25,7 +25,8 @@ from fmm.kernels.cuda.products.residue_planes import (
     DOUBLE_LEAVES,
     PRODUCTS,
     SINGLE_LEAVES,
-    WHOLE_LEAF,
+    SUMMED,
+    WHOLE_LEAVES,
     residue_scratch,
     whole_scratch,
 )
@@ -33,7 +34,7 @@ from fmm.kernels.cuda.products.residue_planes import kept_room as kept_residues
 from fmm.kernels.cuda.products.tile_sizes import PRESETS, SMALL_TYPES, SUMMING
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE, DIGITS_RATE, WHOLE_RATE = "f16x3", "digits-{}", "residues-{}"  # in a calibration
+F16X3_RATE, DIGITS_RATE = "f16x3", "digits-{}"  # in a calibration
 LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
 
@@ -184,20 +185,27 @@ RESIDUES = tuple(
     for name, counts in leaves.items()
 )
 
-WHOLE = Leaf(
-    WHOLE_LEAF,
-    "integers exactly, by products of 8-bit integers modulo as many numbers as their type and the inner dimension need",
-    ("cuda",),
-    (),
-    types_alone=INTEGERS,
-    call="three or four launches",
-    starts=4,
-    scratch_of=whole_scratch,
-    orders=(),
-    forms=("alone",),
-    unprobed=("alone",),
-    rate=WHOLE_RATE,
-)
 
-for _row in (VENDOR, LT, TILE, SMALL, F16X3, WHOLE, *RESIDUES, VENDOR3M, DIGITS):
+def _whole_leaf(name: str, levels: int) -> Leaf:
+    below = f", with {PRODUCTS**levels} in the place of {8**levels} by Strassen's algorithm" if levels else ""
+    return Leaf(
+        name,
+        "integers exactly, by products of 8-bit integers modulo as many numbers as their type and the inner dimension "
+        f"need{below}",
+        ("cuda",),
+        (),
+        types_alone=SUMMED if levels else INTEGERS,
+        call="one to four launches",
+        starts=4,
+        scratch_of=partial(whole_scratch, levels),
+        orders=(),
+        forms=("alone",),
+        unprobed=("alone",),
+        rate=f"{name}-{{}}",
+    )
+
+
+WHOLE = tuple(_whole_leaf(name, levels) for name, levels in WHOLE_LEAVES.items())
+
+for _row in (VENDOR, LT, TILE, SMALL, F16X3, *WHOLE, *RESIDUES, VENDOR3M, DIGITS):
     register_leaf(_row)

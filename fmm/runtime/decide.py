@@ -7,7 +7,8 @@ known of it otherwise; else the vendor. Whatever the layouts of a problem, it is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_doubt
 from fmm.perfmodel.papers.hasa_rule import hasa_choice
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import bound_in_words, expected_growth
+from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem
 from fmm.runtime import online
 from fmm.runtime.devices import Device
@@ -279,6 +281,20 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
             raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
     check_type(plan, problem.dtype)
     check_products(plan, *problem.size)
+
+
+def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
+    """How long the model expects the product to take by the best of these plans within the workspace, or by the vendor;
+    0 where it knows nothing of the device. (Choosing among all plans would take a thousand times as long.)"""
+    known = calibration_of(problem, limits, device)
+    if known is None or problem.dtype not in known.rates:
+        return 0.0
+    found = [quick_prediction(VENDOR, problem, known).seconds]
+    for plan in plans:
+        with suppress(PlanError):  # it cannot be done at these sides
+            if estimated_workspace(plan, problem) <= limits.workspace:
+                found.append(quick_prediction(plan, problem, known).seconds)
+    return min(found)
 
 
 # ---- instead of a plan that could not run

@@ -48,6 +48,17 @@ def test_products_of_all_grids(size: tuple[int, int, int], chunks: Any, dtype: s
     np.testing.assert_allclose(found.compute(scheduler="sync"), a @ b, rtol=tolerance, atol=tolerance)
 
 
+def test_a_level_over_the_grid_where_chunks_are_large() -> None:
+    """The products that it saves take longer than fetching and adding chunks: more so the larger these are."""
+
+    def products_of(chunk: int) -> int:
+        x = da.zeros((4 * chunk, 4 * chunk), chunks=chunk)
+        graph = dict(products.matmul(x, x).__dask_graph__())
+        return sum("multiplied_chunks" in repr(task) for task in graph.values())
+
+    assert [products_of(chunk) for chunk in (64, 1024, 4096, 8192)] == [64, 64, 56, 56]
+
+
 def test_seven_products_of_chunks_for_eight() -> None:
     """Counted in the graph: (4/2)^3 products in each of seven blocks, for 4^3."""
     x = da.ones((64, 64), chunks=16)

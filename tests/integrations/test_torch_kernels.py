@@ -52,16 +52,16 @@ def asked(
 ) -> Iterator[list[tuple[int, ...]]]:
     """Installed at the device's key; of which left operands Python was asked."""
     questions: list[tuple[int, ...]] = []
-    own = torch_kernels.Answers.product
+    own = torch_kernels.Answers._answer
 
-    def product(self: Any, a: Any, b: Any, out: Any = None) -> Any:
+    def answer(self: Any, a: Any, *rest: Any) -> Any:
         questions.append(tuple(a.shape))
-        return own(self, a, b, out)
+        return own(self, a, *rest)
 
     for name in ("SMALL", "SMALL_HALF", "SMALL_UNALIGNED"):
         monkeypatch.setattr(torch_kernels, name, 16**3)
     monkeypatch.setattr(torch_kernels, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
-    monkeypatch.setattr(torch_kernels.Answers, "product", product)
+    monkeypatch.setattr(torch_kernels.Answers, "_answer", answer)
     undo = torch_kernels.install_at("CUDA" if device == "cuda" else "CPU", compiled)
     try:
         yield questions
@@ -138,6 +138,40 @@ def test_nothing_is_added_of_what_is_ignored(device: str, asked: list[Any], plan
     expected = x + a @ a
     same(torch.addmm(x, a, a, out=x), expected)  # the sum stands where one of its terms stood
     assert plans_run
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "in_place", "passes"),
+    [(1, 1, False, 1), (-2.5, 0.5, False, 1), (3, 0, False, 0), (3, 0, True, 0), (-2.5, 0.5, True, 0), (1, 1, True, 0)],
+)
+def test_factors_cost_no_pass_and_what_is_added_one_at_most(
+    alpha: float,
+    beta: float,
+    in_place: bool,
+    passes: int,
+    device: str,
+    asked: list[Any],
+    plans_run: list[Plan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, a = drawn(device), drawn(device)
+    expected = beta * x + alpha * (a @ a)
+    made: list[str] = []
+
+    def counted(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*operands: Any, **options: Any) -> Any:
+            made.append(name)
+            return own(*operands, **options)
+
+        return called
+
+    for name in ("add", "mul"):
+        monkeypatch.setattr(torch, name, counted(name, getattr(torch, name)))
+    before = len(plans_run)
+    found = x.addmm_(a, a, beta=beta, alpha=alpha) if in_place else torch.addmm(x, a, a, beta=beta, alpha=alpha)
+    assert (len(made), len(plans_run)) == (passes, before + 1)
+    same(found, expected)
+    assert (found is x) == in_place
 
 
 def test_conjugates_are_multiplied_as_such(device: str, asked: list[Any], plans_run: list[Plan]) -> None:

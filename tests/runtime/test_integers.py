@@ -269,6 +269,12 @@ def test_random_products_as_the_command_draws_them(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "80 random products of integers, all equal to Python's\n"
 
 
+@pytest.mark.slow
+def test_random_products_in_several_processes(capfd: pytest.CaptureFixture[str]) -> None:
+    assert random_integers.main(["--device", "cpu", "--count", "20", "--workers", "2"]) == 0
+    assert capfd.readouterr().out == 2 * "10 random products of integers, all equal to Python's\n"
+
+
 def test_the_command_finds_a_wrong_entry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def wrong(x: random_integers.Drawn, plan: str) -> Any:
         found = multiply_on_host(x, plan)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,11 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fmm
-from fmm.dtypes import INTEGERS
+from fmm.dtypes import INTEGERS, RINGS
+from fmm.kernels.cuda.products.residue_planes import SUMMED
 from tests.support.integers import Array, by_python, drawn, laid_out
 
 SIDES = 1, 2, 3, 15, 16, 17, 48, 64, 129, 160
-PLANS = {"cpu": ("digits", "winograd > digits"), "cuda": ("residues",)}
+PLANS = {"cpu": ("digits", "winograd > digits"), "cuda": ("residues", "residuesx7")}
+TYPES = {"winograd > digits": RINGS, "residuesx7": SUMMED}  # of those that do not multiply all integers
 SMALL, ENTRIES = 20_000, 40  # multiplications up to which all entries are computed by Python; else so many are
 LONG = 131072  # an inner dimension that is longer than any sum in 32 bits may be
 
@@ -97,7 +100,7 @@ def multiply_on_device(x: Drawn, plan: str) -> Array:
 def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device: str) -> str:
     """What is wrong with a product; empty: nothing."""
     x = draw_product(seed)
-    plan = PLANS[device][0 if x.dtype == "bool" else seed % len(PLANS[device])]
+    plan = next(plan for plan in (PLANS[device][seed % 2], PLANS[device][0]) if x.dtype in TYPES.get(plan, INTEGERS))
     found, expected = multiply(x, plan), expected_product(x)
     if found.dtype != x.dtype or not np.array_equal(found, expected):
         return f"seed {seed}: {x} by {plan} differs from NumPy's product"
@@ -106,13 +109,26 @@ def first_difference(seed: int, multiply: Callable[[Drawn, str], Array], device:
     return ""
 
 
+def in_parts(given: argparse.Namespace) -> int:
+    """By so many processes, each of which says how many it has done."""
+    each = -(-given.count // given.workers)
+    command = [sys.executable, "-m", "tests.support.random_integers", "--device", given.device]
+    command += ["--count", str(each), "--seconds", str(given.seconds), "--seed"]
+    seeds = range(given.seed, given.seed + each * given.workers, each)
+    parts = [subprocess.Popen([*command, str(seed)]) for seed in seeds]
+    return max([part.wait() for part in parts])
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="0", help="cpu, or the number of a CUDA device")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0, help="of the first product")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share them")
     given = parser.parse_args(arguments)
+    if given.workers > 1:
+        return in_parts(given)
     kind, multiply = ("cpu", multiply_on_host) if given.device == "cpu" else ("cuda", multiply_on_device)
     if kind == "cuda":
         import cupy
@@ -122,12 +138,11 @@ def main(arguments: list[str]) -> int:
     for seed in range(given.seed, given.seed + given.count):
         if time.monotonic() > end:
             break
-        said = first_difference(seed, multiply, kind)
-        if said:
+        if said := first_difference(seed, multiply, kind):
             print(said)
             return 1
         done += 1
-    print(f"{done} random products of integers, all equal to Python's")
+    print(f"{done} random products of integers, all equal to Python's", flush=True)
     return 0 if done else 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,9 +10,9 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.arena import Arena
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.level_steps import Asked, LevelSteps, Mirror, Place, Product, ProductWithSums, Sum
+from fmm.kernels.plans.level_steps import Asked, Mirror, Place, Sum
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.walk import Operands, Triple, walk_plan
+from fmm.kernels.plans.walk import PlainMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
@@ -56,7 +56,7 @@ def execute_plan(
 
 
 @dataclass(frozen=True)
-class ArrayMachine:
+class ArrayMachine(PlainMachine):
     """A machine on arrays: BLAS has no beta for sums, every sum is a step of its own, and products take turns (a
     backend may still run them side by side)."""
 
@@ -77,9 +77,6 @@ class ArrayMachine:
     def part(self, x: Array, place: Place) -> Array:
         found = x[place.row : place.row + place.rows, place.col : place.col + place.cols]
         return getattr(found, _PARTS[place.part]) if place.part else found
-
-    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        return {}
 
     def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         self.backend.sum(step, list(reads), list(writes))
@@ -111,13 +108,3 @@ class ArrayMachine:
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.backend.mirror(step, source, dest)
-
-    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        return False
-
-    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        return False
-
-    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        for product in products:
-            run(product)

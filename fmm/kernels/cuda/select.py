@@ -21,7 +21,7 @@ from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sum_launches, pl
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches
 from fmm.kernels.cuda.products.f16x3_vendor import vendor_steps
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAF, whole_moduli
+from fmm.kernels.cuda.products.residue_planes import WHOLE_LEAVES, whole_moduli
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op
 from fmm.kernels.cuda.products.residues import kept_launches as kept_residues
 from fmm.kernels.cuda.products.small import small_launch
@@ -200,7 +200,8 @@ def _residues(op: GemmOp, dtype: str, target: Target) -> ResidueOp | None:
     """None where it is the vendor's."""
     if not target.chip.has_warpgroups:
         return None
-    counts = (whole_moduli(dtype, op.k), 0) if DTYPES[dtype].exact else RESIDUE_LEAVES[op.use.leaf.name]
+    name = op.use.leaf.name
+    counts = (whole_moduli(dtype, op.k), WHOLE_LEAVES[name]) if name in WHOLE_LEAVES else RESIDUE_LEAVES[name]
     return residue_op(op, dtype, *counts, target.chip.multiprocessors, target.divides)
 
 
@@ -215,7 +216,7 @@ SELECTORS: dict[str, Selector] = {
     "tile": _by_own_kernel,
     "small": _by_small_tiles,
     "f16x3": _by_three_planes,
-    **dict.fromkeys((WHOLE_LEAF, *RESIDUE_LEAVES), _by_residues),
+    **dict.fromkeys((*WHOLE_LEAVES, *RESIDUE_LEAVES), _by_residues),
 }
 
 

@@ -82,6 +82,23 @@ class Machine(Protocol):
         """Run independent products of this type, as many at a time as the machine likes."""
 
 
+class PlainMachine:
+    """What a machine answers that has no kernels: sums as they come, nothing fused, and products in turns."""
+
+    def order_of_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return {}
+
+    def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
+        return False
+
+    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+        return False
+
+    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+        for product in products:
+            run(product)
+
+
 def walk_plan(
     plan: Plan,
     operands: Operands,

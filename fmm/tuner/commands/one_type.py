@@ -25,6 +25,7 @@ from fmm.tuner.trials.record import Header, Size, Trials, Tuning
 
 INTERRUPTED = 130
 COARSE = "coarse"
+SAMPLED = 0.75  # the share of a tuning's time in which samples are taken; the rest warms up, checks, fits
 PATIENCE = 0.5  # seconds that a first pass waits for kernels, before it is another type's turn
 
 
@@ -41,6 +42,11 @@ class Job:
     @property
     def planned(self) -> Effort:
         return self.device.efforts[self.effort]
+
+    @property
+    def expected(self) -> float:
+        """Seconds that it will take, as far as can be said before it has begun."""
+        return min(self.planned.seconds / SAMPLED, self.planned.most)
 
     @property
     def waits_for_kernels(self) -> bool:
@@ -85,7 +91,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     patience = PATIENCE if job.waits_for_kernels else float("inf")
     known = past.trials if past else ()
     journal = Journal(header.run, job.device, known, trials.add, limit, waits=waits, patience=patience)
-    progress.begin(f"{job.dtype} ({job.effort}):", job.planned.seconds)
+    progress.begin(f"{job.dtype} ({job.effort}):", job.expected)
     journal.on_sample = progress.sample
     outcome, full = _measured(journal, job, trials, None if past else header)
     progress.gained(job.dtype, outcome.section)

@@ -73,7 +73,7 @@ def _all(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> int:
     """Every job in turn; at the end it is said for which types nothing was found that can be used."""
     if options.resume:
         jobs = _unfinished(jobs, Trials(trials_path(path))) or jobs
-    left, lacking, planned = options.time_limit, dict[tuple[str, str], str](), [job.planned.seconds for job in jobs]
+    left, lacking, planned = options.time_limit, dict[tuple[str, str], str](), [job.expected for job in jobs]
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
             stack.enter_context(device.ahead([job.dtype for job in jobs if job.device is device]))

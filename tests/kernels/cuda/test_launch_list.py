@@ -15,7 +15,7 @@ from fmm.kernels.cuda.device_code.read import header_text
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import LaunchList, Turn, VendorCall
 from fmm.kernels.cuda.products.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.residue_planes import SINGLE_LEAVES
+from fmm.kernels.cuda.products.residue_planes import SINGLE_LEAVES, WHOLE_LEAVES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import ALIGNED, Alignment
 from fmm.kernels.plans.leaf import LEAVES, LeafUse
@@ -166,15 +166,18 @@ CASES = (
         for name in RESIDUE_LEAVES
     ),
     Case("oz14", "float64", ("cuBLAS, not oz14, because only compute capability 9.0 has its",), on=A100),
-    Case(
-        "residues",
-        "int32",
-        (
-            "residue_planes: turns",
-            "residue_planes: residues of A and B",
-            "gemm_residues: ",
-            "residue_join: int32 by 10",
-        ),
+    *(
+        Case(
+            name,
+            "int32",
+            (
+                "residue_planes: turns",
+                "residue_planes: residues of A and B",
+                "gemm_residues: ",
+                "residue_join: int32 by 10",
+            ),
+        )
+        for name in WHOLE_LEAVES
     ),
     # Where C may get an inf or NaN that the classical product lacks.
     Case(
@@ -230,7 +233,7 @@ def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
 @pytest.mark.parametrize("use", USES, ids=str)
 def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
     found = list(lists(use, on))
-    assert found or (use.leaf.name == "residues" and on is not H200)  # integers, of which no vendor has all
+    assert found or (use.leaf.name in WHOLE_LEAVES and on is not H200)  # integers, of which no vendor has all
     for launches in found:
         steps = [step for step in launches.steps if not isinstance(step, Turn)]
         said = [line.split(" x ", 1) if line[0].isdigit() else ("1", line) for line in launches.describe()]

@@ -74,7 +74,7 @@ OWN = [
     "oz8x7",
 ]
 REAL = (*GPU, *OWN)
-WHOLE = ["residues"]  # of integers on a GPU
+WHOLE = ["residues", "residuesx7"]  # of integers on a GPU
 EXACT = [*(plan.replace("vendor", "digits") for plan in CPU[1:]), "digits"]  # of integers, which are not tuned
 LEAVES = [plan for plan in REAL if " > " not in plan]
 # Of complex numbers, which no probe of a tuning measures either.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from fmm.tuner.commands.one_type import Job
 from fmm.tuner.commands.progress import Bar, best_gain, shown_progress, spelled_seconds
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.effort import EFFORTS, GPU_EFFORTS
@@ -56,6 +57,13 @@ def test_no_gain_is_no_text() -> None:
 def test_where_nothing_was_certified_the_model_says_what_is_gained() -> None:
     """A quick tuning of a CPU measures no product that is large enough for an entry."""
     assert best_gain(tuned.section(), "float64") == "from 256 on"
+
+
+def test_what_is_expected_is_no_more_than_may_be() -> None:
+    """Samples are most of a tuning's time, but not all of it."""
+    for effort, planned in EFFORTS.items():
+        expected = Job(CpuDevice(), "float64", (), effort).expected
+        assert planned.seconds < expected <= planned.most
 
 
 def test_nobody_who_looks_sees_nothing(monkeypatch: Any) -> None:

@@ -26,7 +26,9 @@ SINGLE_LEAVES = {
     f"oz{moduli}{suffix}": (moduli, levels) for moduli in (7, 8, 9) for levels, suffix in enumerate(("", "x7"))
 }
 LEAVES = DOUBLE_LEAVES | SINGLE_LEAVES
-WHOLE_LEAF = "residues"  # of integers
+# Of integers: how many levels are below; and those of which sums of two fit in 64 bits, and that are more than a byte.
+WHOLE_LEAVES = {"residues": 0, "residuesx7": 1}
+SUMMED = ("int16", "int32", "uint16", "uint32")
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,10 @@ def whole_moduli(dtype: str, k: int) -> int:
     return 1 if kind.itemsize == 1 else moduli_needed(bits, bits, k)
 
 
-def whole_scratch(itemsize: int, m: int, k: int, n: int, count: int) -> int:
+def whole_scratch(levels: int, itemsize: int, m: int, k: int, n: int, count: int) -> int:
     """Bytes of workspace for a batch of products of integers of so many bytes."""
     needed = max(whole_moduli(name, k) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
-    return max(Residues(*size, count, needed, 0, itemsize).scratch for size in ((m, k, n), (n, k, m)))
+    return max(Residues(*size, count, needed, levels, itemsize).scratch for size in ((m, k, n), (n, k, m)))
 
 
 def residue_scratch(item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:

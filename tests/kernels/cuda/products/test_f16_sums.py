@@ -77,23 +77,25 @@ def test_elsewhere_none_does() -> None:
     assert ALIGNED and other is not split
 
 
-LEVELS = [
-    "strassen",
-    pytest.param("strassen^2", marks=pytest.mark.slow),
-    pytest.param("strassen^3", marks=pytest.mark.slow),
+SLOW = pytest.mark.slow
+COMPILED = [
+    ("strassen", "sm_90a"),
+    *(pytest.param(f"strassen^{depth}", "sm_90a", marks=SLOW) for depth in (2, 3)),
+    *(pytest.param("strassen^2", name, marks=SLOW) for name in ("sm_80", "sm_89", "sm_100", "sm_120")),
 ]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_no_sum_leaves_the_registers(level: str) -> None:
+@pytest.mark.parametrize(("level", "architecture"), COMPILED)
+def test_no_sum_leaves_the_registers(level: str, architecture: str) -> None:
     nvrtc()
-    found = [x for op in splits(f"{level}.batched.pad16", square(1024)) for x in plane_sum_launches(op, DIVIDES)]
+    made = splits(f"{level}.batched.pad16", square(1024), H200 if architecture == "sm_90a" else A100)
+    found = [x for op in made for x in plane_sum_launches(op, DIVIDES)]
     told = ("fmm::planes::Extent", "fmm::planes::Bounds<{}>", "fmm::planes::Told<fmm::Parameters<2, 0>>")
     jobs = []
     for i, launch in enumerate(found):
         name = told[i % 3].format(struct.unpack_from("<i", launch.parameters, 16)[0] and launch.grid[1])
         size = f"static_assert(sizeof({name}) == {len(launch.parameters)});"
-        jobs.append((launch.label, f"{launch.kernel.source}{size}\n", "sm_90a", ("--std=c++17",)))
+        jobs.append((launch.label, f"{launch.kernel.source}{size}\n", architecture, ("--std=c++17",)))
     for r in in_parallel(report, jobs):
         assert r.local == 0, r
 
@@ -145,7 +147,6 @@ def largest(op: PlaneSums, x: Array) -> Array:
     return found.view(np.int32)
 
 
-SLOW = pytest.mark.slow
 HOST_CASES = [
     ((264, 300, 136), "CC", H200),
     pytest.param((264, 300, 136), "FF", H200, marks=SLOW),

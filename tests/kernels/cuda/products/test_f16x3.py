@@ -307,6 +307,21 @@ def test_a_product_of_two_launches_is_begun_once() -> None:
     assert choose(problem, slow, Limits(1 << 36, 16.0)).best.plan.leaf == "f16x3"
 
 
+def test_what_splits_prepare_is_not_read_again() -> None:
+    """Of three passes over all operands of a batch, one over the blocks that they are sums of is left."""
+    known = datasheet("h200")
+    free = replace(known, rates={**known.rates, "f16x3": replace(known.rates["f16x3"], rows=0.0, cols=0.0)})
+    problem = Problem(16384, 16384, 16384, "float32")
+
+    def lost(text: str) -> float:
+        usual, without = (quick_prediction(Plan.parse(text), problem, x).products for x in (known, free))
+        return usual - without
+
+    turns, batch, two = (f"strassen{x}.pad16 > f16x3" for x in (".overlapped", ".batched", "^2.batched"))
+    assert lost(batch) == pytest.approx(lost(turns) * 4 / 21)
+    assert lost(two) == pytest.approx(lost(turns) * 7 / 4 * 16 / 147)
+
+
 def test_how_fast_the_vendors_products_of_planes_are() -> None:
     """What this way took on an H200 at 1024, 4096 and 8192, as a multiple of SGEMM's speed, the model knows about."""
     known = datasheet("h200")

@@ -22,6 +22,8 @@ from fmm.kernels.cuda.products.residue_planes import (
     DOUBLE_LEAVES,
     LEAVES,
     SINGLE_LEAVES,
+    SUMMED,
+    WHOLE_LEAVES,
     Residues,
     kept_room,
     whole_moduli,
@@ -72,7 +74,7 @@ ALIGNED = dict.fromkeys("ABCW", 256)  # what divides the addresses
 def op_of(problem: Problem, plan: str, divides: Mapping[str, int] = NOT_KNOWN) -> ResidueOp:
     op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
     exact = problem.type.exact
-    counts = (whole_moduli(op.dtype, op.k), 0) if exact else LEAVES[op.leaf]
+    counts = (whole_moduli(op.dtype, op.k), WHOLE_LEAVES[op.leaf]) if exact else LEAVES[op.leaf]
     made = residue_op(op, op.dtype, *counts, SMS, divides)
     assert made is not None
     return made
@@ -479,6 +481,27 @@ def test_extreme_integers(dtype: str) -> None:
         np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
         a[:, ::2] = y
         np.testing.assert_array_equal(run(a, b, "residues")[0], wrapped_product(a, b))
+
+
+@pytest.mark.parametrize("dtype", SUMMED)
+def test_levels_below_integers(dtype: str) -> None:
+    """Of any numbers, and of those whose sums are the largest."""
+    rng, info = np.random.default_rng(17), np.iinfo(dtype)
+    for (m, k, n), layouts in (((1, 1, 1), "CCC"), ((9, 40, 7), "CCF"), ((5, 21, 18), "FCC")):
+        a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
+        np.testing.assert_array_equal(run(a, b, "residuesx7", layouts)[0], wrapped_product(a, b))
+    for x, y in ((info.min, info.min), (info.min, info.max), (info.max, info.max)):
+        a, b = np.full((4, 64), x, dtype), np.full((64, 6), y, dtype)
+        np.testing.assert_array_equal(run(a, b, "residuesx7")[0], wrapped_product(a, b))
+        a[:, ::2] = y
+        a[:2] = x
+        np.testing.assert_array_equal(run(a, b, "residuesx7")[0], wrapped_product(a, b))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])
+def test_levels_below_are_for_integers_whose_sums_fit(dtype: str) -> None:
+    with pytest.raises(PlanError, match="residuesx7"):
+        record_launches(Plan.parse("residuesx7"), Problem(64, 64, 64, dtype), target_on(H200))
 
 
 def test_how_many_numbers_integers_need() -> None:

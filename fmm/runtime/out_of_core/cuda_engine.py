@@ -1,0 +1,93 @@
+"""A CUDA device as an engine of schedules: CuPy's arrays and products, on three streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import cupy
+import numpy as np
+
+from fmm.runtime.out_of_core.transfers import Array
+
+runtime = cupy.cuda.runtime
+Product = Callable[[Any, Any, Any, bool, int], None]  # of A, B, into C, added to it?, with so much workspace
+
+
+class CudaEvent:
+    def __init__(self, stream: Any) -> None:
+        self.event = cupy.cuda.Event(block=True, disable_timing=True)
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def happened(self) -> bool:
+        return bool(self.event.done)
+
+
+class PinnedBuffer:
+    """Host memory whose pages stay where they are."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = cupy.cuda.alloc_pinned_memory(nbytes)
+        self.bytes: Array = np.frombuffer(self.memory, np.uint8, nbytes)
+        self.sent: CudaEvent | None = None
+
+    def wait(self) -> None:
+        if self.sent is not None:
+            self.sent.wait()
+            self.sent = None
+
+
+class CudaEngine:
+    """The device of this number; `product` multiplies on the current stream."""
+
+    def __init__(self, number: int, product: Product) -> None:
+        self.number, self.product = number, product
+        with cupy.cuda.Device(number):
+            self.computing, self.sending, self.fetching = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        self.current = ExitStack()
+
+    def __enter__(self) -> CudaEngine:
+        self.current.enter_context(cupy.cuda.Device(self.number))
+        self.current.enter_context(self.computing)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.current.close()
+
+    def begin_thread(self) -> None:
+        cupy.cuda.Device(self.number).use()
+
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        memory = cupy.cuda.alloc(nbytes)
+        return int(memory.ptr), memory
+
+    def buffer(self, nbytes: int) -> PinnedBuffer:
+        return PinnedBuffer(nbytes)
+
+    def send(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
+        runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, runtime.memcpyHostToDevice, self.sending.ptr)
+        buffer.sent = CudaEvent(self.sending)
+
+    def fetch(self, address: int, nbytes: int, buffer: PinnedBuffer) -> None:
+        runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, runtime.memcpyDeviceToHost, self.fetching.ptr)
+        CudaEvent(self.fetching).wait()
+
+    def sent(self) -> CudaEvent:
+        return CudaEvent(self.sending)
+
+    def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+        memory = cupy.cuda.UnownedMemory(address, max(shape[0] * leading * dtype.itemsize, 1), self)
+        strides = (leading * dtype.itemsize, dtype.itemsize)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+
+    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> CudaEvent:
+        self.product(a, b, c, adds, workspace)
+        return CudaEvent(self.computing)
+
+    def finish(self) -> None:
+        for stream in (self.computing, self.sending, self.fetching):
+            stream.synchronize()

@@ -1,0 +1,341 @@
+"""fmm.matmul of NumPy's arrays on a CUDA device: what is asked, the schedule for it, and running that.
+
+What NumPy rejects or alone can multiply is left to it, as ever. All else is multiplied in the type that NumPy's product
+would have, tile by tile, each by the plan that fmm.matmul would choose for it on that device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import groupby
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from fmm.arrays.library import product_shape
+from fmm.arrays.numpy_library import NumpyLibrary
+from fmm.arrays.pick import cupy_library
+from fmm.config.environment import emulation_allowed
+from fmm.config.files import circumstances
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import Limits
+from fmm.problem import Problem, Shape
+from fmm.runtime import call
+from fmm.runtime.decide import Decision, decide, expected_seconds
+from fmm.runtime.devices import Device, cuda_device
+from fmm.runtime.gemm import Update, gemm_product
+from fmm.runtime.limits import Wishes
+from fmm.runtime.out_of_core.choose import DoesNotFitError, chosen_schedule
+from fmm.runtime.out_of_core.run import ScheduleRun
+from fmm.runtime.out_of_core.schedule import Multiply, Rates, Schedule, Times, spans
+from fmm.runtime.out_of_core.transfers import Array, Engine, Transfers, measured_rates
+from fmm.runtime.progress import shown_progress
+
+SHARE = 0.9  # of the device's free memory
+SPARED = 64 << 20  # bytes of it that are left in any case
+STEPS = 3  # bits of a number of bytes that count: so that what is chosen for one is found again
+SMALLER = 0.7  # of the room, if there was less memory than it seemed
+ATTEMPTS = 4
+
+
+class Machine(Protocol):
+    """A device on which schedules run."""
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def rates(self) -> Rates: ...
+
+    def free_bytes(self) -> int: ...
+
+    def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]: ...
+
+    @property
+    def out_of_memory(self) -> type[BaseException]: ...
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What a product comes to: its schedule, how long it is expected to take, and the bytes for its tiles' products."""
+
+    schedule: Schedule
+    times: Times
+    workspace: int
+    dtype: str
+
+
+# ---- what is asked
+
+
+def host_product(
+    library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, wishes: Wishes, progress: bool = False
+) -> Any:
+    """What NumPy's matmul returns or raises, multiplied on the device."""
+    a, b = plain(a), plain(b)
+    dtype, shape = _type(library, a, b, out), product_shape(a.shape, b.shape)
+    if not dtype or shape is None:
+        return library.vendor(a, b, out)
+    target = plain(out)
+    if out is None or any(np.may_share_memory(x, target) for x in (a, b)):
+        target = library.new_array(library.result_operand(a, b, shape, dtype))
+    for x, y, z in matrices(a, b, target):
+        _stream(x, y, z, dtype, machine, wishes, progress)
+    if out is None:
+        return library.returned(target)
+    if not np.may_share_memory(target, out):
+        library.copy(target, out)
+    return out
+
+
+def explained(library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, wishes: Wishes) -> Decision:
+    """What `host_product` would do, and why."""
+    a, b = plain(a), plain(b)
+    dtype, shape = _type(library, a, b, out), product_shape(a.shape, b.shape)
+    if not dtype or shape is None:
+        return Decision(VENDOR, None, f"NumPy answers: {library.setting(a, b, out).refusal or 'nothing to multiply'}")
+    found = list(matrices(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
+    (m, k), n = found[0][0].shape, found[0][1].shape[1]
+    streamed = _streamed((m, k, n), dtype, machine, wishes, room(machine))
+    return _decision(streamed, machine, wishes, len(found))
+
+
+def plain(x: Any) -> Any:
+    """What is mapped from a file as the array that it is; what NumPy makes arrays of, as such."""
+    if isinstance(x, np.memmap):
+        return x.view(np.ndarray)
+    return x if x is None or isinstance(x, np.ndarray) else np.asanyarray(x)
+
+
+def _type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
+    """The product's; empty where NumPy is to answer. (Of float16, NumPy's BLAS has no products, but a device has.)"""
+    setting, shape = library.setting(a, b, plain(out)), product_shape(a.shape, b.shape)
+    if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
+        return ""
+    if not setting.refusal and setting.dtype in DTYPES:
+        return str(setting.dtype)
+    arrays = [a, b] if out is None else [a, b, plain(out)]
+    halves = all(type(x) is np.ndarray and x.dtype == np.float16 for x in arrays) and not library.options
+    return "float16" if halves and (out is None or out.flags.writeable) else ""
+
+
+def matrices(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """The products of two matrices that together fill c; a stack times one matrix is one, where its rows are so."""
+    if a.ndim == 1:
+        c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
+    if b.ndim == 1:
+        c = np.expand_dims(c, -1)
+    a, b = a if a.ndim > 1 else a[None, :], b if b.ndim > 1 else b[:, None]
+    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and c.flags.c_contiguous:
+        yield a.reshape(-1, a.shape[-1]), b, c.reshape(-1, c.shape[-1])
+        return
+    stack = c.shape[:-2]
+    a, b = (np.broadcast_to(x, stack + x.shape[-2:]) for x in (a, b))
+    for index in np.ndindex(*stack):
+        yield a[index], b[index], c[index]
+
+
+# ---- the schedule
+
+
+def room(machine: Machine) -> int:
+    """Bytes of the device that a product may take, in round numbers."""
+    free = int(min(machine.free_bytes() * SHARE, machine.free_bytes() - SPARED))
+    return _rounded(free)
+
+
+def _rounded(nbytes: int) -> int:
+    step = 1 << max(nbytes.bit_length() - STEPS - 1, 0)
+    return max(nbytes, 0) // step * step
+
+
+def _streamed(size: Shape, dtype: str, machine: Machine, wishes: Wishes, nbytes: int) -> Streamed:
+    return _chosen(size, dtype, nbytes, machine.rates, machine.device, wishes, circumstances())
+
+
+@lru_cache(maxsize=256)
+def _chosen(
+    size: Shape, dtype: str, nbytes: int, rates: Rates, device: Device, wishes: Wishes, settings: Hashable
+) -> Streamed:
+    """(`settings`: what else plans are chosen by.)"""
+    limits = _limits(wishes, nbytes // 2, device)
+    plans = {wishes.plan} if wishes.plan else _tile_plans(size, dtype, limits, device)
+
+    @lru_cache(maxsize=4096)
+    def tile_seconds(tile: Shape, within: Limits) -> float:
+        m, k, n = tile
+        return expected_seconds(plans, Problem(m, k, n, dtype), within, device)
+
+    def product_time(left: int) -> Callable[[Shape], float]:
+        within = _limits(wishes, left, device)
+        return lambda tile: tile_seconds(tile, within)
+
+    schedule, times = chosen_schedule(size, dtype, nbytes, rates, product_time)
+    return Streamed(schedule, times, _workspace(wishes, nbytes - schedule.memory), dtype)
+
+
+# Shares of the three sides: what tiles may be like. Of these, plans are chosen, and compared for all other tiles.
+TILES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
+
+
+def _tile_plans(size: Shape, dtype: str, limits: Limits, device: Device) -> set[Plan]:
+    shapes = {tuple(max(int(side * share), 1) for side, share in zip(size, shares, strict=True)) for shares in TILES}
+    return {decide(Problem(m, k, n, dtype), limits, device).plan for m, k, n in shapes}
+
+
+def _workspace(wishes: Wishes, left: int) -> int:
+    """Bytes that a tile's product may take, of so many that are left."""
+    return _rounded(left) if wishes.workspace is None else min(wishes.workspace, left)
+
+
+def _limits(wishes: Wishes, left: int, device: Device) -> Limits:
+    growth = device.error_growth if wishes.error_growth is None else wishes.error_growth
+    return Limits(_workspace(wishes, left), growth, emulation_allowed(), wishes.componentwise)
+
+
+def _decision(streamed: Streamed, machine: Machine, wishes: Wishes, count: int) -> Decision:
+    """That of the tiles' product which takes most of the time, and the schedule around it."""
+    steps, device = streamed.schedule.products, machine.device
+    largest = max(steps, key=lambda step: prod(step.size))
+    limits = _limits(wishes, streamed.workspace, device)
+    found = call.planned(Problem(*largest.size, streamed.dtype), limits, device, wishes.plan)
+    needed = streamed.schedule.memory + found.workspace
+    lines = tuple(described(streamed, machine.rates, needed))
+    times = () if count == 1 else (f"so it is done {count} times, for each product of the stack",)
+    why = f"for the largest of {len(steps)} products of tiles: {found.reason}"
+    return replace(found, reason=why, kernels=(*lines, *times, *found.kernels))
+
+
+def described(streamed: Streamed, rates: Rates, memory: int) -> Iterator[str]:
+    """A schedule in words."""
+    schedule, times, gib = streamed.schedule, streamed.times, 1 << 30
+    cut, (m, k, n) = schedule.cut, schedule.size
+    blocks = -(-m // cut.rows) * -(-n // cut.cols)
+    yield (
+        f"streamed: C of {m} x {n} in {_counted(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner side in pieces"
+        f" of {_lengths(k, cut.pieces)}, each block finished in bands of {_lengths(cut.rows, cut.bands)}"
+    )
+    of_a, of_b, of_c = map(len, schedule.slots.values())
+    yield (
+        f"on the device: {_counted(of_a, 'tile')} of A, {of_b} of B, {_counted(of_c, 'block')} of C:"
+        f" {schedule.memory / gib:.2f} GiB, with the workspace {memory / gib:.2f} GiB"
+    )
+    yield (
+        f"moved: {schedule.bytes_loaded / gib:.2f} GiB there at {rates.to_device / 1e9:.1f} GB/s,"
+        f" {schedule.bytes_stored / gib:.2f} GiB back at {rates.to_host / 1e9:.1f} GB/s"
+    )
+    yield (
+        f"predicted: {times.seconds:.3g} s (products {times.computing:.3g}, beside them {times.loading:.3g} there and"
+        f" {times.storing:.3g} back)"
+    )
+
+
+def _lengths(total: int, lengths: Sequence[int]) -> str:
+    """What it is cut into: 4096 + 12288, or 16 times 4096."""
+    found = [last - first for first, last in spans(total, lengths)]
+    runs = [(length, len(list(run))) for length, run in groupby(found)]
+    return " + ".join(f"{length}" if times == 1 else f"{times} times {length}" for length, times in runs)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+# ---- running it
+
+
+def _stream(a: Array, b: Array, c: Array, dtype: str, machine: Machine, wishes: Wishes, progress: bool) -> None:
+    if c.flags.f_contiguous and not c.flags.c_contiguous:  # C's transpose lies row by row
+        a, b, c = b.T, a.T, c.T
+    size = a.shape[0], a.shape[1], b.shape[1]
+    nbytes = room(machine)
+    for attempt in range(ATTEMPTS):
+        streamed = _streamed(size, dtype, machine, wishes, nbytes)
+        try:
+            _run(streamed, a, b, c, machine, wishes, progress)
+            return
+        except machine.out_of_memory as error:
+            if attempt == ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
+                raise
+        nbytes = _rounded(int(nbytes * SMALLER))
+
+
+def _run(streamed: Streamed, a: Array, b: Array, c: Array, machine: Machine, wishes: Wishes, progress: bool) -> None:
+    schedule, dtype = streamed.schedule, np.dtype(streamed.dtype)
+    with machine.engine(wishes) as engine:
+        transfers = Transfers(engine, schedule.longest_row)
+        try:
+            total = sum(prod(step.size) for step in schedule.products)
+            with shown_progress(total, progress, streamed.times.seconds) as advance:
+                run = ScheduleRun(schedule, engine, transfers, dtype, streamed.workspace)
+                run.multiply(a, b, c, partial(_note, advance))
+        finally:
+            transfers.close()
+
+
+def _note(advance: Any, step: Multiply) -> None:
+    advance(prod(step.size))
+
+
+# ---- CUDA devices
+
+
+@dataclass(frozen=True)
+class CudaMachine:
+    """The CUDA device of this number, by CuPy."""
+
+    number: int
+
+    @property
+    def device(self) -> Device:
+        return cuda_device(self.number)
+
+    @property
+    def rates(self) -> Rates:
+        return _cuda_rates(self.number)
+
+    @property
+    def out_of_memory(self) -> type[BaseException]:
+        return cupy_library().out_of_memory
+
+    def free_bytes(self) -> int:
+        return cupy_library().free_bytes(self.number)
+
+    def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]:
+        made: AbstractContextManager[Engine] = _cuda_engine()(
+            self.number, partial(_tile_product, cupy_library(), wishes)
+        )
+        return made
+
+
+def _cuda_engine() -> Any:
+    """The class, whose module loads CuPy."""
+    from fmm.runtime.out_of_core.cuda_engine import CudaEngine
+
+    return CudaEngine
+
+
+def _tile_product(library: Any, wishes: Wishes, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> None:
+    """C = A B, or C = A B + C, of arrays on the device."""
+    own = wishes._replace(workspace=workspace)
+    if adds:
+        gemm_product(library, a, b, c, c, Update(1, 1), own)
+    else:
+        call.product(library, a, b, c, own)
+
+
+@lru_cache(maxsize=16)
+def _cuda_rates(number: int) -> Rates:
+    with CudaMachine(number).engine(Wishes()) as engine:
+        transfers = Transfers(engine, 0)
+        try:
+            return measured_rates(engine, transfers, time.perf_counter)
+        finally:
+            engine.finish()
+            transfers.close()

@@ -1,0 +1,168 @@
+"""A schedule run on an engine: one thread has tiles loaded, one has bands stored, the caller's multiplies.
+
+Each does its steps in their order, as soon as what they wait for is done. Whatever is raised in one of them, Ctrl-C
+included, ends all three before it leaves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fmm.runtime.out_of_core.schedule import Load, Multiply, Schedule, Store, Tile, padded
+from fmm.runtime.out_of_core.transfers import Array, Engine, Event, Place, Transfers
+
+Done = Callable[[Multiply], None]
+
+
+class EndedError(RuntimeError):
+    """Another thread has failed, and says why."""
+
+
+class _Outcomes:
+    """What has become of each step."""
+
+    def __init__(self, count: int) -> None:
+        self.begun = [threading.Event() for _ in range(count)]
+        self.events: dict[int, Event] = {}
+        self.failure: BaseException | None = None
+
+    def note(self, step: int, event: Event | None = None) -> None:
+        """It is done, or will be when this has happened."""
+        if event is not None:
+            self.events[step] = event
+        self.begun[step].set()
+
+    def wait(self, step: int) -> None:
+        self.begun[step].wait()
+        if self.failure is not None:
+            raise EndedError
+        if (event := self.events.get(step)) is not None:
+            event.wait()
+
+    def fail(self, error: BaseException) -> None:
+        if self.failure is None and not isinstance(error, EndedError):
+            self.failure = error
+        for flag in self.begun:
+            flag.set()
+
+
+class ScheduleRun:
+    """One product C = A B of matrices on the host. `workspace`: bytes that a tile's product may take."""
+
+    def __init__(
+        self, schedule: Schedule, engine: Engine, transfers: Transfers, dtype: np.dtype[Any], workspace: int
+    ) -> None:
+        self.schedule, self.engine, self.transfers = schedule, engine, transfers
+        self.dtype, self.workspace = dtype, workspace
+        self.outcomes = _Outcomes(len(schedule.steps))
+
+    def multiply(self, a: Array, b: Array, c: Array, done: Done | None = None) -> None:
+        """`done` hears of products as they end."""
+        self.host = {"A": a, "B": b, "C": c}
+        self.turned = {name: lies_by_columns(x) for name, x in self.host.items() if name != "C"}
+        self.starts, memory = self._slots()
+        workers = [threading.Thread(target=self._all_of, args=(kind,), daemon=True) for kind in (Load, Store)]
+        try:
+            for worker in workers:
+                worker.start()
+            self._products(done)
+            for worker in workers:
+                worker.join()
+        except BaseException as error:
+            self.outcomes.fail(error)
+            self.transfers.ended = True
+            raise self.outcomes.failure or error from None
+        finally:
+            self.outcomes.fail(EndedError())
+            for worker in workers:
+                if worker.ident is not None:
+                    worker.join()
+            self.engine.finish()
+            del memory
+        if self.outcomes.failure is not None:
+            raise self.outcomes.failure
+
+    # ---- memory of the device
+
+    def _slots(self) -> tuple[dict[str, list[int]], Any]:
+        """Where each slot begins."""
+        address, memory = self.engine.allocate(self.schedule.memory)
+        found: dict[str, list[int]] = {}
+        for name, sizes in self.schedule.slots.items():
+            found[name] = []
+            for nbytes in sizes:
+                found[name].append(address)
+                address += nbytes
+        return found, memory
+
+    def _place(self, name: str, slot: int, length: int) -> Place:
+        return Place(self.starts[name][slot], padded(length, self.dtype.itemsize), self.dtype)
+
+    def _tile(self, tile: Tile, slot: int) -> tuple[Array, Place]:
+        """On the host and on the device, its lines in rows on both."""
+        host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
+        host = host.T if self.turned[tile.name] else host
+        return host, self._place(tile.name, slot, host.shape[1])
+
+    # ---- the three
+
+    def _all_of(self, kind: type[Load] | type[Store]) -> None:
+        """In a thread of its own."""
+        try:
+            self.engine.begin_thread()
+            for number, step in enumerate(self.schedule.steps):
+                if isinstance(step, kind):
+                    for other in step.after:
+                        self.outcomes.wait(other)
+                    self.outcomes.note(number, self._load(step) if isinstance(step, Load) else self._store(step))
+        except BaseException as error:
+            self.outcomes.fail(error)
+
+    def _load(self, step: Load) -> Event:
+        return self.transfers.load(*self._tile(step.tile, step.slot))
+
+    def _store(self, step: Store) -> Event | None:
+        band = self.host["C"][slice(*step.rows), slice(*step.cols)]
+        place = self._place("C", step.slot, band.shape[1]).at_row(step.inside)
+        self.transfers.store(place, band)
+        return None
+
+    def _products(self, done: Done | None) -> None:
+        running: list[tuple[Multiply, Event]] = []
+        for number, step in enumerate(self.schedule.steps):
+            if isinstance(step, Multiply):
+                for other in step.after:
+                    self.outcomes.wait(other)
+                event = self._product(step)
+                self.outcomes.note(number, event)
+                running.append((step, event))
+                while done and running and running[0][1].happened():
+                    done(running.pop(0)[0])
+        for step, event in running:
+            event.wait()
+            if done:
+                done(step)
+
+    def _product(self, step: Multiply) -> Event:
+        left, right = (
+            self._on_device(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
+        )
+        rows, _, cols = step.size
+        place = self._place("C", step.slots[2], cols).at_row(step.inside)
+        into = self.engine.matrix(place.address, (rows, cols), place.leading, self.dtype)
+        band = slice(step.inside, step.inside + rows)
+        return self.engine.multiply(left[band], right, into, step.adds, self.workspace)
+
+    def _on_device(self, tile: Tile, slot: int) -> Any:
+        host, place = self._tile(tile, slot)
+        found = self.engine.matrix(place.address, host.shape, place.leading, self.dtype)
+        return found.T if self.turned[tile.name] else found
+
+
+def lies_by_columns(x: Array) -> bool:
+    """Are the columns nearer to each other in memory than the rows?"""
+    return bool(abs(x.strides[0]) < abs(x.strides[1]))

@@ -1,0 +1,184 @@
+"""Copies between NumPy's arrays and a device, through buffers that the device can read and write by itself.
+
+An array of NumPy may lie anywhere, be mapped from a file, or hold numbers of another type. So each copy is made in two
+steps, by several threads at once, each with buffers of its own: between the array and a buffer by NumPy (which casts,
+and does not hold Python's lock), between the buffer and the device by the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import local
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fmm.kernels.cpu.thread_pool import usable_processors
+from fmm.runtime.out_of_core.schedule import Rates
+
+Array = np.ndarray[Any, np.dtype[Any]]
+CHUNK = 8 << 20  # bytes that are copied at a time, if rows are not longer
+MOST_THREADS = 8  # for one direction: more gain nothing
+BUFFERS = 2  # of a thread: one is filled while the other is read
+
+
+class Buffer(Protocol):
+    """Memory of the host that a device can read and write by itself."""
+
+    @property
+    def bytes(self) -> Array: ...
+
+    def wait(self) -> None:
+        """Until the device has read what was last sent from here."""
+
+
+class Event(Protocol):
+    """Something that a device does in its turn."""
+
+    def wait(self) -> None: ...
+
+    def happened(self) -> bool: ...
+
+
+class Engine(Protocol):
+    """A device as a schedule is run on it: it computes, and copies both ways, all three at the same time."""
+
+    def begin_thread(self) -> None:
+        """In a new thread, before anything else."""
+
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        """An address on the device, and what must live for as long as it is used."""
+        ...
+
+    def buffer(self, nbytes: int) -> Buffer: ...
+
+    def send(self, buffer: Buffer, nbytes: int, address: int) -> None:
+        """To the device, in its turn."""
+
+    def fetch(self, address: int, nbytes: int, buffer: Buffer) -> None:
+        """To the host, now."""
+
+    def sent(self) -> Event:
+        """That all which was sent so far has come."""
+        ...
+
+    def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+        """An array of the device's library; rows are contiguous, `leading` elements from one to the next."""
+        ...
+
+    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> Event:
+        """C = A B, or C = A B + C, in its turn; in so many bytes besides."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for everything, and be nobody's current stream."""
+
+
+class Place(NamedTuple):
+    """Where a matrix is on the device, its rows contiguous."""
+
+    address: int
+    leading: int
+    dtype: np.dtype[Any]
+
+    def at_row(self, row: int) -> Place:
+        return self._replace(address=self.address + row * self.row_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.leading * self.dtype.itemsize
+
+
+class Transfers:
+    """Threads that copy between arrays and one device."""
+
+    def __init__(self, engine: Engine, longest_row: int, threads: int = 0) -> None:
+        """`longest_row`: bytes, which a buffer must hold."""
+        self.engine, self.nbytes = engine, max(CHUNK, longest_row)
+        count = threads or max(1, min(usable_processors() // 2, MOST_THREADS))
+        self.pools = [
+            ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._begin_thread) for way in ("load", "store")
+        ]
+        self.own, self.ended = local(), False
+
+    def load(self, host: Array, place: Place) -> Event:
+        """A matrix to the device; what comes back happens when it is there."""
+        self._share_out(0, host, place, lambda rows: self._load_rows(host[rows], place.at_row(rows.start)))
+        return self.engine.sent()
+
+    def store(self, place: Place, host: Array) -> None:
+        """A matrix from the device, which is there when this returns."""
+        self._share_out(1, host, place, lambda rows: self._store_rows(place.at_row(rows.start), host[rows]))
+
+    def close(self) -> None:
+        """Without whatever has not begun."""
+        self.ended = True
+        for pool in self.pools:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    # ---- in the threads
+
+    def _load_rows(self, host: Array, place: Place) -> None:
+        if self.ended:
+            return
+        buffer = self._buffer()
+        np.copyto(self._as_rows(buffer, host, place), host, casting="unsafe")  # whether it may be cast was asked before
+        self.engine.send(buffer, host.shape[0] * place.row_bytes, place.address)
+
+    def _store_rows(self, place: Place, host: Array) -> None:
+        if self.ended:
+            return
+        buffer = self._buffer()
+        self.engine.fetch(place.address, host.shape[0] * place.row_bytes, buffer)
+        np.copyto(host, self._as_rows(buffer, host, place), casting="unsafe")
+
+    def _as_rows(self, buffer: Buffer, host: Array, place: Place) -> Array:
+        rows, cols = host.shape
+        strides = (place.row_bytes, place.dtype.itemsize)
+        return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
+
+    def _begin_thread(self) -> None:
+        self.engine.begin_thread()
+        self.own.buffers = [self.engine.buffer(self.nbytes) for _ in range(BUFFERS)]
+
+    def _buffer(self) -> Buffer:
+        """The one of this thread's that was in use longest ago, when it is free."""
+        buffers: list[Buffer] = self.own.buffers
+        buffers.append(buffers.pop(0))
+        buffers[-1].wait()
+        return buffers[-1]
+
+    def _share_out(self, way: int, host: Array, place: Place, task: Callable[[slice], None]) -> None:
+        """Rows in chunks, on all threads; what one of them raises is raised here."""
+        height = max(self.nbytes // place.row_bytes, 1)
+        all_done(self.pools[way].submit(task, rows) for rows in _chunks(host.shape[0], height))
+
+
+def _chunks(rows: int, height: int) -> Iterator[slice]:
+    for top in range(0, rows, height):
+        yield slice(top, min(top + height, rows))
+
+
+def all_done(futures: Iterator[Future[None]] | Sequence[Future[None]]) -> None:
+    for future in list(futures):
+        future.result()
+
+
+PROBED, ROUNDS = 256 << 20, 4  # bytes, and how often
+
+
+def measured_rates(engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBED) -> Rates:
+    """How fast arrays go there and come back, each alone: the best of a few times, since threads and pages are new."""
+    host = np.ones((nbytes >> 16, 1 << 13))
+    address, memory = engine.allocate(host.nbytes)
+    place, loads, stores = Place(address, host.shape[1], host.dtype), [1.0], [1.0]
+    for _ in range(ROUNDS):
+        began = clock()
+        transfers.load(host, place).wait()
+        there = clock()
+        transfers.store(place, host)
+        loads.append(host.nbytes / max(there - began, 1e-9))
+        stores.append(host.nbytes / max(clock() - there, 1e-9))
+    del memory
+    return Rates(max(loads), max(stores))

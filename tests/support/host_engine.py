@@ -1,0 +1,148 @@
+"""An engine of schedules that is no device: NumPy multiplies, in memory of its own, as slowly as it is told to.
+
+Copies are noted, sent ones come only when somebody waits for them, and nothing may be read that has not come: so a step
+that does not wait for what it needs is seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fmm.runtime.devices import Device
+from fmm.runtime.limits import Wishes
+from fmm.runtime.out_of_core.schedule import Rates
+from tests.support.devices import H200
+
+
+class HostEvent:
+    def __init__(self, begin: Callable[[], object] | None = None) -> None:
+        self.begin, self.lock, self.over = begin, threading.Lock(), begin is None
+
+    def wait(self) -> None:
+        with self.lock:
+            if not self.over and self.begin is not None:
+                self.begin()
+            self.over = True
+
+    def happened(self) -> bool:
+        return self.over
+
+
+class HostBuffer:
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = np.full(nbytes, 0xFF, np.uint8)  # NaN
+        self.waiting: HostEvent | None = None
+
+    def wait(self) -> None:
+        if self.waiting is not None:
+            self.waiting.wait()
+
+
+def all_over(events: Iterable[HostEvent]) -> None:
+    for event in events:
+        event.wait()
+
+
+def _after(other: HostEvent, begin: Callable[[], object]) -> HostEvent:
+    """What begins when the other is over."""
+
+    def both() -> None:
+        other.wait()
+        begin()
+
+    return HostEvent(both)
+
+
+@dataclass
+class HostEngine:
+    """`fails`: is asked with the name of each thing that is done, and may raise."""
+
+    fails: Callable[[str], None] = lambda what: None
+    workspaces: list[int] = field(default_factory=list)
+    allocated: list[int] = field(default_factory=list)
+    pending: list[HostEvent] = field(default_factory=list)
+    sent_bytes: int = 0
+    fetched_bytes: int = 0
+    latest: HostEvent = field(default_factory=HostEvent)  # of the products
+    finished: bool = False
+    lock: Any = field(default_factory=threading.Lock)
+
+    def begin_thread(self) -> None: ...
+
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        self.fails("allocate")
+        memory = np.full(nbytes + 512, 0xFF, np.uint8)
+        self.allocated.append(nbytes)
+        address = memory.ctypes.data
+        return address + -address % 512, memory
+
+    def buffer(self, nbytes: int) -> HostBuffer:
+        return HostBuffer(nbytes)
+
+    def send(self, buffer: Any, nbytes: int, address: int) -> None:
+        self.fails("send")
+        source = buffer.bytes.ctypes.data
+        event = buffer.waiting = HostEvent(lambda: ctypes.memmove(address, source, nbytes))
+        with self.lock:
+            self.sent_bytes += nbytes
+            self.pending.append(event)
+
+    def sent(self) -> HostEvent:
+        with self.lock:
+            events = list(self.pending)
+        return HostEvent(lambda: all_over(events))
+
+    def fetch(self, address: int, nbytes: int, buffer: Any) -> None:
+        self.fails("fetch")
+        ctypes.memmove(buffer.bytes.ctypes.data, address, nbytes)
+        with self.lock:
+            self.fetched_bytes += nbytes
+
+    def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+        nbytes = shape[0] * leading * dtype.itemsize
+        memory: Any = (ctypes.c_char * nbytes).from_address(address)
+        return np.ndarray(shape, dtype, memory, strides=(leading * dtype.itemsize, dtype.itemsize))
+
+    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> HostEvent:
+        self.fails("multiply")
+        self.workspaces.append(workspace)
+
+        def begin() -> None:
+            with np.errstate(all="ignore"):
+                found = np.matmul(a, b)
+                c[...] = c + found if adds else found
+
+        self.latest = _after(self.latest, begin)  # in their turn
+        return self.latest
+
+    def finish(self) -> None:
+        all_over([*self.pending, self.latest])
+        self.finished = True
+
+
+RATES = Rates(40e9, 40e9)
+
+
+@dataclass(frozen=True)
+class HostMachine:
+    """An H200 of so much memory, on which a host engine multiplies."""
+
+    memory: int
+    made: HostEngine = field(default_factory=HostEngine)
+    device: Device = H200
+    rates: Rates = RATES
+    out_of_memory: type[BaseException] = MemoryError
+
+    def free_bytes(self) -> int:
+        return self.memory
+
+    @contextmanager
+    def engine(self, wishes: Wishes) -> Iterator[HostEngine]:
+        yield self.made
