@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from numbers import Complex, Integral, Real
 from typing import Any, NamedTuple
 
@@ -441,6 +442,7 @@ def _device(device: str | int, number: int) -> devices.Device:
         raise ImportError(f"device={device!r} needs CuPy, which does not load: {error}") from error
 
 
+@lru_cache(maxsize=1)
 def _torch_gradients() -> Any:
     """The module in which torch's products begin, which loads torch."""
     from fmm.runtime.tensors import gradients

@@ -97,6 +97,14 @@ class CupyLibrary:
         target = out.shape, out.strides, out.dtype, out.data.device_id
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
+    def half_key(self, a: Any, out: Any) -> Hashable | None:
+        if self.options or type(a) is not ndarray:
+            return None
+        dtype = a.dtype
+        mode = get_compute_type(dtype) if get_compute_type is not None and dtype.kind in "fc" else 0
+        found = mode, a.shape, a.strides, dtype, current_device(), a.data.device_id
+        return found if out is None else (*found, out.shape, out.strides, out.dtype, out.data.device_id)
+
     def size_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0

@@ -149,6 +149,10 @@ class Library(Protocol):
         """Everything of the arrays and settings that a prepared call depends on, cheaply; None: not to be kept."""
         ...
 
+    def half_key(self, a: Any, out: Any) -> Hashable | None:
+        """The same of a matrix times its own transpose, more cheaply; None: not to be kept."""
+        ...
+
     def size_key(self, a: Any, b: Any) -> Hashable:
         """The little of it by which a product of two matrices is known again that is left to the library."""
         ...

@@ -65,12 +65,15 @@ def _modes_but_devices() -> bool:
 def plain_call(a: Any, b: Any, out: Any) -> bool:
     """Plain tensors on one device, and nothing that torch does to them behind the call: no transform of functions, no
     forward gradients, no mode that changes what a product is or forbids that its last digits differ."""
+    if calls_are_watched() or type(a) not in PLAIN:
+        return False
+    keys = dispatch_keys(a).raw_repr()
+    if b is not a:
+        if type(b) not in PLAIN or a.get_device() != b.get_device():
+            return False
+        keys |= dispatch_keys(b).raw_repr()
     return (
-        not calls_are_watched()
-        and type(a) in PLAIN
-        and type(b) in PLAIN
-        and plain_bits(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
-        and a.get_device() == b.get_device()
+        plain_bits(keys)
         and (out is None or writable(out, a))
         and forward_ad._current_level < 0
         and transform() is None

@@ -170,6 +170,7 @@ def _residue_leaf(name: str, dtype: str, moduli: int, levels: int) -> Leaf:
         # Fewer than the usual are less accurate than the vendor, more are slower. With two levels less is multiplied,
         # but splitting and joining take longer by more than that (an H200, up to 16384): for who names them.
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and levels < 2 else (),
+        halves=() if levels or dtype != "float64" else (dtype,),
         unprobed=("alone",) if dtype == "float32" else (),  # for who asks for less than the vendor's error
         relative_error=RESIDUE_ERRORS.get(moduli, 1.0),
         emulates=True,

@@ -208,6 +208,7 @@ HALF = {"float32": 0.51, "float64": 0.57}
 # The same by our own tiles, of very large ones, and how many rows cost as much again: of bfloat16 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384 there, of float64 0.58 at 8192 and 16384.
 HALF_BY_TILES = {"float64": (0.57, 128.0), "float16": (0.5, 800.0), "bfloat16": (0.5, 800.0)}
+HALF_OF_PLANES = 0.55, 256.0  # the same of a product by residues, splitting and joining in it
 WARPGROUPS = "9.0"  # the compute capability that has the kernel of three float16 products
 SIDE = 128.0  # rows and columns of C that one block of threads computes
 TILE = 128 * 128  # entries of C that one SM computes at a time
@@ -301,7 +302,9 @@ def _residue_products(half: Rate, stream: float, moduli: int, levels: int, item:
     split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
     join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost
     pipe, slots = join + levels * LEVEL_PIPE, half.fill / TILE * FILLED / 2
-    return Rate(flops, half.fill, pipe, split, split, tile=SIDE, slots=slots, start=RESIDUE_STARTS[levels])
+    found = Rate(flops, half.fill, pipe, split, split, tile=SIDE, slots=slots, start=RESIDUE_STARTS[levels])
+    share, edge = (1.0, 0.0) if levels else HALF_OF_PLANES
+    return replace(found, half_by_tiles=share, half_edge=edge)
 
 
 def _integers(rates: Mapping[str, Rate], stream: float) -> Iterator[tuple[str, Rate]]:

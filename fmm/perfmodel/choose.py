@@ -68,9 +68,8 @@ class Limits:
         """May the plan, with this expected growth of the error, be chosen? Who wants no more than the vendor's error
         wants it beside each entry of the product. (Who wants less of it than the vendor has can have that beside the
         norms of rows and columns alone.)"""
-        leaf = plan.leaf_use.leaf
         strict = not self.emulation or self.error_growth == 1
-        allowed = growth <= self.error_growth and not (strict and leaf.emulates)
+        allowed = growth <= self.error_growth and not (strict and plan.emulates)
         return allowed and not (self.componentwise and not bounds_entries(plan))
 
 
@@ -268,7 +267,7 @@ def _reason(best: Candidate, considered: tuple[Candidate, ...], calibration: Cal
     if fastest.plan == best.plan or not fastest.wins:
         return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
     what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
-    if fastest.plan.leaf_use.leaf.emulates and not limits.emulation:
+    if fastest.plan.emulates and not limits.emulation:
         what = "other types of numbers"
     elif limits.componentwise and not bounds_entries(fastest.plan):
         what = "a looser bound on the error of its entries"

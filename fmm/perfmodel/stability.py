@@ -276,7 +276,7 @@ def bounds_entries(plan: Plan) -> bool:
     again where that is not certain? Not where products are saved: then it is small beside the largest entries."""
     leaf = plan.leaf_use.leaf
     saves = leaf.saves_products or any(level.saves_products for level in plan.levels)
-    return not saves and (leaf.checks_entries or not leaf.emulates)
+    return not saves and (leaf.checks_entries or not plan.emulates)
 
 
 def bound_in_words(plan: Plan, componentwise: bool = False) -> str:

@@ -192,7 +192,7 @@ def _decided(asked: Question, problem: Problem, limits: Limits) -> tuple[Decisio
     device = asked.device
     if asked.plan is not None:
         check_runnable(asked.plan, problem, device.threads > 0)
-        checked = bounds_entries(asked.plan) and (limits.emulation or not asked.plan.leaf_use.leaf.emulates)
+        checked = bounds_entries(asked.plan) and (limits.emulation or not asked.plan.emulates)
         if limits.componentwise and not checked:
             raise PlanError(f"the plan {asked.plan} bounds no error entry by entry, as componentwise asks")
         unless = "" if asked.plan == VENDOR else f"; {INSTEAD_OF_GIVEN[device.threads > 0]}"

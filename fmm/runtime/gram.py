@@ -57,7 +57,7 @@ def gram_product(library: Library, a: Any, b: Any, out: Any, request: GramReques
 def known_gram(library: Library, a: Any, out: Any, rows: bool, fill: Half) -> Any:
     """The same of an array on a device, where nothing else is asked and a call like it was made a moment ago: no
     question is asked but whether memory is shared. None: the usual way."""
-    found = library.call_key(a, a, out)
+    found = library.half_key(a, out)
     if found is None:
         return None
     key = rows, fill, found, circumstances()

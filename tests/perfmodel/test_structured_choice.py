@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import datasheet
 from fmm.perfmodel.choose import Limits, choose, few_tiles_doubt
 from fmm.perfmodel.predict import quick_prediction
+from fmm.perfmodel.stability import bounds_entries
 from fmm.problem import Operation, Problem
 
 H200 = datasheet("H200")
@@ -81,3 +84,13 @@ def test_halves_of_middle_size_are_left_to_syrk(size: tuple[int, int]) -> None:
 def test_three_products_of_few_rows_and_a_long_inner_side(size: tuple[int, int, int]) -> None:
     """The vendor cuts such products along their inner side: 12 and 2 % were lost."""
     assert str(choose(Problem(*size, "complex128"), H200, LIMITS).best.plan) == "vendor"
+
+
+def test_halves_by_residues_are_no_candidates_without_emulation() -> None:
+    """Nor blocks on the diagonal by them: there they are chosen alone, where emulation is allowed."""
+    problem = Problem(8192, 8192, 8192, "float64", op="gram", fill="lower")
+    assert str(choose(problem, H200, replace(LIMITS, emulation=True)).best.plan) == "oz14"
+    found = choose(problem, H200, LIMITS)
+    assert not found.best.plan.emulates and not any(".oz" in str(c.plan) for c in found.considered)
+    assert Plan.parse("gram.oz14 > vendor").emulates and not bounds_entries(Plan.parse("gram.oz14 > vendor"))
+    assert not LIMITS.allow(Plan.parse("gram.oz14 > vendor"), 1.0)

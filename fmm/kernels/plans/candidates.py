@@ -199,9 +199,10 @@ def half_candidates(device: str) -> tuple[Plan, ...]:
     found = [VENDOR]
     of_halves = [leaf.name for leaf in leaves_on(device) if leaf.halves]
     found += [Plan(leaf=name) for name in of_halves]
+    own_halves = [name for name in of_halves if not Plan(leaf=name).emulates]
     for cuts in CUTS[device]:
         for plan in dict.fromkeys(inner):
-            others = [f".{name}" for name in of_halves] if plan.leaf == VENDOR.leaf else []
+            others = [f".{name}" for name in own_halves] if plan.leaf == VENDOR.leaf else []
             found += [Plan.parse(f"gram^{cuts}{by} > {plan}") for by in ("", *others)]
     return tuple(found)
 

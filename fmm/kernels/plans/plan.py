@@ -57,6 +57,11 @@ class Plan:
         return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.own_leaves)
 
     @property
+    def emulates(self) -> bool:
+        """Does it multiply in another type than it is asked for, if only blocks on the diagonal?"""
+        return any(use.leaf.emulates for use in self.leaf_uses)
+
+    @property
     def halving(self) -> bool:
         """Is it a plan of products that are their own adjoints, and of no others?"""
         return bool(self.levels) and self.levels[0].halving

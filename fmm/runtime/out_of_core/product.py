@@ -27,6 +27,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
 from fmm.runtime import call
+from fmm.runtime.card_sharers import processes_on
 from fmm.runtime.decide import Decision, decide, expected_seconds
 from fmm.runtime.devices import Device, cuda_device
 from fmm.runtime.gemm import Update, gemm_product
@@ -305,7 +306,7 @@ class CudaMachine:
         return cupy_library().out_of_memory
 
     def free_bytes(self) -> int:
-        return cupy_library().free_bytes(self.number)
+        return cupy_library().free_bytes(self.number) // processes_on(self.number)
 
     def engine(self, wishes: Wishes) -> AbstractContextManager[Engine]:
         made: AbstractContextManager[Engine] = _cuda_engine()(

@@ -164,8 +164,8 @@ FIGURES: Final = (
         "Huang et al., Figure 8: squares, rank-4096 updates and inner products",
         SWEEP,
         {"measured": quantity("tflops")},
-        "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. On this chip float32 has "
-        "four times the V100's rate and four times its bandwidth, so that break-even points are not far from theirs.",
+        "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. An H200 has four times a "
+        "V100's rate in float32 and five times its bandwidth, so that break-even points need not be far from theirs.",
         unit="effective TFLOPS",
         logarithmic=False,
     ),
@@ -174,8 +174,9 @@ FIGURES: Final = (
         "Huang et al., Figure 1: from which square on a code is faster than cuBLAS, and by how much at best",
         SWEEP,
         {"measured": _break_even},
-        "The reference breaks even at much smaller sizes here than in the paper, whose reference forms each sum by a "
-        "call of the library; ours forms them all in one pass. Break-even points are of the sizes that were measured.",
+        "Break-even points are of the sizes that were measured; a code that has none is slower than the vendor at the "
+        "largest of them, as both references are on a processor whose sides are an eighth of these. The paper's "
+        "reference forms each sum by a call of the library, ours all sums of a level in one pass.",
         PRINTED_1,
         keys=("number", "code"),
         x="code",
@@ -199,7 +200,7 @@ FIGURES: Final = (
         "Huang et al., Figure 10: strategies Huge and Small, one product after the other",
         Experiment("huang-fig10", ("strategy", "code", "n"), SIZES_10[-1], _strategies),
         {"measured": quantity("tflops")},
-        "The column V100 is the paper's model of its machine. As there, one level with Huge blocks beats none and two "
+        "The column V100 is the paper's model of its machine, by which one level with Huge blocks beats none and two "
         "levels at once are below both.",
         computed={"V100, modelled": _modelled},
         unit="effective TFLOPS",

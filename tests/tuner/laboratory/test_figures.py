@@ -170,11 +170,15 @@ PLANS = tuple(
 )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+THREE_PRODUCTS = Plan.parse("3m > strassen > vendor")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
 def test_the_contract_holds_on_small_products(dtype: str) -> None:
-    rows = growth.contract_rows(BENCH, 64, [dtype], (1,), PLANS, FAMILIES_SHOWN)
+    plans = (*PLANS, *((THREE_PRODUCTS,) if dtype[0] == "c" else ()))
+    rows = growth.contract_rows(BENCH, 64, [dtype], (1,), plans, FAMILIES_SHOWN)
     found = {tuple(row["key"]): row for row in rows}
-    assert len(found) == 4 * len(PLANS)
+    assert len(found) == 4 * len(plans)
     for row in found.values():
         assert row["growth"][0] <= growth.promised(row["on data"]) <= 10 * row["growth"][0]
 

@@ -23,7 +23,9 @@ struct Result {
     long long leading, layer;  // numbers from one row of C to the next, and from one product of a batch to the next
     int m, n, layers;
     int block_rows, block_cols;  // of a plane
-    int unused;
+    int lower;  // is C its own adjoint, of which only what does not lie above the diagonal is there, and wanted?
+
+    __device__ __forceinline__ int end_of(int line) const { return lower && line < n ? line + 1 : n; }
 };
 
 template <class Element>
@@ -201,6 +203,7 @@ __device__ __forceinline__ void join_part(const Join<Element>& p) {
     const Result<Element>& c = p.c;
     const Here spot(c);
     if (spot.layer >= c.layers || spot.at >= c.n) return;
+    if (LEVELS == 0 && spot.at >= c.end_of(spot.row)) return;
     double sum[Here::BLOCKS][COLS][PIECES] = {};
     read_all<LEVELS, COUNT>(spot, [&](int i, int block, int col, int residue) {
         const double x = as_double(residue);
@@ -213,12 +216,13 @@ __device__ __forceinline__ void join_part(const Join<Element>& p) {
     for (int b = 0; b < Here::BLOCKS; ++b) {
         const int line = spot.line(b, c.block_rows), first = spot.first(b, c.block_cols);
         if (line >= c.m) continue;
+        const int end = LEVELS == 0 ? c.end_of(line) : c.n;
         const int e = p.rows[spot.layer * c.m + line];
         Element* const to = c.dest + spot.layer * c.layer + line * c.leading + first;
         Element found[COLS];
 #pragma unroll
         for (int i = 0; i < COLS; ++i) {
-            if (first + i >= c.n) continue;
+            if (first + i >= end) continue;
             const int f = p.columns[spot.layer * c.n + first + i];
             const bool known = e != NOT_FINITE && f != NOT_FINITE;
             double x = known ? p.factor * scaled_by(value_of<PIECES>(sum[b][i], p), -e - f) : none;
@@ -226,7 +230,7 @@ __device__ __forceinline__ void join_part(const Join<Element>& p) {
             found[i] = static_cast<Element>(x);  // of float32 what is too large becomes inf here
             finite = finite && fabs(static_cast<double>(found[i])) < infinite;
         }
-        put<COLS>(to, found, c.n - first);
+        put<COLS>(to, found, end - first);
     }
     if (p.flag && !finite) *static_cast<volatile int*>(p.flag) = 1;
 }

@@ -34,7 +34,7 @@ from fmm.kernels.cuda.products.residues_source import (
 from fmm.kernels.cuda.products.tiled import WIDE
 from fmm.kernels.cuda.products.tiled_gemm import kernel_operands
 from fmm.kernels.cuda.products.tiled_source import ENTRY, Along
-from fmm.kernels.cuda.products.wgmma import WgmmaOp, tiles_of
+from fmm.kernels.cuda.products.wgmma import WgmmaOp, tiles_of, units_of
 from fmm.kernels.cuda.products.wgmma_source import LINE, WgmmaSizes
 from fmm.kernels.cuda.tensor_map import MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Factor, Piece
@@ -223,6 +223,7 @@ class ResidueOp:
     factor: float
     keep: float
     sends: bool = False  # are the products' bytes C itself?
+    lower: bool = False  # is one half of C wanted, which is its own adjoint, and nothing written beside it?
 
     def __hash__(self) -> int:
         return id(self)
@@ -241,7 +242,7 @@ class ResidueOp:
         """The products of planes modulo so many numbers from the first on."""
         g, (rows, inner, columns) = self.geometry, self.geometry.block
         layers = count * g.products
-        s = sizes_for(rows, columns, layers, self.multiprocessors)
+        s = sizes_for(rows, columns, layers, self.multiprocessors, self.lower)
         if self.sends:
             dest, columns = bytes_as_they_lie(self.dest, g.m, g.n, g.count, 64), g.n
         else:
@@ -250,7 +251,8 @@ class ResidueOp:
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = tiles_of(rows, columns, s)
         steps, sides = -(-inner // LINE), (rows, columns)
-        return WgmmaOp(ResidueKernel(s), (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
+        kernel = ResidueKernel(s, "lower" if self.lower else "")
+        return WgmmaOp(kernel, (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
 def residue_op(
@@ -274,7 +276,9 @@ def residue_op(
     x, y = _kept(op, x, "A"), _kept(op, y, "B")
     # (The copy engine writes 16 bytes at a time: a row that ends in the midst of them would be followed by zeros.)
     sends = plain and (alpha, beta) == (1, 0) and n % WIDE == 0 and _is_aligned(op.dest, divides)
-    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, sends)
+    # (The products of a fast algorithm's blocks are not their own adjoints.)
+    lower = bool(op.half) and not levels and not DTYPES[dtype].exact
+    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, sends, lower)
 
 
 def _kept(op: GemmOp, side: Side, base: str) -> Side:
@@ -298,12 +302,12 @@ def _is_aligned(x: Factor, divides: Mapping[str, int]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def sizes_for(m: int, n: int, count: int, multiprocessors: int) -> WgmmaSizes:
+def sizes_for(m: int, n: int, count: int, multiprocessors: int, half: bool = False) -> WgmmaSizes:
     """The sizes with which the last cluster is done earliest."""
 
     def end(s: WgmmaSizes) -> int:
-        down, across = tiles_of(m, n, s)
-        return -(-down * across * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
+        units = units_of(tiles_of(m, n, s), s, half) * count
+        return -(-units // max(multiprocessors // s.cluster, 1)) * (s.n_s + EDGE)
 
     return min(SIZES, key=end)
 
@@ -380,6 +384,7 @@ def planes_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
     what = (
         f"{op.dtype} by {product.count} product{'s' * (product.count > 1)}" if op.sends else f"{product.count} products"
     )
+    what += ", the lower half" if op.lower else ""
     label = f"gemm_residues: {what} of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
     maps = tuple(zip(words, product.maps, strict=True))
     return Launch(
@@ -412,7 +417,7 @@ def join_whole_launch(op: ResidueOp) -> Launch:
 def _result(op: ResidueOp) -> bytes:
     """struct Result of residue_join.cuh, addresses zero."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
-    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, 0)
+    return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower)
 
 
 def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:

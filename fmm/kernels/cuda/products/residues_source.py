@@ -25,7 +25,7 @@ class ResidueKernel:
     """The products of planes."""
 
     sizes: WgmmaSizes
-    half: str = ""  # C's planes are whole
+    half: str = ""  # only tiles that reach the diagonal or lie below it, if anything is named
 
     @property
     def shared(self) -> int:
@@ -52,9 +52,9 @@ class MeasureKernel:
 @lru_cache(maxsize=64)
 def product_source(kernel: ResidueKernel) -> str:
     """The whole CUDA source of the products of planes, entry point `ENTRY`."""
-    s = kernel.sizes
+    s, which = kernel.sizes, "LowerSizes" if kernel.half else "Sizes"
     body = (
-        f"using Sizes = fmm::Sizes<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"using Sizes = fmm::{which}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
         f"extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
         f"fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
         "    p.product, fmm::ByModulus{p.moduli, p.each}, memory);",

@@ -37,8 +37,7 @@ TILED_AGAIN = {"float32": named_strategy("Square")}
 def may_differ(plan: Plan) -> bool:
     """Can a plan put an inf or NaN where the classical product has none? Not one whose levels save no product and whose
     leaf multiplies the numbers themselves, and saves none either."""
-    leaf = plan.leaf_use.leaf
-    return leaf.emulates or leaf.saves_products or any(level.saves_products for level in plan.levels)
+    return plan.emulates or plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
 
 
 def can_compute_again(problem: Problem) -> bool:

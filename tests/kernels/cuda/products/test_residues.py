@@ -187,7 +187,14 @@ def aligned_memory(size: int, value: int) -> Matrix:
 
 
 def run(
-    a: Matrix, b: Matrix, leaf: str, layouts: str = "CCC", alpha: float = 1, beta: float = 0, aligned: bool = False
+    a: Matrix,
+    b: Matrix,
+    leaf: str,
+    layouts: str = "CCC",
+    alpha: float = 1,
+    beta: float = 0,
+    aligned: bool = False,
+    lower: bool = False,
 ) -> tuple[Matrix, ResidueOp]:
     """C by the kernels on the host: where those of a GPU meet, the host does the same in its own way."""
     (m, k), n = a.shape, b.shape[1]
@@ -195,6 +202,7 @@ def run(
     leading = [x - x % -16 + 16 if aligned else x + 3 for x in lines]
     problem = Problem(m, k, n, a.dtype.name, tuple(map(Layout, layouts, leading)), alpha, beta)  # type: ignore[arg-type]
     op = op_of(problem, leaf, ALIGNED if aligned else NOT_KNOWN)
+    op = replace(op, lower=lower)
     whole = []
     for x, o, step in zip((a, b, np.full((m, n), 7, a.dtype)), layouts, leading, strict=True):
         memory = np.full((x.shape[0] if o == "C" else x.shape[1], step), 77, a.dtype)
@@ -287,6 +295,33 @@ def test_however_operands_lie(layouts: str) -> None:
     a, b = a.astype(np.float32), b.astype(np.float32)
     c, _ = run(a, b, "oz8x7", layouts)
     assert_rounded(c, a, b, 8)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, -0.5)])
+@pytest.mark.parametrize("layouts", ["CFC", "FCC"])
+def test_one_half_of_a_product_that_is_its_own_adjoint(layouts: str, alpha: float, beta: float) -> None:
+    """As a whole product has it, bit for bit; what is above the diagonal is neither read nor written."""
+    rng = np.random.default_rng(16)
+    for n, k in ((1, 3), (18, 21), (35, 9)):
+        a = rng.standard_normal((n, k))
+        below = np.tri(n, dtype=bool)
+        c, op = run(a, np.ascontiguousarray(a.T), "oz14", layouts, alpha, beta, lower=True)
+        whole, _ = run(a, np.ascontiguousarray(a.T), "oz14", layouts, alpha, beta)
+        np.testing.assert_array_equal(c[below], whole[below])
+        assert (c[~below] == 7).all() and op.lower
+
+
+def test_halves_by_tiles_on_and_below_the_diagonal() -> None:
+    """About half of the tiles; of levels below the residues, whose blocks are no halves, all."""
+    for leaf, share in (("oz14", 0.6), ("oz14x7", 1.0)):
+        problem = Problem(4096, 4096, 4096, "float64", op="gram", fill="lower")
+        found = record_launches(Plan.parse(leaf), problem, target_on(H200, flagged=False))
+        products = [x for x in found.launches if x.label.startswith("gemm_residues")]
+        assert products and all(("lower half" in x.label) == (share < 1) for x in products)
+        assert any(x.label.startswith("mirror_half") for x in found.launches) == (share == 1)
+    op = op_of(Problem(4096, 4096, 4096, "float64"), "oz14", NOT_KNOWN)
+    half, whole = replace(op, lower=True).product(0, 14), op.product(0, 14)
+    assert 0.5 < half.units / whole.units < 0.6
 
 
 @pytest.mark.parametrize("leaf", SINGLE_LEAVES)
