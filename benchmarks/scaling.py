@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,20 +89,13 @@ def cells(row: Row) -> Sequence[str]:
     return *row.label, mesh, shared, *times, ideal, f"{best.received / 2**30:.3g} GiB", level
 
 
-def filled(page: str) -> str:
-    """The page with its tables written anew."""
-    return MARK.sub(lambda mark: mark[1] + "\n".join(_lines(mark[2])) + "\n" + mark[3], page)
-
-
-def _lines(name: str) -> Iterator[str]:
-    yield from table(COLUMNS, map(cells, TABLES[name]))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(arguments)
     os.environ["FMM_CONFIG"] = str(SHIPPED)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    tables = {name: "\n".join(table(COLUMNS, map(cells, rows))) for name, rows in TABLES.items()}
+    page = PAGE.read_text(encoding="utf-8")  # only now: it may have been edited meanwhile
+    PAGE.write_text(MARK.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}\n{mark[3]}", page), encoding="utf-8")
     return 0
 
 

@@ -153,7 +153,7 @@ def large(device: str) -> None:
     mesh = next(meshes(device))
     count, rank = mesh.size(), mesh.get_local_rank()
     for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
-        n = 4096 * count
+        n = (4096 if device == "cuda" else 48) * count  # on a CPU it only shows that all of it runs
         torch.manual_seed(rank)
         parts = [torch.randn(n // count, n, device=device, dtype=dtype) for _ in range(2)]
         x, y = (DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for part in parts)
@@ -167,7 +167,7 @@ def large(device: str) -> None:
             way = sharded_tensors.Way("", replace(start, work=(work,), pieces=count, along=along), "vendor", 16.0)
             found = sharded_tensors.product_by(way, x, y).redistribute(placements=[Shard(0)]).to_local()
             assert relative(found[:32], expected) < bound, f"{dtype} {way}"
-        with fmm.installed("torch"):
+        with fmm.installed("torch" if device == "cuda" else "torch-cpu"):
             found = torch.mm(x, y).redistribute(placements=[Shard(0)]).to_local()
             assert relative(found[:32], expected) < bound, f"{dtype} installed"
 

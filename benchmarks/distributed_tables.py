@@ -1,0 +1,38 @@
+"""The table of products that several GPUs shared, from results/*/distributed.json, for benchmarks.readme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from benchmarks.measured import digits, load, paired, table
+
+WHO = {
+    "torch": "torch's own product",
+    "hook": "torch's, with fmm installed",
+    "hook-ieee": "torch's, with fmm installed, `FMM_EMULATION=0`",
+    "shared": "`fmm.distributed.matmul`",
+    "shared-ieee": "`fmm.distributed.matmul`, `FMM_EMULATION=0`",
+    "shared-level": '`fmm.distributed.matmul(..., plan="winograd")`',
+    "alone": "a GPU's own part, all there",
+}
+COLUMNS = ("on", "type", "n", "who", "ms", "speedup over torch's", "of own part")
+
+
+def several_gpus(results: Path) -> Iterator[str]:
+    """Medians, and of the ratios of each round; beside what no sharing can beat."""
+    yield from table(COLUMNS, _rows(results))
+
+
+def _rows(results: Path) -> Iterator[tuple[object, ...]]:
+    for path in sorted(results.glob("*/distributed.json")):
+        environment, rows = load(path)
+        where = f"{environment['gpus']} x {environment['device']}"
+        for row in rows:
+            taken = {who: seconds for who, seconds in row["seconds"].items() if seconds}
+            for who, seconds in taken.items():
+                beside = "alone" in taken and who in ("hook", "shared", "shared-level")
+                own = f"{paired(taken['alone'], seconds):.2f}" if beside else ""
+                speedup = f"**{paired(taken['torch'], seconds):.2f}**" if who != "torch" else ""
+                yield where, row["dtype"], row["n"], WHO[who], digits(1e3 * median(seconds)), speedup, own
