@@ -196,6 +196,21 @@ def test_a_failure_in_any_thread_ends_all(what: str) -> None:
     assert threading.active_count() == before and machine.made.finished
 
 
+def test_a_bar_where_it_is_asked_for_and_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tqdm")
+    a = matrix((100, 100), "float32")
+
+    def shown(long: float, progress: bool) -> str:
+        monkeypatch.setattr("fmm.runtime.progress.LONG", long)
+        close(out_of_core.host_product(NUMPY, a, a, None, HostMachine(60_000), NO_WISHES, progress), a, a)
+        return capfd.readouterr().err
+
+    assert "fmm.matmul" in shown(0.0, True)
+    assert not shown(0.0, False) and not shown(10.0, True)
+
+
 def test_ctrl_c_ends_all() -> None:
     """In the midst of a product, whatever it waits for."""
     interrupted = threading.Event()
