@@ -26,8 +26,9 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.tile_choice import target_on
 from fmm.problem import Layout, Problem
 from tests.support.chips import A100, H200, V100
-from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.host_compiler import header, required_compiler, shared_library
 from tests.support.nvrtc import in_parallel, nvrtc, report
+from tests.support.sums_on_host import FLAGS, for_the_host
 
 Array = np.ndarray[Any, Any]
 DIVIDES = dict.fromkeys("ABCW", 256)
@@ -112,13 +113,10 @@ extern "C" int launch(const void* parameters, int across, int down, int threads)
     return sizeof({told});
 }}
 """
-FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
 
 
 def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
-    text = launch.kernel.source.replace("#pragma once", "")
-    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
-    assert changed
+    text = for_the_host(launch.kernel.source)
     told = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
     assert told is not None
     driver = DRIVER.format(entry=ENTRY, told=told[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from functools import cache
 from typing import Any
 
@@ -13,17 +12,12 @@ import pytest
 from fmm.kernels.cuda.gemm import GemmOp, gemm_op
 from fmm.kernels.cuda.products.tiles.small import ENTRY, THREADS, small_launch, small_source
 from fmm.kernels.cuda.views import View
-from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
-from tests.support.tiled_on_host import scheduler
+from tests.support.sums_on_host import kernel_in_turns
 
-TURNS = """
-extern Dim blockIdx, gridDim, threadIdx;
-extern "C" void meet();
-extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
+MORE = """
 extern "C" double sqrt(double);
 extern "C" double fma(double, double, double);
-static void __syncthreads() { meet(); }
 #define __align__(x)
 """
 DRIVER = f"""
@@ -33,20 +27,13 @@ extern "C" int launch(const void* parameters, int blocks, int products) {{
     return sizeof(fmm::SmallProduct);
 }}
 """
-FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
 Matrix = np.ndarray[Any, Any]
 
 
 @cache
 def on_host(*given: Any) -> Any:
     """The kernel of such a launch, compiled for the host."""
-    required_compiler()
-    scheduler()
-    text = small_source(*given).replace("#pragma once", "")
-    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
-    assert changed
-    before = header("sum_host.h").replace("static Dim blockIdx, threadIdx, gridDim;", TURNS)
-    return shared_library(before + text + DRIVER, FLAGS)
+    return kernel_in_turns(small_source(*given), DRIVER, MORE)
 
 
 def launched(op: GemmOp, dtype: str, bases: dict[str, Matrix]) -> None:

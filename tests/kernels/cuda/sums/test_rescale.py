@@ -4,7 +4,6 @@ architecture."""
 from __future__ import annotations
 
 import ctypes
-import re
 from functools import cache
 from itertools import product
 from typing import Any
@@ -26,17 +25,10 @@ from fmm.kernels.cuda.sums.rescale import (
 from fmm.kernels.cuda.views import View
 from fmm.kernels.plans.level_steps import whole_matrix
 from fmm.kernels.plans.rescaling import find_exponents, rescale
-from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
-from tests.support.tiled_on_host import scheduler
+from tests.support.sums_on_host import kernel_in_turns
 
-TURNS = """
-extern Dim blockIdx, gridDim, threadIdx;
-extern "C" void meet();
-extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
-static void __syncthreads() { meet(); }
-"""
 DRIVER = f"""
 template <class Told> int told_bytes(void (*)(Told)) {{ return sizeof(Told); }}
 template <class Told> void enter(const void* p) {{ {ENTRY}(*static_cast<const Told*>(p)); }}
@@ -48,19 +40,12 @@ extern "C" int launch(const void* parameters, int blocks) {{
     return told_bytes({ENTRY});
 }}
 """
-FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
 Matrix = np.ndarray[Any, Any]
 
 
 @cache
 def on_host(*given: Any) -> Any:
-    required_compiler()
-    scheduler()
-    text = rescale_source(*given).replace("#pragma once", "")
-    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
-    assert changed
-    before = header("sum_host.h").replace("static Dim blockIdx, threadIdx, gridDim;", TURNS)
-    return shared_library(before + text + DRIVER, FLAGS)
+    return kernel_in_turns(rescale_source(*given), DRIVER)
 
 
 def play(launch: Launch, bases: dict[str, Matrix]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -21,6 +20,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
 from tests.support.marks import quick_and_slow
+from tests.support.sums_on_host import for_the_host
 
 DRIVER = r"""
 extern "C" int launch(const void* parameters, int across, int down, int deep) {{
@@ -57,10 +57,7 @@ def host() -> Any:
 
 
 def _for_the_host(kernel: SumKernel, access: Access, flag: bool) -> str:
-    text = sum_source(kernel, access, flag).replace("#pragma once", "")
-    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
-    assert changed, "the host's version of FMM_IF_INSIDE no longer fits block_sums.cuh"
-    return header("sum_host.h") + text
+    return header("sum_host.h") + for_the_host(sum_source(kernel, access, flag))
 
 
 def _compiled(kernel: SumKernel, access: Access, flag: bool) -> Any:

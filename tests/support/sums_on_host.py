@@ -1,0 +1,35 @@
+"""Kernels that include block_sums.cuh, compiled for the host: alone, or with threads that take turns."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
+from tests.support.tiled_on_host import scheduler
+
+FLAGS = ("-std=c++17", "-O0", "-w", "-fno-strict-aliasing", *SANITIZER)
+# Instead of the host's own indices: those of a scheduler, which runs an entry point and has its threads meet.
+TURNS = """
+extern Dim blockIdx, gridDim, threadIdx;
+extern "C" void meet();
+extern "C" void run(void (*entry)(const void*), const void* parameters, int blocks, int products, unsigned count);
+static void __syncthreads() { meet(); }
+"""
+
+
+def for_the_host(source: str) -> str:
+    """The source without what the host has a version of its own of."""
+    text = source.replace("#pragma once", "")
+    text, changed = re.subn(r"#define FMM_IF_INSIDE\(.*?\n\n", "", text, count=1, flags=re.DOTALL)
+    assert changed, "the host's version of FMM_IF_INSIDE no longer fits block_sums.cuh"
+    return text
+
+
+def kernel_in_turns(source: str, driver: str, more: str = "") -> Any:
+    """A library of the kernel and a function `launch`, which the driver defines; `more`: what else the source needs."""
+    required_compiler()
+    scheduler()
+    before = header("sum_host.h").replace("static Dim blockIdx, threadIdx, gridDim;", TURNS + more)
+    assert TURNS in before
+    return shared_library(before + for_the_host(source) + driver, FLAGS)
