@@ -75,6 +75,7 @@ def _integers() -> Iterator[DType]:
 DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_ROWS, *_integers())})
 FLOATS: tuple[str, ...] = tuple(row.name for row in _ROWS)  # which round; complex ones and TF32 too
 STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # what arrays of such can hold
+COMPLEX: tuple[str, ...] = tuple(row.name for row in _ROWS if row.is_complex)
 RINGS: tuple[str, ...] = tuple(name for name, row in DTYPES.items() if row.exact and name != "bool")  # modulo 2^bits
 INTEGERS: tuple[str, ...] = (*RINGS, "bool")
 # Of planes of residues, which nobody but kernels sees: a row of no table.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import partial
 from math import sqrt
 
-from fmm.dtypes import DTYPES, FLOATS, INTEGERS, RINGS
+from fmm.dtypes import COMPLEX, DTYPES, FLOATS, INTEGERS, RINGS
 from fmm.kernels.cpu.exact_product import exact_product, exact_scratch
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.bytes.residue_planes import (
@@ -61,7 +61,7 @@ VENDOR3M = Leaf(
     "vendor3m",
     "cuBLAS's own complex product by three real ones",
     ("cuda",),
-    tuple(name for name, row in DTYPES.items() if row.is_complex),
+    COMPLEX,
     call="one BLAS call",
     forms=("alone", "peer"),
     unprobed=("alone",),

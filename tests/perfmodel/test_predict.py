@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import tracemalloc
 from dataclasses import replace
+from statistics import median
 from types import MappingProxyType
 
 import pytest
@@ -359,7 +360,7 @@ def test_a_plan_must_promise_more_where_the_result_is_of_few_tiles_or_thin(
 def test_choosing_is_deterministic_and_fast() -> None:
     calibration = datasheet("h200")
     choose(Problem(3000, 3000, 3000, "float32"), calibration, LARGE)  # reads the schemes
-    cold = []
+    cold, loops = [], []
     for i in range(41):
         problem = Problem(4000 + 97 * i, 3000 + 31 * i, 5000 + 13 * i, "float32")
         found, seconds = [], []
@@ -370,8 +371,21 @@ def test_choosing_is_deterministic_and_fast() -> None:
             seconds.append(time.perf_counter() - start)
         assert found[0] == found[1] == found[2]
         cold.append(min(seconds))
-    assert sorted(cold)[len(cold) // 2] < 2e-3
-    assert _cached(problem, calibration) < 3e-6
+        loops.append(_plain_loop())  # by turns: a slow or busy processor slows both
+    assert median(cold) < median(loops)  # about 2 ms where processors are fast
+    assert _cached(problem, calibration) < 1.5e-3 * median(loops)  # about 3 microseconds there
+
+
+def _plain_loop() -> float:
+    """Seconds of 18,000 rounds of a plain loop: a measure of the interpreter's speed, the best of three."""
+    seconds = []
+    for _ in range(3):
+        counts: dict[int, int] = {}
+        start = time.perf_counter()
+        for i in range(18_000):
+            counts[i % 97] = counts.get(i % 97, 0) + i * i
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def _cached(problem: Problem, calibration: Calibration) -> float:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import sqrt
 from typing import TYPE_CHECKING, Final, Literal
 
-from fmm.dtypes import DTYPES
+from fmm.dtypes import COMPLEX, DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
 from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, PlanLevel, Sides, register_level
 from fmm.kernels.plans.level_steps import (
@@ -66,7 +66,7 @@ class ThreeProducts(PlanLevel):
 
     @property
     def types(self) -> tuple[str, ...]:
-        return tuple(name for name, row in DTYPES.items() if row.is_complex)
+        return COMPLEX
 
     def dtype_below(self, dtype: str) -> str:
         return (DTYPES[dtype].real or dtype) if dtype in DTYPES else dtype

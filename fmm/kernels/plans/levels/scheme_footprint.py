@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
@@ -24,8 +25,8 @@ class BlockCounts:
 
     passes: int
     moved: Sides
-    # Of each temporary how many blocks, and the numbers of the sides (m, k, n) that they have: if all blocks are whole,
-    # if not.
+    # Of temporaries with the same two sides how many blocks, and the numbers of these sides (m, k, n): if all blocks
+    # are whole, if not.
     held: tuple[tuple[Stack, ...], tuple[Stack, ...]]
     # The share of products that read a block of A or B in place, or write one of C: if all blocks are whole, if not.
     in_place: tuple[float, float]
@@ -67,11 +68,12 @@ def block_counts(
 
 
 def _stacks(steps: LevelSteps, marks: Shape) -> tuple[Stack, ...]:
-    found = []
+    """Of all temporaries, those with the same two sides counted together."""
+    found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:
         (down, row), (across, col) = _side_of(rows, marks), _side_of(cols, marks)
-        found.append((down * across, row, col))
-    return tuple(found)
+        found[row, col] += down * across
+    return tuple((count, row, col) for (row, col), count in found.items())
 
 
 def _side_of(length: int, marks: Shape) -> tuple[int, int]:
