@@ -12,6 +12,7 @@ import pytest
 
 import fmm
 from fmm.kernels.cpu import semiring_compiled
+from fmm.kernels.cpu.closure import LEAF, close_matrix
 from fmm.runtime.semirings.semiring_domain import Domain, chosen_domain, from_domain, none_of, to_domain
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
 from tests.support.host_compiler import required_compiler
@@ -268,6 +269,21 @@ def test_any_strides(n: int) -> None:
         before = x.copy()
         np.testing.assert_array_equal(fmm.shortest_paths(x), csgraph.floyd_warshall(before))
         np.testing.assert_array_equal(x, before)
+
+
+def test_what_is_computed_on_lies_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled kernels take that for granted: of columns that are contiguous they computed something else."""
+    seen: list[bool] = []
+
+    def noted(ring: Any, d: Matrix, nodes: Any = None, leaf: int = LEAF) -> None:
+        seen.append(d.flags.c_contiguous)
+        close_matrix(ring, d, nodes, leaf)
+
+    monkeypatch.setattr("fmm.runtime.semirings.semiring.close_matrix", noted)
+    for dtype in TYPES:
+        for directed in (True, False):
+            fmm.shortest_paths(np.asfortranarray(np.arange(25).reshape(5, 5).astype(dtype)), directed)
+    assert seen == [True] * 8
 
 
 def test_negative_cycles_through_several_nodes() -> None:
