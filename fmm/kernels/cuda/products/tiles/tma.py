@@ -16,11 +16,12 @@ from math import prod
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.kernel import PARAMETER_BYTES, Kernel
 from fmm.kernels.cuda.launch_list import COUNTERS, FLAG, Launch, Slot
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
 from fmm.kernels.cuda.products.tiles.tiled import BLOCK, GROUP, HALVES, WIDE, TileGroup, TileOp, lower_tiles
-from fmm.kernels.cuda.products.tiles.tiled_source import ASYNC, ENTRY, OPTIONS, adding_epilogue
+from fmm.kernels.cuda.products.tiles.tiled_source import ASYNC, OPTIONS, adding_epilogue
 from fmm.kernels.cuda.products.tiles.tma_source import TmaKernel, tma_source
 from fmm.kernels.cuda.tensor_map import MAP_BYTES, MAP_WORDS, TensorMap
 from fmm.kernels.cuda.views import Lines, Piece
