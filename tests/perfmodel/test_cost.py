@@ -23,7 +23,7 @@ from fmm.kernels.plans.level_steps import Asked, Mirror, Sum
 from fmm.kernels.plans.plan import Balanced, Level, Plan, PlanError, level
 from fmm.kernels.plans.workspace import leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
-from fmm.perfmodel.papers.li_counts import A
+from fmm.perfmodel.papers.li.counts import A
 
 Size = tuple[int, int, int]
 
