@@ -1,5 +1,4 @@
-"""The probes of a tuning: products, sums and whole plans by size and shape, to which the model is fitted. On others, held
-out, it is checked."""
+"""The probes of a tuning: products, sums and whole plans by size and shape, for the model's fit and for its check."""
 
 from __future__ import annotations
 
