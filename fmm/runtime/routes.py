@@ -32,7 +32,7 @@ from fmm.runtime.prepared_operand import unwrapped
 from fmm.runtime.semirings.path_request import PathRequest
 
 if TYPE_CHECKING:
-    from fmm.runtime.out_of_core.product import Machine
+    from fmm.runtime.out_of_core.machine import Machine
 
 _NUMPYS = tuple(NAMES.values())
 
@@ -121,9 +121,9 @@ def _machine_for(device: str | int, a: Any, b: Any, out: Any) -> Machine | None:
         if on_cpu:
             return None
         _device(device, number)  # where there is none, this says so
-        from fmm.runtime.out_of_core import product
+        from fmm.runtime.out_of_core import machine
 
-        return product.CudaMachine(number)
+        return machine.CudaMachine(number)
     if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
         raise ValueError(f"a is {array_in_words(a)}: to device={device!r} fmm.matmul moves NumPy's arrays alone")
     return None
