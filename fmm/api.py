@@ -252,7 +252,8 @@ def explain(asked: Mapping[str, Any]) -> Decision:
     """What fmm.matmul would do with this call, and why. Nothing is computed (overflow is only seen when it is)."""
     wishes = checked_wishes(*some_of(asked, *WISHED, "componentwise"))
     options = given_options(*some_of(asked, "casting", "order", "dtype", "more"))
-    return routes.product_explained(*some_of(asked, "device", "a", "b", "out"), options, wishes)
+    device, a, b, out = some_of(asked, "device", "a", "b", "out")
+    return routes.product_explained(device, a, b, out, options, wishes)
 
 
 def plan(

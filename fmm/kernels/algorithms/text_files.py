@@ -22,17 +22,18 @@ class TextFiles:
     """
 
     def __init__(self, folder: str, noun: str, but: str = "") -> None:
-        self.folder, self.but, self.added = folder, but, Registry[AddedText](noun)
+        self.place: resources.abc.Traversable = resources.files("fmm.kernels.algorithms") / folder
+        self.but, self.added = but, Registry[AddedText](noun)
 
     def names(self) -> tuple[str, ...]:
         """Of files, then of texts that were added."""
-        files = sorted(f.name[:-4] for f in self._place().iterdir() if f.name.endswith(".txt"))
+        files = sorted(f.name[:-4] for f in self.place.iterdir() if f.name.endswith(".txt"))
         return (*(name for name in files if name != self.but), *(row.name for row in self.added))
 
     def text(self, name: str) -> str:
         if name in self.added:
             return self.added[name].text
-        return (self._place() / f"{name}.txt").read_text(encoding="utf-8")
+        return (self.place / f"{name}.txt").read_text(encoding="utf-8")
 
     def add(self, name: str, text: str) -> None:
         """ValueError for a name that was added before."""
@@ -40,6 +41,3 @@ class TextFiles:
 
     def remove(self, name: str) -> None:
         self.added.remove(name)
-
-    def _place(self) -> resources.abc.Traversable:
-        return resources.files("fmm.kernels.algorithms") / self.folder

@@ -532,7 +532,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         registry.forget_everything()
         unequal_blocks.cache_clear()
 
-    monkeypatch.setattr(MODULE, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(MODULE.FILES, "place", tmp_path)
     forget()
     yield tmp_path
     monkeypatch.undo()

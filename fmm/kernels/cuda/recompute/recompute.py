@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.device_code.entry_source import entry_lines, whole_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_lines, whole_source
 from fmm.kernels.cuda.gemm import gemm_op
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch, Slot
@@ -84,9 +84,7 @@ def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) ->
     slots += [Slot(words - 2, FLAG), Slot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     given = op.kernel, op.access if aligned else "scalar"
-    kernel = Kernel(
-        tiled_source.tiled_source, given, tiled_source.ENTRY, s.threads, op.kernel.shared, tiled_source.OPTIONS
-    )
+    kernel = Kernel(tiled_source.tiled_source, given, ENTRY, s.threads, op.kernel.shared, tiled_source.OPTIONS)
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
         "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)
