@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import compile_ahead
 from fmm.hardware.chip import Chip
+from fmm.kernels.plans.plan import Plan
 from tests.support import ROOT
 from tests.support.nvrtc import compile_cuda
 

@@ -27,7 +27,7 @@ from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Programs
 from fmm.kernels.plans.blocks import operand_blocks
 from fmm.kernels.plans.leaf import Ending, Leaf, register_ending
-from fmm.kernels.plans.level import LevelKind, PlanLevel, register_level
+from fmm.kernels.plans.level import LevelKind, NonRecursiveLevel, register_level
 from fmm.kernels.plans.level_steps import (
     COPY,
     Asked,
@@ -103,8 +103,11 @@ class FromPlanes(Sum):
 
 
 @dataclass(frozen=True)
-class Residues(PlanLevel):
-    """Products of bytes, modulo so many numbers; 0: as many as integers need."""
+class Residues(NonRecursiveLevel):
+    """Products of bytes, modulo so many numbers; 0: as many as integers need.
+
+    What is saved below it is saved modulo p, where nothing is rounded; an inf or NaN is looked for apart.
+    """
 
     moduli: int = 0
 
@@ -144,19 +147,6 @@ class Residues(PlanLevel):
     @property
     def products(self) -> int:
         return max(self.moduli, 1)
-
-    @property
-    def depth(self) -> int:
-        return 0
-
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def saves_products(self) -> bool:
-        """What is saved below it is saved modulo p, where nothing is rounded; an inf or NaN is looked for apart."""
-        return False
 
     @property
     def error_growth(self) -> float:
