@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fmm.dtypes import BYTE, DTYPES, INTEGERS
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, updating_program
@@ -48,11 +48,9 @@ from fmm.kernels.plans.levels.residue_room import (
     whole_moduli,
     whole_scratch,
 )
+from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.plan_error import PlanError
 from fmm.kernels.plans.rescaling import LineExponents
-
-if TYPE_CHECKING:
-    from fmm.kernels.plans.plan import Plan
 
 LEAF: Final = "bytes"
 FAST: Final = "strassen"  # the algorithm of the levels that may stand below
@@ -171,7 +169,7 @@ class Residues(NonRecursiveLevel):
     def steps(self, plan: Plan, size: tuple[int, int, int], asked: Asked, moduli: int) -> LevelSteps:
         """Planes are as large as the device has them: each block of equal size, lines of whole 16 bytes."""
         m, k, n = size
-        depth, inner = depth_below(plan.leaf), replace(plan, levels=(), leaf=LEAF)
+        depth, inner = depth_below(plan.leaf), Plan(leaf=LEAF)
         whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
         if moduli == 1 and not depth and asked[:2] == (1, 0) and not self.moduli:
             return LevelSteps((), (Product(*whole, inner),))  # bytes are residues themselves

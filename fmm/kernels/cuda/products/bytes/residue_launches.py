@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.residues import remainder_weights
+from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.kernel import Kernel
 from fmm.kernels.cuda.launch_list import FLAG, Launch, Slot
 from fmm.kernels.cuda.products.bytes.residue_numbers import MOST_MODULI, Pieces, table_of_moduli
@@ -23,7 +24,6 @@ from fmm.kernels.cuda.products.bytes.residues_source import (
     split_source,
 )
 from fmm.kernels.cuda.products.tiles.tiled import WIDE
-from fmm.kernels.cuda.products.tiles.tiled_source import ENTRY
 from fmm.kernels.cuda.tensor_map import MAP_WORDS
 from fmm.kernels.plans.memory_layout import whole
 
