@@ -16,10 +16,9 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.launch_list import BASES, Launch, VendorCall
 from fmm.kernels.cuda.mirrored import MirroredOp
-from fmm.kernels.cuda.products.bytes.residue_planes import LEAVES as RESIDUE_LEAVES
-from fmm.kernels.cuda.products.bytes.residue_planes import WHOLE_LEAVES, whole_moduli
-from fmm.kernels.cuda.products.bytes.residues import ResidueOp, residue_launches, residue_op
-from fmm.kernels.cuda.products.bytes.residues import kept_launches as kept_residues
+from fmm.kernels.cuda.products.bytes.residue_launches import kept_launches as kept_residues
+from fmm.kernels.cuda.products.bytes.residue_launches import residue_launches
+from fmm.kernels.cuda.products.bytes.residue_op import ResidueOp, residue_op
 from fmm.kernels.cuda.products.float16.f16_split import split_launch
 from fmm.kernels.cuda.products.float16.f16_sums import PlaneSums, plane_sum_launches, plane_sums
 from fmm.kernels.cuda.products.float16.f16x3 import f16x3_launch, f16x3_op, plane_launches
@@ -34,6 +33,7 @@ from fmm.kernels.cuda.rank import RankOp
 from fmm.kernels.cuda.sums.mirror import MirrorOp, mirror_launch
 from fmm.kernels.cuda.sums.rescale import Scaling, scaling_launch
 from fmm.kernels.cuda.sums.sum_launch import SumOp, sum_launch
+from fmm.kernels.plans.levels.residues import residue_endings
 from fmm.kernels.plans.plan_error import PlanError
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
@@ -100,8 +100,9 @@ def select_launches(
 
 
 def _select_product(op: GemmOp, target: Target) -> tuple[Launch | VendorCall, ...]:
-    """By the leaf: the vendor's call, tiles, or tiles of the tensor cores where they can be."""
-    name = op.use.leaf.name
+    """By the leaf, or by that in which a level ends that is done whole: the vendor's call, tiles, or tiles of the
+    tensor cores where they can be."""
+    name = op.use.leaf.selected_as
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
     return SELECTORS[name](op, op.dtype, target)
@@ -200,14 +201,14 @@ def _residues(op: GemmOp, dtype: str, target: Target) -> ResidueOp | None:
     """None where it is the vendor's."""
     if not target.chip.has_warpgroups:
         return None
-    name = op.use.leaf.name
-    counts = (whole_moduli(dtype, op.k), WHOLE_LEAVES[name]) if name in WHOLE_LEAVES else RESIDUE_LEAVES[name]
-    return residue_op(op, dtype, *counts, target.chip.multiprocessors, target.divides)
+    found = residue_endings()[op.leaf]
+    moduli = found.moduli(dtype, op.k)
+    return residue_op(op, dtype, moduli, found.depth, target.chip.multiprocessors, target.divides)
 
 
 BATCHED_3M = ("complex64",)  # of which cuBLAS does a batch by three real products each
 
-# By the name of the leaf's row: what one of its products is on a CUDA device. A new leaf adds its own.
+# By the leaf's name: what one of its products is on a CUDA device. A new leaf adds its own.
 Selector = Callable[[GemmOp, str, Target], tuple[Launch | VendorCall, ...]]
 SELECTORS: dict[str, Selector] = {
     "vendor": _by_vendor,
@@ -216,7 +217,7 @@ SELECTORS: dict[str, Selector] = {
     "tile": _by_own_kernel,
     "small": _by_small_tiles,
     "f16x3": _by_three_planes,
-    **dict.fromkeys((*WHOLE_LEAVES, *RESIDUE_LEAVES), _by_residues),
+    "bytes": _by_residues,
 }
 
 
@@ -226,7 +227,7 @@ Keeping = tuple[tuple[Launch, ...], int]
 
 def kept_launches(op: GemmOp, target: Target) -> Keeping:
     """What makes that which the op's leaf keeps of the operand that the op names; none where it can keep nothing."""
-    keeper = KEEPERS.get(op.use.leaf.name)
+    keeper = KEEPERS.get(op.use.leaf.selected_as)
     return keeper(op, target) if keeper else ((), 0)
 
 
@@ -241,8 +242,8 @@ def _kept_residues(op: GemmOp, target: Target) -> Keeping:
     return kept_residues(made, target.divides) if made else ((), 0)
 
 
-# By the name of the leaf's row, for those whose row says what they keep of an operand.
-KEEPERS: dict[str, Callable[[GemmOp, Target], Keeping]] = {"f16x3": _kept_planes, "oz14": _kept_residues}
+# By the leaf's name, for those whose row says what they keep of an operand.
+KEEPERS: dict[str, Callable[[GemmOp, Target], Keeping]] = {"f16x3": _kept_planes, "bytes": _kept_residues}
 
 
 def _batch_label(name: str, op: GemmOp) -> str:
