@@ -62,7 +62,8 @@ def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Win
 
 def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pairs:
     """Slots of real and of imaginary parts that are one complex matrix in memory, either both read or both written."""
-    starts = {i: x.__array_interface__["data"][0] for i, x in views.items() if x.strides[1] == 2 * x.itemsize}
+    parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
+    starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
     return tuple(
         (i, i + 1)
         for i, start in starts.items()
