@@ -223,9 +223,9 @@ class _Loops:
             if kind is self.number or slot not in self.other:
                 self._store(values[slot], places[slot])
             elif slot in self.real_parts:
-                both = [values[slot], values[self.other[slot]]]
                 order = [part * self.width + i for i in range(self.width) for part in (0, 1)]
-                self._store(self._shuffled(*both, order), places[slot])
+                both = self._shuffled(values[slot], values[self.other[slot]], order)
+                self._store(both, places[slot])
 
     def _place(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
         """Where a slot's line, or number, is; of parts of complex numbers where those of both begin."""
