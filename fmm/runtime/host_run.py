@@ -220,7 +220,7 @@ def products_described(plan: Plan, problem: Problem, threads: int) -> tuple[str,
         return (f"BLAS's syrk or herk on {counted_words(threads, 'thread')}, one half; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {counted_words(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
-        added = ", in bands of rows, each scaled and added while it is in a cache" if problem.updates else ""
+        added = ", in bands of rows, each scaled and added" if problem.updates else ""
         return (f"{vendor}: one product of {whole}{added}",)
     if plan.leaf_use.leaf.multiply_inside is not None:
         leaf_k = min(k for _, k, _ in leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
