@@ -240,6 +240,30 @@ class PlanLevel(ABC):
         return ""
 
 
+class NonRecursiveLevel(PlanLevel):
+    """No level of recursion: what is below it multiplies once, matrices of the same sides, and no fewer numbers.
+
+    It prepares operands, changes the numbers or only says an order. Where one of these four answers is another, the
+    level itself says so.
+    """
+
+    @property
+    def products(self) -> int:
+        return 1
+
+    @property
+    def depth(self) -> int:
+        return 0
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    @property
+    def saves_products(self) -> bool:
+        return False
+
+
 # ---- kinds of levels
 
 

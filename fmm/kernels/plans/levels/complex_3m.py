@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from fmm.dtypes import COMPLEX, DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
-from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, PlanLevel, Sides, register_level
+from fmm.kernels.plans.level import CandidateLevel, Footprint, LevelKind, NonRecursiveLevel, Sides, register_level
 from fmm.kernels.plans.level_steps import (
     LevelSteps,
     Part,
@@ -48,7 +48,7 @@ CONJUGATED: Final = {"conj-a": 0, "conj-b": 1}
 
 
 @dataclass(frozen=True)
-class ThreeProducts(PlanLevel):
+class ThreeProducts(NonRecursiveLevel):
     """A complex product as three real ones, whose operands are A and B, or their conjugates."""
 
     order: Order = "stacked"
@@ -132,13 +132,9 @@ class ThreeProducts(PlanLevel):
         return 3
 
     @property
-    def depth(self) -> int:
-        """It is no level of recursion: the sides stay as they are."""
-        return 0
-
-    @property
-    def splits(self) -> bool:
-        return False
+    def saves_products(self) -> bool:
+        """A complex multiplication is four real ones."""
+        return True
 
     @property
     def error_growth(self) -> float:
