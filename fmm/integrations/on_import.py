@@ -59,7 +59,9 @@ class _Finder(MetaPathFinder):
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)  # (Python too passes over finders without)
-            found = find(fullname, path, target) if find is not None and finder is not self else None
+            found: ModuleSpec | None = None
+            if find is not None and finder is not self:
+                found = find(fullname, path, target)
             if found is not None and found.loader is not None:
                 found.loader = _Loader(found.loader)
                 return found

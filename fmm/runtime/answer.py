@@ -121,7 +121,7 @@ def _as_asked(asked: Question, work: Matrices) -> Problem:
     """The problem, with what is asked of its error, and with what is kept of an operand that is read in place."""
     problem, kept = work.problem, asked.kept
     if asked.added is not None:
-        problem = replace(problem, added=asked.added[-2:])
+        problem = replace(problem, added=(asked.added[-2], asked.added[-1]))
     if problem.halved or problem.type.exact or not (kept or asked.limits.componentwise):
         return problem
     usable = kept is not None and kept.is_of(problem) and not work.packs["AB".index(kept.base)]

@@ -60,7 +60,15 @@ def run_call(library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given
 
 
 def _run(
-    library: DeviceLibrary, call: Call, a: Any, b: Any, out: Any, given: bool, device: int, stream: int, added: Any
+    library: DeviceLibrary,
+    call: Call,
+    a: Any,
+    b: Any,
+    out: Any,
+    given: bool,
+    device: int,
+    stream: int,
+    added: Any = None,
 ) -> Any:
     """Everything that may run out of memory is allocated before the first launch. Whatever leaves, `out` is untouched,
     or complete once the stream has come so far."""
@@ -193,9 +201,11 @@ class StreamCall:
 
     def _products(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
         """Each product of the call: who plays it, and its addresses."""
-        a, b, c, *rest, d = addresses
+        a, b, c, workspace, flag, count, d = addresses
         for (x, y, z), w in zip(self.call.offsets, self.call.added_offsets or repeat(0), strict=False):
-            own = Addresses(a + x, b + y, c + z, *rest, d + w) if x | y | z | w else addresses
+            own = addresses
+            if x | y | z | w:
+                own = Addresses(a + x, b + y, c + z, workspace, flag, count, d + w)
             yield self.player(own.alignment), own
 
     def _key(self, addresses: Addresses) -> Hashable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from fmm.kernels.algorithms.additions import AdditionProgram
+from fmm.kernels.algorithms.additions import AdditionProgram, Terms
 from fmm.kernels.cuda.gemm import GemmOp
 from fmm.kernels.cuda.products.tiles.tile_sizes import TileSizes
 from fmm.kernels.cuda.products.tiles.tiled import TileOp, paths_of, strategy_of
@@ -28,7 +28,8 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
 
 
 # The product, and so many times what a second destination holds, which is read only.
-ADDING = Epilogue(AdditionProgram(2, (((Scalar("keep", 1), 1), (Scalar("factor", 0), 0)),), (2,)), (1,), (0,))
+_SUM: Terms = ((Scalar("keep", 1), 1), (Scalar("factor", 0), 0))  # type: ignore[assignment]
+ADDING = Epilogue(AdditionProgram(2, (_SUM,), (2,)), (1,), (0,))
 
 
 def with_added(op: TileOp, added: View) -> TileOp:
